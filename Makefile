@@ -1,0 +1,37 @@
+# make demo    the main job end to end, in about two minutes
+# make test    all fast tests
+# make check   lint, types, layers, tests
+# Each makes .venv first if it is not there.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow check lint clean
+
+demo: .venv/ready
+	$(BIN)/transfusion demo
+
+test: .venv/ready
+	$(BIN)/pytest -q -n 2
+
+test-slow: .venv/ready
+	$(BIN)/pytest -q -m slow
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+check: lint test
+
+# torch first: its pinned build decides what everything else finds installed.
+.venv/ready: pyproject.toml constraints.txt scripts/mend_torchvision.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python scripts/mend_torchvision.py
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,255 @@
+"""π: a map for every axis, with the story of how it was made; moves tensors, saves and loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from transfusion import __version__
+from transfusion.architecture import Architecture, Inner, Residual
+from transfusion.checkpoint import tensor_digest
+from transfusion.errors import AlignmentError, MismatchError, listing
+from transfusion.layouts import Index, Layout
+from transfusion.maps import KINDS, Map, Permutation, move
+from transfusion.model import Model
+from transfusion.writer import publish_file
+
+FORMAT = 1
+_KEY = "transfusion"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an alignment comes from: enough to trust it, or to refuse it."""
+
+    family: str
+    architecture: str
+    """Digest of the architecture under the policies below."""
+    residual: Residual
+    inner: Inner
+    method: str
+    options: Mapping[str, Any]
+    seed: int
+    source: str
+    """A, as the user wrote it."""
+    source_digest: str
+    target: str
+    """B, as the user wrote it."""
+    target_digest: str
+    objective: tuple[float, ...] = ()
+    """The inner product of π(A) and B: at the start, and after each sweep."""
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A map for every axis that moves, from A's basis to B's. Axes without a map stay."""
+
+    maps: Mapping[str, Map]
+    sizes: Mapping[str, int]
+    parents: Mapping[str, str]
+    provenance: Provenance
+
+    @classmethod
+    def of(cls, maps: Mapping[str, Map], architecture: Architecture, provenance: Provenance) -> Alignment:
+        return cls(dict(maps), architecture.sizes, architecture.parents, provenance)
+
+    def move(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """π of one tensor."""
+        here = {name: self.maps[name] for name in layout.names() if name in self.maps}
+        if not here:
+            return tensor
+        sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
+        return move(tensor, layout, here, sizes, self.parents)
+
+    def lineage(self, id: str) -> Index:
+        """For every row of an axis's map, in the order of the destination, the row it comes from."""
+        parent = self.parents.get(id)
+        if parent is None:
+            return np.zeros(1, dtype=np.int64)
+        above, size = self.lineage(parent), self.sizes[parent]
+        map_ = self.maps.get(parent, Permutation.identity(size, len(above)))
+        if not isinstance(map_, Permutation):
+            raise AlignmentError(f"{parent} has parts of its own, so it must be a permutation")
+        return (above[:, None] * size + map_.index).reshape(-1)
+
+    def inverse(self) -> Alignment:
+        """π⁻¹, from B's basis back to A's."""
+        story = self.provenance
+        return replace(
+            self,
+            maps={id: map_.inverse(self.lineage(id)) for id, map_ in self.maps.items()},
+            provenance=replace(
+                story,
+                method=f"{story.method}, inverted",
+                source=story.target,
+                source_digest=story.target_digest,
+                target=story.source,
+                target_digest=story.source_digest,
+            ),
+        )
+
+    def after(self, first: Alignment) -> Alignment:
+        """The alignment that does ``first`` (A → B) and then this one (B → C)."""
+        if (self.sizes, self.parents) != (first.sizes, first.parents):
+            raise MismatchError(
+                "two alignments of different architectures or policies cannot be chained",
+                hint="make both with the same --residual and --inner",
+            )
+        maps: dict[str, Map] = {}
+        for id in {**first.maps, **self.maps}:
+            lineage = self.lineage(id)
+            earlier = first.maps.get(id, Permutation.identity(self.sizes[id], len(lineage)))
+            later = self.maps.get(id, Permutation.identity(self.sizes[id], len(lineage)))
+            maps[id] = later.after(earlier, lineage)
+        story = replace(
+            self.provenance,
+            method=f"{first.provenance.method}, then {self.provenance.method}",
+            source=first.provenance.source,
+            source_digest=first.provenance.source_digest,
+        )
+        return replace(self, maps=maps, provenance=story)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the maps."""
+        total = hashlib.sha256()
+        for id in sorted(self.maps):
+            total.update(f"{id}:{self.maps[id].kind}:".encode())
+            total.update(tensor_digest(self.maps[id].to_tensor()))
+        return total.hexdigest()
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write a file of π; an existing file is replaced only with ``force``."""
+        story = {
+            "format": FORMAT,
+            "digest": self.digest,
+            "kinds": {id: map_.kind for id, map_ in self.maps.items()},
+            "sizes": dict(self.sizes),
+            "parents": dict(self.parents),
+            "provenance": asdict(self.provenance),
+        }
+        tensors = {id: map_.to_tensor() for id, map_ in self.maps.items()}
+        return publish_file(
+            Path(path),
+            lambda staged: save_file(tensors, staged, {_KEY: json.dumps(story)}),
+            force=force,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Alignment:
+        """Read a file of π; a damaged or foreign one is refused."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+                tensors = {id: opened.get_tensor(id) for id in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise AlignmentError(
+                f"{path}: not a readable file of π ({error})",
+                hint="make it again with 'transfusion align'",
+            ) from error
+        if _KEY not in metadata:
+            raise AlignmentError(
+                f"{path}: a safetensors file, but not one of π",
+                hint="make one with 'transfusion align A B -o PI'",
+            )
+        story = json.loads(metadata[_KEY])
+        if story["format"] != FORMAT:
+            raise AlignmentError(
+                f"{path}: written in format {story['format']}, and this version reads {FORMAT}",
+                hint="make it again with this version, or install the version that wrote it",
+            )
+        return cls._from_story(path, story, tensors)
+
+    @classmethod
+    def _from_story(cls, path: str | Path, story: dict[str, Any], tensors: dict[str, Tensor]) -> Alignment:
+        told = dict(story["provenance"])
+        told["residual"], told["inner"] = Residual(told["residual"]), Inner(told["inner"])
+        told["objective"] = tuple(told["objective"])
+        damaged = AlignmentError(
+            f"{path}: the maps are not those that were saved; the file is damaged",
+            hint="make it again with 'transfusion align'",
+        )
+        if tensors.keys() != story["kinds"].keys():
+            raise damaged
+        try:
+            maps = {id: KINDS[story["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
+        except (AlignmentError, KeyError) as error:
+            raise damaged from error
+        alignment = cls(maps, story["sizes"], story["parents"], Provenance(**told))
+        if alignment.digest != story["digest"]:
+            raise damaged
+        return alignment
+
+    # ── belonging together ───────────────────────────────────────────────────────────────────
+
+    def require_for(self, architecture: Architecture) -> None:
+        """Refuse an alignment of another architecture."""
+        story = self.provenance
+        if story.family != architecture.family:
+            raise AlignmentError(
+                f"this π is for {story.family}, the model is a {architecture.family}",
+                hint="align these two models first",
+            )
+        if story.architecture != architecture.digest():
+            differing = [
+                f"{id} ({self.sizes.get(id, 'absent')} in π, {architecture.sizes[id]} in the model)"
+                for id in architecture.trunk_spaces
+                if self.sizes.get(id) != architecture.sizes[id]
+            ]
+            raise AlignmentError(
+                "this π is for another shape of the architecture"
+                + (f": {listing(differing, 4)}" if differing else ""),
+                hint="align these two models first",
+            )
+
+    def require_between(self, *, source: Model | None = None, target: Model | None = None) -> None:
+        """Refuse an alignment that was made from or for other weights."""
+        story = self.provenance
+        for role, model, made_for, wanted in (
+            ("from", source, story.source, story.source_digest),
+            ("for", target, story.target, story.target_digest),
+        ):
+            if model is not None and model.digest != wanted:
+                raise AlignmentError(
+                    f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), and"
+                    f" {model.label} has other weights ({model.digest[:12]}…)",
+                    hint="align these two models first, or give the π that belongs to them",
+                )
+
+
+def is_alignment(path: str | Path) -> bool:
+    """Whether a path is a file of π, whatever else may be wrong with it."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return _KEY in (opened.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:
+    """A random exact move of every axis that may move."""
+    rng = np.random.default_rng(seed)
+    return {
+        space.id: Permutation.random(space.size, architecture.rows(space.id), rng)
+        for space in architecture.free()
+    }
+
+
+def fixed_points(map_: Map) -> Iterator[float]:
+    """For every row of a permutation, the share of positions that stay."""
+    if isinstance(map_, Permutation):
+        yield from (map_.index == np.arange(map_.size)).mean(axis=1).tolist()
+

@@ -1,0 +1,127 @@
+"""BERT as in transformers: post-norm, with its pre-training heads and the usual fine-tuning heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transfusion.architecture import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.architectures._shared import (
+    ATTENTION,
+    HARMLESS,
+    LABEL,
+    PLAIN,
+    POSITION,
+    VOCAB,
+    depth,
+    heads_of_64,
+)
+
+ROWS = """
+embeddings.word_embeddings.weight               vocab -> x@first
+embeddings.position_embeddings.weight           position -> x@first
+embeddings.token_type_embeddings.weight         type -> x@first
+embeddings.LayerNorm.*                          x@first
+encoder.layer.{}.attention.self.query.*         (head qk) <- x
+encoder.layer.{}.attention.self.key.*           (head qk) <- x
+encoder.layer.{}.attention.self.value.*         (head vo) <- x
+encoder.layer.{}.attention.output.dense.*       y <- (head vo)
+encoder.layer.{}.attention.output.LayerNorm.*   y
+encoder.layer.{}.intermediate.dense.*           ffn <- y
+encoder.layer.{}.output.dense.*                 x@next <- ffn
+encoder.layer.{}.output.LayerNorm.*             x@next
+"""
+
+SHORTCUTS = """
+encoder.layer.{}.attention.self.query   x -> y        encoder.layer.{}.attention.output.dense
+encoder.layer.{}.intermediate.dense     y -> x@next   encoder.layer.{}.output.dense
+"""
+
+# The transform of the masked-language head ends in the space of the matrix that reads it: the
+# embedding's where that matrix is tied, its own otherwise.
+HEADS = """
+pooler.dense.*                          pool <- x@last
+classifier.*                            label <- {pooled}
+qa_outputs.*                            label <- x@last
+cls.seq_relationship.*                  next <- {pooled}
+cls.predictions.bias                    vocab
+cls.predictions.transform.dense.*       {words} <- x@last
+cls.predictions.transform.LayerNorm.*   {words}
+cls.predictions.decoder.*               vocab <- {words}
+"""
+
+
+def table(config: Config, names: frozenset[str]) -> Table:
+    tied = config.get("tie_word_embeddings", True)
+    by_token = (config.get("architectures") or [""])[0].endswith("ForTokenClassification")
+    pooled = "pool" if "pooler.dense.weight" in names and not by_token else "x@last"
+    return Table(
+        stacks=(
+            Stack(
+                "layer",
+                config["num_hidden_layers"],
+                ROWS,
+                (*ATTENTION, POSITION, fixed("type", "segment ids select its rows", scope="stack")),
+                sizes={
+                    "x": config["hidden_size"],
+                    "head": config["num_attention_heads"],
+                    "ffn": config["intermediate_size"],
+                },
+                shortcuts=SHORTCUTS,
+            ),
+        ),
+        axes=(
+            Axis("pool", scope="model"),
+            Axis("mlm", scope="model"),
+            VOCAB,
+            LABEL,
+            fixed("next", "follows, or does not follow: in this order"),
+        ),
+        heads=HEADS.format(pooled=pooled, words="x@first" if tied else "mlm"),
+        buffers="embeddings.position_ids",
+        outputs={"last_hidden_state": "x@last", "pooler_output": "pool"},
+    )
+
+
+def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
+    ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
+    heads, note = heads_of_64(width, "bert")
+    return {
+        "num_hidden_layers": depth(shapes, "encoder.layer.{}."),
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+    }, note
+
+
+FAMILIES = (
+    Family(
+        name="bert",
+        library="transformers",
+        table=table,
+        guess=guess,
+        signature=(
+            "embeddings.word_embeddings.weight",
+            "embeddings.token_type_embeddings.weight",
+            "encoder.layer.0.attention.self.query.weight",
+            "encoder.layer.0.attention.output.LayerNorm.weight",
+            "encoder.layer.0.intermediate.dense.weight",
+        ),
+        model_types=("bert",),
+        inputs=("tokens",),
+        prefixes=("bert.",),
+        aliases=(
+            ("*LayerNorm.gamma", "*LayerNorm.weight"),
+            ("*LayerNorm.beta", "*LayerNorm.bias"),
+        ),
+        known_keys=HARMLESS
+        | {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
+        | {"max_position_embeddings", "type_vocab_size"}
+        | {"directionality", "pooler_fc_size", "pooler_num_attention_heads"}
+        | {"pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"},
+        required={
+            **PLAIN,
+            "position_embedding_type": ("absolute", None),
+            "is_decoder": (False, None),
+        },
+    ),
+)

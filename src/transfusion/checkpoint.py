@@ -1,0 +1,334 @@
+"""Checkpoints: headers first, bytes when asked for.
+
+A reference is an existing path (a safetensors file, a ``.pt``/``.bin`` file, a folder in the style of
+transformers or open_clip) or else a hub id, ``org/name`` or ``org/name@revision``. Opening one reads
+the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through torch's restricted
+unpickler and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transfusion.errors import CheckpointError, listing
+
+WEIGHTS = (
+    "model.safetensors",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_pytorch_model.bin",
+)
+CONFIGS = ("config.json", "open_clip_config.json")
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
+
+_SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says about one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass
+class Checkpoint:
+    """A model on disk: its tensors by name, its configuration, and its other files."""
+
+    label: str
+    """As the user wrote it."""
+    root: Path
+    """The folder, or the file itself."""
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[Path, ...]
+    """The files with weights, in order."""
+    config: dict[str, Any] | None = None
+    config_name: str | None = None
+    _open: dict[Path, Any] = field(default_factory=dict, repr=False)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, as it is stored."""
+        info = self.tensors[name]
+        try:
+            if info.file.suffix in PICKLES:
+                state: dict[str, Tensor] = self._open.setdefault(info.file, None) or _unpickle(info.file)
+                self._open[info.file] = state
+                return state[name]
+            if info.file not in self._open:
+                self._open[info.file] = safe_open(info.file, framework="pt")
+            tensor: Tensor = self._open[info.file].get_tensor(name)
+            return tensor
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{info.file}: {name} cannot be read ({error})",
+                hint="the file changed or was damaged after it was opened; fetch it again",
+            ) from error
+
+    @property
+    def parameters(self) -> int:
+        return sum(torch.Size(info.shape).numel() for info in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def companions(self) -> list[Path]:
+        """The folder's other files that belong to a model: tokenizer, processor, generation."""
+        if self.root.is_file():
+            return []
+        skipped = {*CONFIGS, "transfusion.json", "README.md", ".gitattributes"}
+        return [
+            path
+            for path in sorted(self.root.iterdir())
+            if path.is_file()
+            and path.suffix not in PICKLES | {".safetensors", ".h5", ".msgpack", ".onnx", ".ot"}
+            and path.name not in skipped
+            and not path.name.endswith(".index.json")
+        ]
+
+    @classmethod
+    def open(cls, reference: str | Path, *, config: Path | None = None) -> Checkpoint:
+        """Find a model and read its headers."""
+        root = resolve(reference)
+        checkpoint = _open_folder(root, str(reference)) if root.is_dir() else _open_file(root, str(reference))
+        if config is not None:
+            checkpoint.config, checkpoint.config_name = read_json(config), config.name
+        if not checkpoint.tensors:
+            raise CheckpointError(
+                f"{reference}: there is not a single tensor in it", hint="is this the right file?"
+            )
+        return checkpoint
+
+
+# ── references ───────────────────────────────────────────────────────────────────────────────
+
+_HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w][\w./-]*))?")
+
+
+def resolve(reference: str | Path) -> Path:
+    """The path that a reference means; a hub id is fetched, unless a path of that name exists."""
+    path = Path(reference).expanduser()
+    if path.exists():
+        return path
+    match = _HUB_ID.fullmatch(str(reference))
+    if match is None or path.suffix in PICKLES | {".safetensors", ".json"}:
+        raise CheckpointError(
+            f"{reference}: no such file or folder",
+            hint="give a path that exists, or a hub id such as org/name or org/name@revision",
+        )
+    return _fetch(str(reference), match["repo"], match["revision"])
+
+
+def _fetch(reference: str, repo: str, revision: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def snapshot(patterns: list[str]) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns)
+        )
+
+    beside = ["*.json", "*.txt", "*.model", "*.jinja"]
+    try:
+        folder = snapshot([*beside, "*.safetensors"])
+        if not any(folder.glob("*.safetensors")):
+            folder = snapshot([*beside, "*.bin"])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{reference}: no such file or folder here, and the hub could not provide it ({reason})",
+            hint="check the spelling, the network and your access, or give a local path",
+        ) from error
+    return folder
+
+
+# ── folders and files ────────────────────────────────────────────────────────────────────────
+
+
+def _open_folder(root: Path, label: str) -> Checkpoint:
+    if index := next((path for path in sorted(root.glob("*.index.json"))), None):
+        files, placed = _read_index(index)
+    else:
+        files, placed = [_only_weights(root)], None
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        tensors |= _headers(file)
+    if placed is not None:
+        absent = [name for name, file in placed.items() if tensors.get(name) is None]
+        if absent:
+            raise CheckpointError(
+                f"{root}: the index names {len(absent)} tensor(s) that no shard holds: {listing(absent)}",
+                hint="index and shards are of different models; fetch the folder again",
+            )
+    for name in CONFIGS:
+        if (root / name).exists():
+            return Checkpoint(label, root, tensors, tuple(files), read_json(root / name), name)
+    return Checkpoint(label, root, tensors, tuple(files))
+
+
+def _only_weights(root: Path) -> Path:
+    for name in WEIGHTS:
+        if (root / name).exists():
+            return root / name
+    candidates = sorted(
+        path for path in root.iterdir() if path.suffix in PICKLES | {".safetensors"}
+    )
+    if not candidates:
+        adapter = (root / "adapter_config.json").exists()
+        raise CheckpointError(
+            f"{root}: no weights in this folder (looked for {listing(WEIGHTS)})",
+            hint="this is an adapter; give it to 'transport' as FINETUNED, with its base as --base"
+            if adapter
+            else "give the folder that holds the model's files",
+        )
+    if any(_SHARDED.fullmatch(path.name) for path in candidates):
+        raise CheckpointError(
+            f"{root}: shards without an index ({listing(path.name for path in candidates)})",
+            hint="fetch the .index.json that belongs to them",
+        )
+    if len(candidates) > 1:
+        raise CheckpointError(
+            f"{root}: several files with weights ({listing(path.name for path in candidates)})",
+            hint="name the one you mean",
+        )
+    if candidates[0].name.startswith("adapter_model"):
+        raise CheckpointError(
+            f"{root}: this is an adapter, not a model",
+            hint="give it to 'transport' as FINETUNED, with its base as --base",
+        )
+    return candidates[0]
+
+
+def _read_index(index: Path) -> tuple[list[Path], dict[str, str]]:
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise CheckpointError(f"{index}: there is no weight_map in it", hint="fetch the file again")
+    files = [index.parent / name for name in dict.fromkeys(placed.values())]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent}: {index.name} names {len(missing)} shard(s) that are not there:"
+            f" {listing(missing)}",
+            hint="the download is incomplete; fetch the missing files",
+        )
+    return files, placed
+
+
+def _open_file(path: Path, label: str) -> Checkpoint:
+    if path.suffix not in PICKLES | {".safetensors"}:
+        raise CheckpointError(
+            f"{path}: not a kind of file that holds weights",
+            hint="give a .safetensors, .bin or .pt file, or a folder",
+        )
+    checkpoint = Checkpoint(label, path, _headers(path), (path,))
+    for name in CONFIGS:
+        if (path.parent / name).exists():
+            checkpoint.config, checkpoint.config_name = read_json(path.parent / name), name
+            break
+    return checkpoint
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})", hint="fetch the file again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: a JSON object was expected", hint="fetch the file again")
+    return value
+
+
+def _headers(file: Path) -> dict[str, TensorInfo]:
+    if file.suffix in PICKLES:
+        return {
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file)
+            for name, tensor in _unpickle(file).items()
+        }
+    result: dict[str, TensorInfo] = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
+                piece = opened.get_slice(name)
+                dtype = _SAFETENSORS_DTYPES.get(piece.get_dtype())
+                if dtype is None:
+                    raise CheckpointError(
+                        f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
+                        hint="quantised checkpoints cannot be moved; use the original weights",
+                    )
+                result[name] = TensorInfo(name, tuple(piece.get_shape()), dtype, file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file}: not a whole safetensors file ({error})",
+            hint="it may be truncated by an interrupted download; fetch it again",
+        ) from error
+    return result
+
+
+def _unpickle(file: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: this pickle holds more than tensors and would execute code; it was not loaded",
+            hint="convert it to safetensors where you trust it, or save only its state_dict()",
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: not a whole checkpoint ({str(error).splitlines()[0]})",
+            hint="it may be truncated by an interrupted download; fetch it again",
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise CheckpointError(
+            f"{file}: a dictionary of tensors was expected",
+            hint="save the model's state_dict() alone",
+        )
+    return state
+
+
+def tensor_digest(tensor: Tensor) -> bytes:
+    """A hash of dtype, shape and content."""
+    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+    digest.update(memoryview(raw.numpy()))
+    return digest.digest()

@@ -1,0 +1,382 @@
+"""The verbs. Each reads its arguments, calls the function of the same name, and shows the result.
+
+Heavy libraries are imported inside the verbs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transfusion import __version__
+from transfusion.architecture import Inner, Residual
+from transfusion.cli.console import Talk, err, out, print_error, print_json
+from transfusion.errors import OutputError, TransfusionError, VerificationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from transfusion.alignment import Alignment
+    from transfusion.model import Model
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Move a fine-tune onto a new release of its base model: no training, no data.",
+    epilog="A model is a local folder or file, or a hub id (org/name or org/name@revision).",
+)
+
+METHODS = ("transfusion", "naive", "random")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
+Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
+Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
+MethodOption = Annotated[str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.")]
+ResidualOption = Annotated[
+    Residual | None,
+    typer.Option(
+        help="The residual stream: every point its own map (the paper), one map, or none.",
+        show_default="the method's: untied",
+    ),
+]
+InnerOption = Annotated[
+    Inner | None,
+    typer.Option(
+        help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
+        show_default="the method's: free",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(show_default=False, help="A config.json for weights that come without one."),
+]
+Dtype = Annotated[str | None, typer.Option(show_default=False, help=f"One of {', '.join(DTYPES)}.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
+Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
+Jobs = Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and results.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"transfusion {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def inspect(model: ModelArgument, config: Config = None, as_json: Json = False) -> None:
+    """Show what a model's axes are and which may move; or what a file of π moves."""
+    from transfusion.alignment import Alignment, is_alignment
+    from transfusion.cli import views
+    from transfusion.describe import describe_alignment, describe_model
+    from transfusion.model import Model
+
+    if Path(model).is_file() and is_alignment(model):
+        description = describe_alignment(Alignment.load(model))
+        view = views.alignment
+    else:
+        description = describe_model(Model.open(model, config=config))
+        view = views.model
+    if as_json:
+        print_json(description)
+    else:
+        out.print(view(description))
+
+
+@app.command()
+def align(
+    a: ModelArgument,
+    b: ModelArgument,
+    output: Output,
+    method: MethodOption = "transfusion",
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    config: Config = None,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find how the units of A correspond to those of B, and write it as a file of π."""
+    from transfusion.model import Model, require_same_shape
+    from transfusion.writer import require_writable
+
+    talk = Talk(quiet=quiet, verbose=verbose)
+    models = Model.open(a, config=config), Model.open(b, config=config)
+    talk.assumptions(*models)
+    require_same_shape(*models)
+    if dry_run:
+        space_count = len(models[0].architecture.free())
+        total = sum(model.checkpoint.nbytes for model in models)
+        plan = {"would_write": str(output), "axes": space_count, "bytes_to_read": total}
+        _show(plan, as_json, f"would match {space_count} axes, read {total:,} bytes and write {output}")
+        return
+    require_writable(output, force=force)
+    pi = _align(models, talk, method, residual, inner, dtype, device, seed, jobs)
+    pi.save(output, force=force)
+    _report_alignment(pi, output, as_json)
+
+
+@app.command()
+def apply(
+    pi: Annotated[str, typer.Argument(show_default=False, help="A file of π.")],
+    a: ModelArgument,
+    output: Output,
+    config: Config = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write π(A): the same function as A, its units in B's order."""
+    from transfusion.alignment import Alignment
+    from transfusion.model import Model
+    from transfusion.transport import save_applied
+
+    save_applied(Alignment.load(pi), Model.open(a, config=config), output, force=force)
+    _show({"written": str(output)}, as_json, f"π(A) written to {output}")
+
+
+@app.command()
+def verify(
+    a: ModelArgument,
+    via: Annotated[str, typer.Option(show_default=False, help="A file of π.")],
+    tolerance: Annotated[float, typer.Option(help="The largest difference that passes.")] = 1e-9,
+    as_json: Json = False,
+) -> None:
+    """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ."""
+    from dataclasses import asdict
+
+    from transfusion.verify import verify as run
+
+    found = run(a, via=via, tolerance=tolerance)
+    aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
+    text = (
+        f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
+        f" over {', '.join(found.outputs)}"
+    )
+    if as_json:
+        print_json({**asdict(found), "equal": found.equal})
+    elif found.equal:
+        out.print(text, markup=False)
+    if not found.equal:
+        raise VerificationError(
+            f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
+            + (f", first in {found.parting}" if found.parting else ""),
+            hint="this π moves something that this architecture does not allow to move",
+        )
+
+
+@app.command()
+def transport(
+    finetuned: Annotated[str, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")],
+    base: Annotated[str, typer.Option(show_default=False, help="A: the base that was fine-tuned.")],
+    onto: Annotated[str, typer.Option(show_default=False, help="B: the base to move it onto.")],
+    output: Output,
+    via: Via = None,
+    alpha: Annotated[float, typer.Option(min=0.0, help="How much of the task vector to add.")] = 1.0,
+    method: MethodOption = "transfusion",
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    config: Config = None,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    trust_base: Annotated[
+        bool, typer.Option("--trust-base", help="Do not check that the fine-tune descends from A.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
+    from transfusion.adapter import is_adapter
+    from transfusion.alignment import Alignment
+    from transfusion.model import Model, require_same_shape
+    from transfusion.transport import AdapterTransport
+    from transfusion.transport import transport as prepare
+    from transfusion.writer import require_writable
+
+    talk = Talk(quiet=quiet, verbose=verbose)
+    models = Model.open(base, config=config), Model.open(onto, config=config)
+    tuned = finetuned if is_adapter(finetuned) else Model.open(finetuned, config=config)
+    talk.assumptions(*models)
+    require_same_shape(*models)
+    if not dry_run:
+        require_writable(output, force=force)
+    pi: Alignment
+    if via is not None:
+        pi = Alignment.load(via)
+    else:
+        chosen = "naive" if dry_run else method
+        pi = _align(models, talk, chosen, residual, inner, None, device, seed, jobs)
+    moved = prepare(
+        tuned,
+        base=models[0],
+        onto=models[1],
+        via=pi,
+        alpha=alpha,
+        dtype=_dtype(dtype),
+        trust_base=trust_base,
+    )
+    names = [f.key for f in moved.factors] if isinstance(moved, AdapterTransport) else [
+        entry.name for entry in moved.entries
+    ]
+    if dry_run:
+        plan = {"would_write": str(output), "tensors": len(names)}
+        _show(plan, as_json, f"would write {len(names)} tensors to {output}")
+        return
+    with talk.tensors(len(names)) as step:
+        moved.save(output, force=force, on_tensor=step)
+    _report_transport(moved.story(), output, as_json)
+
+
+@app.command()
+def demo(
+    seed: Seed = 0,
+    keep: Annotated[
+        Path | None, typer.Option(show_default=False, help="Keep the models in this folder.")
+    ] = None,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train two small models on real digits, fine-tune one, and move that onto the other."""
+    from transfusion.cli.demo import show
+    from transfusion.demo import run
+
+    talk = Talk(quiet=quiet, verbose=False)
+    result = run(seed=seed, keep=keep, force=force, say=talk.note)
+    if as_json:
+        print_json(result)
+    else:
+        out.print(show(result))
+
+
+# ── what several verbs do ────────────────────────────────────────────────────────────────────
+
+
+def _align(
+    models: tuple[Model, Model],
+    talk: Talk,
+    method: str,
+    residual: Residual | None,
+    inner: Inner | None,
+    dtype: str | None,
+    device: str,
+    seed: int,
+    jobs: int | None,
+) -> Alignment:
+    import torch
+
+    from transfusion.align import align as run
+
+    if jobs:
+        torch.set_num_threads(jobs)
+    with talk.sweeps() as on_step:
+        return run(
+            *models,
+            via=method,
+            residual=residual,
+            inner=inner,
+            dtype=_dtype(dtype) or torch.float32,
+            device=device,
+            seed=seed,
+            on_step=on_step,
+        )
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    import torch
+
+    if name is None:
+        return None
+    if name not in DTYPES:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(DTYPES)}", param_hint="--dtype")
+    chosen: torch.dtype = getattr(torch, name)
+    return chosen
+
+
+def _report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
+    story = pi.provenance
+    trace = story.objective
+    moved = sum(not map_.is_identity() for map_ in pi.maps.values())
+    result = {
+        "written": str(output),
+        "method": story.method,
+        "residual": str(story.residual),
+        "inner": str(story.inner),
+        "sha256": pi.digest,
+        "axes": len(pi.maps),
+        "axes_moved": moved,
+        "sweeps": len(trace) - 1,
+        "objective": list(trace),
+    }
+    text = (
+        f"π written to {output}: {moved} of {len(pi.maps)} axes moved, objective"
+        f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweeps"
+    )
+    _show(result, as_json, text)
+
+
+def _report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None:
+    text = f"{story['moved']} tensors moved onto {story['onto']['name']} with α = {story['alpha']:g}"
+    if story["carried"]:
+        text += f"\ncarried over, because only the fine-tune has them: {', '.join(story['carried'])}"
+    if story.get("dropped"):
+        text += f"\nleft behind, because the fine-tune does not have them: {', '.join(story['dropped'])}"
+    _show({"written": str(output), **story}, as_json, f"{text}\nwritten to {output}")
+
+
+def _show(result: dict[str, Any], as_json: bool, text: str) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        out.print(text, markup=False)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 known error, 2 wrong usage, 3 failed verification."""
+    debug = bool(os.environ.get("TRANSFUSION_DEBUG"))
+    try:
+        app(arguments)
+    except TransfusionError as error:
+        if debug:
+            raise
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("interrupted; nothing was written")
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        unexpected = f"unexpected: {type(error).__name__}: {error}"
+        print_error(OutputError(unexpected, hint="set TRANSFUSION_DEBUG=1 for the traceback, and report it"))
+        sys.exit(1)

@@ -1,0 +1,96 @@
+"""What the user sees beside the results: notes, progress, errors. All of it on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from transfusion.errors import TransfusionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transfusion.align import Step
+    from transfusion.model import Model
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Talk:
+    """How much to say: nothing but errors, the usual, or everything."""
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self.quiet, self.verbose = quiet, verbose
+
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            err.print(text, style="dim", markup=False)
+
+    def detail(self, text: str) -> None:
+        if self.verbose and not self.quiet:
+            err.print(text, style="dim", markup=False)
+
+    def assumptions(self, *models: Model) -> None:
+        """Say aloud what was assumed about models that came without a configuration."""
+        for model in models:
+            if "assuming" in model.why:
+                self.note(f"note: {model.label}: recognised by {model.why}")
+            else:
+                self.detail(f"{model.label}: {model.family.name}, because {model.why}")
+
+    @contextmanager
+    def sweeps(self) -> Iterator[Callable[[Step], None]]:
+        """A bar that follows the driver over its axes and sweeps."""
+        with self._bar("{task.fields[what]}") as bar:
+            task = bar.add_task("", total=None, what="reading")
+            sweep = -1
+
+            def show(step: Step) -> None:
+                nonlocal sweep
+                if step.sweep > sweep:
+                    self.detail(f"sweep {step.sweep + 1}: objective {step.objective:.6g} before it")
+                    sweep = step.sweep
+                what = f"sweep {step.sweep + 1} · {step.axis} · objective {step.objective:.4g}"
+                bar.update(task, completed=step.done, total=step.total, what=what)
+
+            yield show
+
+    @contextmanager
+    def tensors(self, total: int) -> Iterator[Callable[[str], None]]:
+        """A bar over tensors."""
+        with self._bar("{task.completed}/{task.total} {task.fields[what]}") as bar:
+            task = bar.add_task("", total=total, what="")
+            yield lambda name: bar.update(task, advance=1, what=name)
+
+    def _bar(self, text: str) -> Progress:
+        return Progress(
+            SpinnerColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn(text, markup=False),
+            console=err,
+            transient=True,
+            disable=self.quiet or not sys.stderr.isatty(),
+        )
+
+
+def print_json(value: Any) -> None:
+    """A result for another program."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_error(error: TransfusionError) -> None:
+    err.print(f"[bold red]error:[/] {_plain(error.message)}")
+    if error.hint:
+        err.print(f"[bold]hint:[/] {_plain(error.hint)}")
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,87 @@
+"""How descriptions look on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+
+def size(count: int) -> str:
+    """A number of parameters or bytes as people say it."""
+    value = float(count)
+    for unit in ("", "k", "M", "G"):
+        if value < 1000:
+            return f"{value:.3g} {unit}".strip()
+        value /= 1000
+    return f"{value:.3g} T"
+
+
+def model(description: dict[str, Any]) -> RenderableType:
+    """A model as a tree: axes, and below each the tensors it occurs in."""
+    tree = Tree(Text(description["model"], style="bold"))
+    tree.add(f"family      {description['family']} ({description['library']})")
+    tree.add(Text(f"recognised  {description['recognised_by']}"))
+    files = len(description["files"])
+    tree.add(
+        f"size        {size(description['parameters'])} parameters, {size(description['bytes'])}B"
+        f" in {files} file{'s' if files > 1 else ''} ({', '.join(description['dtypes'])})"
+    )
+    if description["heads"]:
+        heads = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in description["heads"]))
+        tree.add(f"heads       {', '.join(heads)}")
+    free = [axis for axis in description["axes"] if axis["group"] != "fixed"]
+    still = [axis for axis in description["axes"] if axis["group"] == "fixed"]
+    _branch(tree.add("[green]axes that may move[/]"), free)
+    _branch(tree.add("[yellow]axes that stay[/]"), still)
+    return tree
+
+
+def _branch(tree: Tree, axes: list[dict[str, Any]]) -> None:
+    for axis in axes:
+        title = Text(axis["axis"], style="bold")
+        title.append(f"  {axis['size']}", style="cyan")
+        if axis["count"] > 1:
+            title.append(f" × {axis['count']}", style="cyan")
+        if axis["within"]:
+            title.append(f"  within {axis['within']}")
+        if axis["stream"]:
+            title.append("  on the residual stream", style="magenta")
+        if axis["why"]:
+            title.append(f"  {axis['why']}", style="dim")
+        node = tree.add(title)
+        for tensor, layout in axis["tensors"].items():
+            node.add(Text.assemble(tensor, "  ", (layout, "dim")))
+
+
+def alignment(description: dict[str, Any]) -> RenderableType:
+    """A π: where it comes from, what moved, and where the heads went."""
+    about = Table.grid(padding=(0, 2))
+    source, target = description["source"], description["target"]
+    for name, value in (
+        ("π", f"{description['family']}, method {description['method']}, seed {description['seed']}"),
+        ("stream", f"{description['residual']}; q·k and v·o inside a head {description['inner']}"),
+        ("from", f"{source['name']}  {source['sha256'][:12]}"),
+        ("to", f"{target['name']}  {target['sha256'][:12]}"),
+        ("objective", _objective(description["objective"])),
+    ):
+        about.add_row(Text(name, style="bold"), Text(value))
+    axes = Table("axis", "kind", "size", "maps", "stays in place", box=None, header_style="bold")
+    for id, axis in description["axes"].items():
+        share = axis["stays"]
+        bar = "" if share is None else f"{share:6.1%} {'█' * round(20 * share)}"
+        axes.add_row(id, axis["kind"], str(axis["size"]), str(axis["maps"]), bar)
+    heads = Table("heads", "B's place ← A's head", box=None, header_style="bold")
+    for id, places in description["heads"].items():
+        heads.add_row(id, " ".join(f"{to}←{source}" for to, source in enumerate(places)))
+    return Group(about, "", axes, "", heads) if description["heads"] else Group(about, "", axes)
+
+
+def _objective(trace: list[float]) -> str:
+    if not trace:
+        return "not measured"
+    sweeps = len(trace) - 1
+    return f"{trace[0]:.6g} with nothing moved → {trace[-1]:.6g} after {sweeps} sweep{'s' * (sweeps != 1)}"

@@ -1,0 +1,104 @@
+"""Descriptions: a model or a π as plain data, for `inspect`, logs and reports."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from transfusion.alignment import Alignment, fixed_points
+from transfusion.architecture import Space
+from transfusion.maps import Permutation
+from transfusion.model import Model
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """What a model is, and its axes: the same axis of all blocks on one line."""
+    architecture = model.architecture
+    kinds: dict[tuple[Any, ...], list[Space]] = defaultdict(list)
+    for space in architecture.spaces.values():
+        kinds[(_pattern(space), space.size, space.group, _pattern_of(space.parent))].append(space)
+    axes = []
+    for (pattern, size, group, parent), spaces in kinds.items():
+        tensors = {
+            _numberless(tensor): str(architecture.tensors[tensor].rename(_numberless_axis))
+            for space in spaces
+            for tensor in architecture.occurrences[space.id]
+        }
+        axes.append(
+            {
+                "axis": pattern,
+                "size": size,
+                "count": len(spaces),
+                "group": str(group),
+                "within": parent,
+                "stream": spaces[0].stream,
+                "why": spaces[0].why or None,
+                "tensors": tensors,
+            }
+        )
+    checkpoint = model.checkpoint
+    return {
+        "model": model.label,
+        "family": model.family.name,
+        "library": model.family.library,
+        "recognised_by": model.why,
+        "parameters": checkpoint.parameters,
+        "bytes": checkpoint.nbytes,
+        "dtypes": sorted({str(i.dtype).removeprefix("torch.") for i in checkpoint.tensors.values()}),
+        "files": [file.name for file in checkpoint.files],
+        "tensors": len(checkpoint.tensors),
+        "heads": sorted(architecture.heads),
+        "axes": axes,
+    }
+
+
+def describe_alignment(alignment: Alignment) -> dict[str, Any]:
+    """What a π moves: how much stays in place per axis, where heads go, how the objective rose."""
+    story = alignment.provenance
+    axes = {}
+    for id, map_ in alignment.maps.items():
+        stays = list(fixed_points(map_))
+        axes[id] = {
+            "kind": map_.kind,
+            "size": map_.size,
+            "maps": map_.rows,
+            "within": alignment.parents.get(id),
+            "stays": sum(stays) / len(stays) if stays else None,
+        }
+    parents = set(alignment.parents.values())
+    heads = {
+        id: map_.index[0].tolist()
+        for id, map_ in alignment.maps.items()
+        if id in parents and isinstance(map_, Permutation)
+    }
+    return {
+        "family": story.family,
+        "method": story.method,
+        "residual": str(story.residual),
+        "inner": str(story.inner),
+        "seed": story.seed,
+        "options": dict(story.options),
+        "source": {"name": story.source, "sha256": story.source_digest},
+        "target": {"name": story.target, "sha256": story.target_digest},
+        "version": story.version,
+        "sha256": alignment.digest,
+        "objective": list(story.objective),
+        "axes": axes,
+        "heads": heads,
+    }
+
+
+def _pattern(space: Space) -> str:
+    return _numberless_axis(space.id)
+
+
+def _pattern_of(id: str | None) -> str | None:
+    return None if id is None else _numberless_axis(id)
+
+
+def _numberless_axis(id: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in id.split("."))
+
+
+def _numberless(tensor: str) -> str:
+    return ".".join("{}" if part.isdigit() else part for part in tensor.split("."))

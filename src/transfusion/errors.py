@@ -1,0 +1,79 @@
+"""Every failure a user can meet, as one small tree.
+
+    TransfusionError
+    ├── LayoutError        a layout string, or a tensor that does not fit its layout
+    ├── ArchitectureError  a model that no table describes, or that a table describes wrongly
+    ├── CheckpointError    a file or folder that cannot be read as a model
+    ├── MismatchError      two inputs that do not belong together
+    ├── AlignmentError     a file of π that is damaged, or made for something else
+    ├── AdapterError       an adapter that cannot be moved
+    ├── OutputError        a place that cannot, or must not, be written
+    ├── LibraryError       an optional library that is needed and not installed
+    └── VerificationError  two computations that should agree and do not
+
+The command line prints the message and the hint, never a traceback (unless
+``TRANSFUSION_DEBUG=1``), and exits with ``exit_code``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class TransfusionError(Exception):
+    """A known failure: one line that says what is wrong, and a hint that says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class LayoutError(TransfusionError):
+    """A layout string that cannot be parsed, or a tensor that does not fit its layout."""
+
+
+class ArchitectureError(TransfusionError):
+    """A model that no table describes, or that a table describes wrongly."""
+
+
+class CheckpointError(TransfusionError):
+    """A file or folder that cannot be read as a model."""
+
+
+class MismatchError(TransfusionError):
+    """Two inputs that do not belong together: other shapes, another base, another vocabulary."""
+
+
+class AlignmentError(TransfusionError):
+    """A file of π that is damaged, or was made for other models."""
+
+
+class AdapterError(TransfusionError):
+    """An adapter that cannot be moved."""
+
+
+class OutputError(TransfusionError):
+    """A place that cannot, or must not, be written."""
+
+
+class LibraryError(TransfusionError):
+    """An optional library that is needed here and is not installed."""
+
+
+class VerificationError(TransfusionError):
+    """Two computations that should agree and do not."""
+
+    exit_code = 3
+
+
+def listing(items: Iterable[object], limit: int = 8) -> str:
+    """The first few of ``items`` for an error text, and how many were left out."""
+    texts = [str(item) for item in items]
+    shown = ", ".join(texts[:limit])
+    return f"{shown} and {len(texts) - limit} more" if len(texts) > limit else shown

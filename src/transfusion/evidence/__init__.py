@@ -1,0 +1,1 @@
+"""Evidence: how much the units of A resemble those of B."""

@@ -1,0 +1,209 @@
+"""Maps: what an alignment does to one axis, and how a tensor moves when its axes are mapped.
+
+A map takes A's basis of an axis to B's. An axis that lies within another (the units inside a head)
+has one map per element of its parents, stacked in the order of the destination; everything here
+therefore carries a leading dimension of rows, of which an axis without a parent has one.
+
+`move` is all that the rest of the program knows about maps. A new kind of map is a subclass of
+`Map` with an `apply`; permutations take the faster road of a single gather per dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transfusion.errors import AlignmentError
+from transfusion.layouts import Concat, Index, Item, Layout, Name, Product, index_map, names_in, size_of
+
+
+class Map(ABC):
+    """A change of basis of one axis, one per element of the axis's ancestors."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many maps this is: one per element of the ancestors."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The size of the axis."""
+
+    @abstractmethod
+    def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
+        """Move one dimension; ``ancestors`` are the dimensions, already moved, that select rows."""
+
+    @abstractmethod
+    def inverse(self, lineage: Index) -> Map:
+        """The map back. ``lineage[i]`` is the source row that destination row i comes from."""
+
+    @abstractmethod
+    def after(self, first: Map, lineage: Index) -> Map:
+        """``first``, then this. ``lineage`` belongs to this map's ancestors."""
+
+    @abstractmethod
+    def is_identity(self) -> bool:
+        """Whether nothing moves."""
+
+    @abstractmethod
+    def to_tensor(self) -> Tensor:
+        """The numbers that define the map, for a file."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensor(cls, tensor: Tensor) -> Map:
+        """The map that `to_tensor` described."""
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation(Map):
+    """Position j of row i comes from position ``index[i, j]``."""
+
+    index: Index
+    kind: ClassVar[str] = "permutation"
+
+    def __post_init__(self) -> None:
+        index = np.atleast_2d(np.asarray(self.index, dtype=np.int64))
+        if not (np.sort(index, axis=1) == np.arange(index.shape[1])).all():
+            raise AlignmentError("an index vector is not a permutation: some position is taken twice")
+        object.__setattr__(self, "index", index)
+
+    @classmethod
+    def identity(cls, size: int, rows: int = 1) -> Permutation:
+        return cls(np.tile(np.arange(size), (rows, 1)))
+
+    @classmethod
+    def random(cls, size: int, rows: int, rng: np.random.Generator) -> Permutation:
+        """A uniformly random permutation per row; never the identity where another exists."""
+        while True:
+            drawn = cls(np.stack([rng.permutation(size) for _ in range(rows)]))
+            if size == 1 or not drawn.is_identity():
+                return drawn
+
+    @property
+    def rows(self) -> int:
+        return int(self.index.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.index.shape[1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Permutation) and np.array_equal(self.index, other.index)
+
+    def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
+        shape = [1] * tensor.ndim
+        shape[dim] = self.size
+        for ancestor in ancestors:
+            shape[ancestor] = tensor.shape[ancestor]
+        index = torch.from_numpy(self.index).to(tensor.device).reshape(shape)
+        return torch.take_along_dim(tensor, index.expand(tensor.shape), dim)
+
+    def inverse(self, lineage: Index) -> Permutation:
+        inverse = np.empty_like(self.index)
+        inverse[lineage] = np.argsort(self.index, axis=1)
+        return Permutation(inverse)
+
+    def after(self, first: Map, lineage: Index) -> Permutation:
+        if not isinstance(first, Permutation):
+            raise AlignmentError(f"a permutation cannot follow a map of kind {first.kind!r} exactly")
+        return Permutation(np.take_along_axis(first.index[lineage], self.index, axis=1))
+
+    def is_identity(self) -> bool:
+        return bool((self.index == np.arange(self.size)).all())
+
+    def to_tensor(self) -> Tensor:
+        return torch.from_numpy(self.index.astype(np.int32))
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Permutation:
+        return cls(tensor.numpy().astype(np.int64))
+
+
+KINDS: dict[str, type[Map]] = {Permutation.kind: Permutation}
+
+
+def move(
+    tensor: Tensor,
+    layout: Layout,
+    maps: Mapping[str, Map],
+    sizes: Mapping[str, int],
+    parents: Mapping[str, str],
+) -> Tensor:
+    """The tensor with every axis of its layout mapped; axes without a map stay."""
+    for dim, item in enumerate(layout.items):
+        tensor = move_dim(tensor, dim, item, maps, sizes, parents)
+    return tensor
+
+
+def move_dim(
+    tensor: Tensor,
+    dim: int,
+    item: Item,
+    maps: Mapping[str, Map],
+    sizes: Mapping[str, int],
+    parents: Mapping[str, str],
+) -> Tensor:
+    """The tensor with the axes of one dimension mapped."""
+    here = {name: maps[name] for name in names_in(item) if name in maps}
+    permutations = {name: map_.index for name, map_ in here.items() if isinstance(map_, Permutation)}
+    if len(permutations) < len(here):
+        return _move_by_factors(tensor, dim, item, here, sizes, parents, {})
+    index = index_map(item, sizes, permutations, parents)
+    if index is None:
+        return tensor
+    return tensor.index_select(dim, torch.from_numpy(index).to(tensor.device))
+
+
+def _move_by_factors(
+    tensor: Tensor,
+    dim: int,
+    item: Item,
+    maps: Mapping[str, Map],
+    sizes: Mapping[str, int],
+    parents: Mapping[str, str],
+    places: Mapping[str, int],
+) -> Tensor:
+    """What `move_dim` does for maps of any kind: unfold the dimension and map axis by axis."""
+    match item:
+        case Name(text):
+            map_ = maps.get(text)
+            return tensor if map_ is None else map_.apply(tensor, dim, _ancestors(text, parents, places))
+        case Concat(parts):
+            blocks = tensor.split([size_of(part, sizes) for part in parts], dim)
+            return torch.cat(
+                [
+                    _move_by_factors(block, dim, part, maps, sizes, parents, places)
+                    for block, part in zip(blocks, parts, strict=True)
+                ],
+                dim,
+            )
+        case Product(items):
+            extents = [size_of(child, sizes) for child in items]
+            unfolded = tensor.unflatten(dim, extents)
+            here = dict(places)
+            for offset, child in enumerate(items):
+                unfolded = _move_by_factors(
+                    unfolded, dim + offset, child, maps, sizes, parents, here
+                )
+                if isinstance(child, Name):
+                    here[child.text] = dim + offset
+            return unfolded.flatten(dim, dim + len(items) - 1)
+
+
+def _ancestors(name: str, parents: Mapping[str, str], places: Mapping[str, int]) -> list[int]:
+    """The dimensions that hold an axis's ancestors, outermost first."""
+    chain: list[int] = []
+    while (parent := parents.get(name)) is not None:
+        chain.insert(0, places[parent])
+        name = parent
+    return chain

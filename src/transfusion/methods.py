@@ -1,0 +1,53 @@
+"""Methods: named presets, each a choice of evidence, of how parents are scored, and of policies."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transfusion.architecture import Inner, Residual
+from transfusion.errors import MismatchError
+
+
+@dataclass(frozen=True)
+class Method:
+    """How an alignment is found."""
+
+    name: str
+    about: str
+    residual: Residual = Residual.UNTIED
+    inner: Inner = Inner.FREE
+    heads: str = "spectral"
+    """How units with parts of their own (heads) are matched: ``spectral``."""
+    produced_only: bool = True
+    """Whether o stays out of the matching of heads and of the units inside them, as in the paper."""
+    vectors: bool = False
+    """Whether biases and norm weights take part in the gain."""
+    max_sweeps: int = 100
+
+    def options(self) -> dict[str, Any]:
+        """What to remember in the provenance."""
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "about")}
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            "transfusion",
+            "the paper's: heads by their singular values, then assignments, sweep after sweep",
+        ),
+        Method("naive", "nothing moves: the task vector is added as it is"),
+        Method("random", "a random exact move of every free axis, for tests and for planting truths"),
+    )
+}
+
+
+def method(name: str) -> Method:
+    """The preset of this name."""
+    try:
+        return METHODS[name]
+    except KeyError:
+        raise MismatchError(
+            f"there is no method {name!r}", hint=f"choose one of {', '.join(METHODS)}"
+        ) from None

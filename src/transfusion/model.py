@@ -1,0 +1,222 @@
+"""Models: a checkpoint of which every tensor has been understood."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.architecture import Architecture, Config, Family, Inner, Residual, bind
+from transfusion.architectures import families
+from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
+from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
+from transfusion.naming import Naming
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, the family it belongs to, and its architecture; tensors by canonical name."""
+
+    checkpoint: Checkpoint
+    family: Family
+    config: Config
+    architecture: Architecture
+    names: Mapping[str, str]
+    """Canonical name → the name in the checkpoint."""
+    why: str
+    """How the family was recognised."""
+
+    @classmethod
+    def open(cls, reference: str | Path, *, config: Path | None = None) -> Model:
+        """Read the headers of a model, recognise its family and give every tensor its layout."""
+        return cls.of(Checkpoint.open(reference, config=config))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Model:
+        family, config, why = recognise(checkpoint)
+        names = Naming(family).table(checkpoint.tensors)
+        shapes = {ours: checkpoint.tensors[name].shape for ours, name in names.items()}
+        architecture = bind(family.table(config, frozenset(shapes)), shapes, family.name)
+        model = cls(checkpoint, family, config, architecture, names, why)
+        model._refuse_quantised()
+        return model
+
+    @property
+    def label(self) -> str:
+        return self.checkpoint.label
+
+    def info(self, name: str) -> TensorInfo:
+        return self.checkpoint.tensors[self.names[name]]
+
+    def read(self, name: str) -> Tensor:
+        """One tensor by canonical name; values that are not numbers are refused."""
+        tensor = self.checkpoint.read(self.names[name])
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            info = self.info(name)
+            raise CheckpointError(
+                f"{info.file}: {info.name} contains NaN or infinite values",
+                hint="the model is broken, or was saved in a type too small for it",
+            )
+        return tensor
+
+    def under(self, residual: Residual, inner: Inner) -> Model:
+        """The same model with the axes of a policy."""
+        quotient = self.architecture.under(residual, inner)
+        return Model(self.checkpoint, self.family, self.config, quotient, self.names, self.why)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the content of every tensor under its canonical name."""
+        total = hashlib.sha256()
+        for name in sorted(self.architecture.tensors):
+            total.update(name.encode() + tensor_digest(self.checkpoint.read(self.names[name])))
+        return total.hexdigest()
+
+    def _refuse_quantised(self) -> None:
+        odd = [
+            f"{info.name} ({str(info.dtype).removeprefix('torch.')})"
+            for name in self.architecture.tensors
+            if (info := self.info(name)).dtype not in FLOATS
+        ]
+        if odd:
+            raise CheckpointError(
+                f"{self.label}: weights in types that cannot be moved: {listing(odd)}",
+                hint="quantised checkpoints cannot be moved; use the original weights",
+            )
+
+
+# ── recognition ──────────────────────────────────────────────────────────────────────────────
+
+
+def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
+    """The family of a checkpoint, its configuration, and how we know."""
+    if checkpoint.config is None:
+        return _by_names(checkpoint)
+    config = checkpoint.config
+    _refuse_quantisation(checkpoint.label, config)
+    model_type = "open_clip" if "model_cfg" in config else config.get("model_type")
+    family = next((f for f in families() if model_type in f.model_types), None)
+    if family is None:
+        known = sorted(t for f in families() for t in f.model_types)
+        raise ArchitectureError(
+            f"{checkpoint.label}: no table for model_type {model_type!r} ({checkpoint.config_name})",
+            hint=f"there are tables for {', '.join(known)}",
+        )
+    _refuse_unknown_keys(checkpoint, family, config)
+    return family, config, f'{checkpoint.config_name} says model_type "{model_type}"'
+
+
+def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
+    found: list[tuple[Family, dict[str, tuple[int, ...]]]] = []
+    for family in families():
+        naming = Naming(family)
+        shapes = {naming.canonical(name): i.shape for name, i in checkpoint.tensors.items()}
+        if all(name in shapes for name in family.signature):
+            found.append((family, shapes))
+    if len(found) != 1:
+        raise ArchitectureError(
+            f"{checkpoint.label}: no config.json, and the tensors' names belong to"
+            + (f" several families: {listing(f.name for f, _ in found)}" if found else " no known family")
+            + f" (for instance {listing(checkpoint.tensors, 3)})",
+            hint="put the model's config.json beside the weights, or give it with --config",
+        )
+    family, shapes = found[0]
+    config, assumption = family.guess(shapes)
+    return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
+
+
+def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
+    if quantisation := config.get("quantization_config"):
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
+        raise CheckpointError(
+            f"{label}: the checkpoint is quantised ({method})",
+            hint="quantised checkpoints cannot be moved; use the original weights",
+        )
+
+
+def _refuse_unknown_keys(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
+    """Whatever may change the symmetries of a model must be a key that its table knows."""
+    unknown: list[str] = []
+    for key, value in _keys(config):
+        leaf = key.rsplit(".", 1)[-1]
+        if leaf in family.required:
+            if value not in family.required[leaf]:
+                unknown.append(f"{key}={value!r}")
+        elif leaf not in family.known_keys:
+            unknown.append(f"{key}={value!r}")
+    if unknown:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {checkpoint.config_name} has settings that the {family.name} table"
+            f" does not know: {listing(unknown)}",
+            hint="they may change which units can be exchanged; remove a key only if you know that it"
+            " does not, or extend the table",
+        )
+
+
+_SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg")
+
+
+def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if key in _SECTIONS and isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+# ── belonging together ───────────────────────────────────────────────────────────────────────
+
+
+def require_same_shape(a: Model, b: Model) -> None:
+    """Refuse two bases that are not two sets of weights of one architecture."""
+    if a.family.name != b.family.name:
+        raise MismatchError(
+            f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
+            hint="both bases must be of one architecture",
+        )
+    trunk_a, trunk_b = set(a.architecture.trunk), set(b.architecture.trunk)
+    if trunk_a != trunk_b:
+        raise MismatchError(
+            f"{a.label} and {b.label} do not have the same tensors; only in one:"
+            f" {listing(sorted(trunk_a ^ trunk_b))}",
+            hint="both bases must be of one architecture and depth",
+        )
+    for name in sorted(trunk_a):
+        shape_a, shape_b = a.info(name).shape, b.info(name).shape
+        if shape_a != shape_b:
+            layout = a.architecture.tensors[name]
+            vocabulary = "vocab" in layout.names()
+            raise MismatchError(
+                f"{name} ('{layout}') has shape {shape_a} in {a.label} and {shape_b} in {b.label}",
+                hint="the vocabularies differ, so token ids mean different things; both bases need the"
+                " same tokenizer"
+                if vocabulary
+                else "both bases must be of one architecture and size",
+            )
+    if a.architecture.digest() != b.architecture.digest():
+        spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces
+        differing = [
+            id
+            for id in sorted({*a.architecture.trunk_spaces, *b.architecture.trunk_spaces})
+            if spaces_a.get(id) != spaces_b.get(id)
+        ]
+        raise MismatchError(
+            f"{a.label} and {b.label} divide their tensors differently: {listing(differing)}",
+            hint="their configurations disagree, for instance about the number of heads or about tied"
+            " embeddings",
+        )
+
+
+def shared_tensors(a: Model, b: Model) -> list[str]:
+    """The tensors that both have, with the same shape; heads may differ."""
+    return [
+        name
+        for name in a.architecture.tensors
+        if name in b.architecture.tensors and a.info(name).shape == b.info(name).shape
+    ]

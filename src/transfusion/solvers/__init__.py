@@ -1,0 +1,1 @@
+"""Solvers: from evidence about an axis to a map of it."""

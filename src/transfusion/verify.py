@@ -1,0 +1,106 @@
+"""Proof by running: A and π(A) through their own library, in float64, compared output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from transfusion.alignment import Alignment
+from transfusion.layouts import ANONYMOUS, Layout, Name
+from transfusion.live import Live
+from transfusion.model import Model
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What running both models showed."""
+
+    difference: float
+    """The largest absolute difference between outputs that should agree."""
+    tolerance: float
+    outputs: tuple[str, ...]
+    """The outputs that were compared."""
+    shortcuts: int
+    """Residual connections that had to carry P_out P_inᵀ for this."""
+    parting: str | None
+    """The first module whose output differs, if any."""
+
+    @property
+    def equal(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+def verify(
+    a: Model | str | Path, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
+) -> Verification:
+    """Whether π(A) computes what A computes, and if not, where the two part."""
+    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    story = alignment.provenance
+    model = a if isinstance(a, Model) else Model.open(a)
+    model = model.under(story.residual, story.inner)
+    alignment.require_for(model.architecture)
+    alignment.require_between(source=model)
+    return compare(Live.of(model), alignment, tolerance)
+
+
+def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
+    """Run a live model as it is and under π."""
+    with _recorded(live) as before:
+        expected = live.expected(alignment, live.outputs())
+    with _recorded(live) as after, live.moved(alignment):
+        found = live.outputs()
+    difference = max(float((expected[name] - found[name]).abs().max()) for name in expected)
+    parting = next(
+        (
+            module
+            for module, (layout, value) in before.items()
+            if float((alignment.move(value, layout) - after[module][1]).abs().max()) > tolerance
+        ),
+        None,
+    )
+    cuts = live.architecture.shortcuts
+    return Verification(
+        difference=difference,
+        tolerance=tolerance,
+        outputs=tuple(expected),
+        shortcuts=sum(alignment.maps.get(cut.source) != alignment.maps.get(cut.target) for cut in cuts),
+        parting=parting,
+    )
+
+
+@contextmanager
+def _recorded(live: Live) -> Iterator[dict[str, tuple[Layout, Tensor]]]:
+    """Within the block, what the modules of the table put out, with its layout, in order."""
+    record: dict[str, tuple[Layout, Tensor]] = {}
+
+    def keep(name: str, weight: Layout) -> Any:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                record[name] = (_output_layout(weight, output.ndim), output.clone())
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(keep(name, live.architecture.tensors[f"{name}.weight"]))
+        for name, module in live.modules().items()
+        if f"{name}.weight" in live.architecture.tensors
+    ]
+    try:
+        yield record
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _output_layout(weight: Layout, ndim: int) -> Layout:
+    """The layout of what a module puts out: its weight's output axis, last or, if it convolves, second."""
+    axis = weight.items[weight.outputs[0]] if weight.arrow else weight.items[0]
+    place = 1 if len(weight.inputs) > 1 else ndim - 1
+    return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(ndim)))

@@ -18,7 +18,7 @@ from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Inner, Residual
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map
-from transfusion.methods import Method, method
+from transfusion.methods import Method, preset
 from transfusion.model import Model, require_same_shape
 from transfusion.solvers.assignment import assign
 
@@ -38,7 +38,7 @@ def align(
     a: Model | str | Path,
     b: Model | str | Path,
     *,
-    via: str | Method = "transfusion",
+    method: str | Method = "transfusion",
     residual: Residual | str | None = None,
     inner: Inner | str | None = None,
     seed: int = 0,
@@ -51,7 +51,7 @@ def align(
     >>> pi = align("models/a", "models/b")               # doctest: +SKIP
     >>> pi.save("pi.safetensors")                        # doctest: +SKIP
     """
-    chosen = via if isinstance(via, Method) else method(via)
+    chosen = method if isinstance(method, Method) else preset(method)
     chosen = replace(
         chosen,
         residual=Residual(residual) if residual else chosen.residual,

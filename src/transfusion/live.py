@@ -26,12 +26,12 @@ from transfusion.model import Model
 from transfusion.naming import Naming
 
 
-def library(name: str) -> Any:
+def library(name: str, extra: str | None = None) -> Any:
     """An optional library, or a hint how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
-        extra = name.replace("_", "-")
+        extra = extra or name.replace("_", "-")
         raise LibraryError(
             f"this needs {name}, which cannot be imported ({error})",
             hint=f"pip install 'transfusion[{extra}]'",

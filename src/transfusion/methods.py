@@ -43,7 +43,7 @@ METHODS = {
 }
 
 
-def method(name: str) -> Method:
+def preset(name: str) -> Method:
     """The preset of this name."""
     try:
         return METHODS[name]

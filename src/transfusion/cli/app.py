@@ -268,7 +268,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train two small models on real digits, fine-tune one, and move that onto the other."""
-    from transfusion.cli.demo import show
+    from transfusion.cli import views
     from transfusion.demo import run
 
     talk = Talk(quiet=quiet, verbose=False)
@@ -276,7 +276,7 @@ def demo(
     if as_json:
         print_json(result)
     else:
-        out.print(show(result))
+        out.print(views.demo(result))
 
 
 # ── what several verbs do ────────────────────────────────────────────────────────────────────
@@ -302,7 +302,7 @@ def _align(
     with talk.sweeps() as on_step:
         return run(
             *models,
-            via=method,
+            method=method,
             residual=residual,
             inner=inner,
             dtype=_dtype(dtype) or torch.float32,

@@ -1,0 +1,37 @@
+"""Shared by all tests: quiet libraries, one thread per worker, tiny models of every family."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from families import CASES, Case  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+torch.set_num_threads(1)
+settings.register_profile("default", deadline=None, max_examples=60)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folders with tiny random models, made once: ``made("vit")``, ``made("vit", seed=2)``."""
+    root = tmp_path_factory.mktemp("models")
+    done: dict[tuple[str, int], Path] = {}
+
+    def make(case: str | Case, seed: int = 1) -> Path:
+        case = CASES[case] if isinstance(case, str) else case
+        key = (case.name, seed)
+        if key not in done:
+            done[key] = case.save(root / f"{case.name}-{seed}", seed)
+        return done[key]
+
+    return make

@@ -1,0 +1,70 @@
+"""Maps: inverses, composition, and two roads to the same tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfusion.errors import AlignmentError
+from transfusion.layouts import parse
+from transfusion.maps import Map, Permutation, _move_by_factors, move
+
+SIZES = {"group": 2, "rep": 3, "qk": 4, "vo": 5, "x": 6, "ffn": 3}
+PARENTS = {"rep": "group", "qk": "group", "vo": "group"}
+LAYOUTS = (
+    "(group rep qk) <- x",
+    "x -> [(group qk)|(group qk)|(group vo)]",
+    "x <- (group rep vo)",
+    "(group [qk|vo]) <- x",
+    "[ffn|ffn] <- x",
+    "_ x",
+)
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    from transfusion.layouts import Name, size_of
+
+    return tuple(2 if item == Name("_") else size_of(item, SIZES) for item in parse(text).items)
+
+
+@st.composite
+def all_maps(draw: st.DrawFn) -> dict[str, Map]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return {
+        name: Permutation.random(size, SIZES[PARENTS[name]] if name in PARENTS else 1, rng)
+        for name, size in SIZES.items()
+    }
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+@given(maps=all_maps())
+def test_the_fast_road_and_the_general_one_arrive_at_the_same_tensor(text: str, maps: dict[str, Map]):
+    layout, tensor = parse(text), torch.randn(shape_of(text))
+    slow = tensor
+    for dim, item in enumerate(layout.items):
+        slow = _move_by_factors(slow, dim, item, maps, SIZES, PARENTS, {})
+    assert torch.equal(move(tensor, layout, maps, SIZES, PARENTS), slow)
+
+
+def test_a_permutation_that_takes_a_position_twice_is_refused():
+    with pytest.raises(AlignmentError, match="some position is taken twice"):
+        Permutation(np.array([0, 0, 1]))
+
+
+def test_a_random_permutation_moves_something():
+    rng = np.random.default_rng(0)
+    assert not any(Permutation.random(2, 1, rng).is_identity() for _ in range(50))
+    assert Permutation.random(1, 3, rng).is_identity()
+
+
+@given(st.permutations(range(5)), st.permutations(range(5)))
+def test_composition_is_one_after_the_other(first, second):
+    lineage = np.zeros(1, dtype=np.int64)
+    one, two = Permutation(np.array(first)), Permutation(np.array(second))
+    tensor = torch.arange(5)
+    assert torch.equal(two.after(one, lineage).apply(tensor, 0), two.apply(one.apply(tensor, 0), 0))
+    assert one.after(one.inverse(lineage), lineage).is_identity()
+    assert Permutation.from_tensor(one.to_tensor()) == one

@@ -34,7 +34,10 @@ class Case:
         return randomise(self.make(), seed).eval()
 
     def save(self, folder: Path, seed: int) -> Path:
-        model = self.build(seed)
+        return self.store(self.build(seed), folder)
+
+    def store(self, model: Any, folder: Path) -> Path:
+        """Save a live model as its own library does."""
         if self.family == "open_clip":
             folder.mkdir(parents=True)
             save_file(model.state_dict(), folder / "open_clip_model.safetensors", {"format": "pt"})
@@ -54,6 +57,23 @@ def randomise(model: Any, seed: int) -> Any:
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
     return model
+
+
+def finetuned(case: Case, base: Path, folder: Path, seed: int = 7) -> Path:
+    """A model of this class that continues from a base: every shared tensor a little changed."""
+    from transfusion.model import Model
+    from transfusion.naming import Naming
+
+    origin = Model.open(base)
+    naming = Naming(origin.family)
+    model = case.build(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if (ours := naming.canonical(name)) in origin.names:
+                noise = 0.1 * torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(origin.read(ours) + noise)
+    return case.store(model, folder)
 
 
 def _transformers(model_class: str, config_class: str, **settings: Any) -> Any:

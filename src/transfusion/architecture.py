@@ -107,6 +107,8 @@ class Table:
     sizes: Mapping[str, int] = field(default_factory=dict)
     unified: tuple[tuple[str, str], ...] = ()
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that are another one by a second name: second name → first."""
     outputs: Mapping[str, str | None] = field(default_factory=dict)
     """Outputs of the live model whose last dimension is an axis that may move; None for an output
     that is in different spaces in different releases of the library, and is not compared."""

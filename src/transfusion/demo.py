@@ -76,6 +76,7 @@ def run(
     *, seed: int = 0, keep: Path | None = None, force: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Train, align, transport, and measure; the result is a table of accuracies in percent."""
+    library("transformers").utils.logging.disable_progress_bar()
     with _workplace(keep, force=force) as folder:
         digits = Digits.load(seed)
         say("training A and B on different digits, from different seeds …")

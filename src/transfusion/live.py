@@ -46,8 +46,12 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
             f"{model.label}: a model can only be run from a folder with its config.json",
             hint="put the weights and the config.json into one folder and give that",
         )
-    made = _BUILDERS[model.family.library](model, root)
-    return made.to(dtype).eval()
+    made = _BUILDERS[model.family.library](model, root).to(dtype).eval()
+    naming = Naming(model.family)
+    for name, parameter in made.named_parameters():
+        if (ours := naming.canonical(name)) in model.names:
+            parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
+    return made
 
 
 def _build_transformers(model: Model, root: Path) -> nn.Module:

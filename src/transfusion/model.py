@@ -41,8 +41,10 @@ class Model:
     def of(cls, checkpoint: Checkpoint) -> Model:
         family, config, why = recognise(checkpoint)
         names = Naming(family).table(checkpoint.tensors)
+        table = family.table(config, frozenset(names))
+        _drop_second_names(checkpoint, names, table.ties)
         shapes = {ours: checkpoint.tensors[name].shape for ours, name in names.items()}
-        architecture = bind(family.table(config, frozenset(shapes)), shapes, family.name)
+        architecture = bind(table, shapes, family.name)
         model = cls(checkpoint, family, config, architecture, names, why)
         model._refuse_quantised()
         return model
@@ -89,6 +91,19 @@ class Model:
                 f"{self.label}: weights in types that cannot be moved: {listing(odd)}",
                 hint="quantised checkpoints cannot be moved; use the original weights",
             )
+
+
+def _drop_second_names(checkpoint: Checkpoint, names: dict[str, str], ties: Mapping[str, str]) -> None:
+    """Keep tied tensors once, under their first name, as the libraries store them today."""
+    for second, first in ties.items():
+        if second in names and first in names:
+            if not torch.equal(checkpoint.read(names[second]), checkpoint.read(names[first])):
+                raise ArchitectureError(
+                    f"{checkpoint.label}: the configuration ties {names[second]} to {names[first]}, and"
+                    " their values differ",
+                    hint='say "tie_word_embeddings": false in config.json if they are meant to differ',
+                )
+            del names[second]
 
 
 # ── recognition ──────────────────────────────────────────────────────────────────────────────

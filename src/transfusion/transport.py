@@ -128,6 +128,7 @@ class Transport:
         theirs = self.vector.finetuned.checkpoint.config
         if config is not None and theirs is not None and self.brings_head:
             for key in ("architectures", "id2label", "label2id", "num_labels", "problem_type"):
+                config.pop(key, None)  # a key that they leave out has its default there
                 if key in theirs:
                     config[key] = theirs[key]
         if config is not None and self.dtype is not None:

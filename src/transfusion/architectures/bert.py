@@ -49,6 +49,11 @@ cls.predictions.transform.LayerNorm.*   {words}
 cls.predictions.decoder.*               vocab <- {words}
 """
 
+TIES = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
 
 def table(config: Config, names: frozenset[str]) -> Table:
     tied = config.get("tie_word_embeddings", True)
@@ -78,6 +83,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
         ),
         heads=HEADS.format(pooled=pooled, words="x@first" if tied else "mlm"),
         buffers="embeddings.position_ids",
+        ties=TIES if tied else {},
         outputs={"last_hidden_state": "x@last", "pooler_output": "pool"},
     )
 

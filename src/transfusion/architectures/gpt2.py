@@ -43,6 +43,7 @@ multiple_choice_head.summary.*   label <- x@last
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
+    tied = config.get("tie_word_embeddings", True)
     return Table(
         stacks=(
             Stack(
@@ -57,7 +58,8 @@ def table(config: Config, names: frozenset[str]) -> Table:
         axes=(VOCAB, LABEL),
         heads=HEADS,
         buffers="h.{}.attn.bias h.{}.attn.masked_bias",
-        unified=(("x@first", "x@last"),) if config.get("tie_word_embeddings", True) else (),
+        unified=(("x@first", "x@last"),) if tied else (),
+        ties={"lm_head.weight": "wte.weight"} if tied else {},
         outputs={"last_hidden_state": "x@last"},
     )
 

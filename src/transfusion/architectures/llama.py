@@ -51,6 +51,7 @@ AXES = (
 def table(config: Config, names: frozenset[str]) -> Table:
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
+    tied = config.get("tie_word_embeddings", False)
     return Table(
         stacks=(
             Stack(
@@ -70,7 +71,8 @@ def table(config: Config, names: frozenset[str]) -> Table:
         axes=(VOCAB, LABEL),
         heads=HEADS,
         buffers="layers.{}.self_attn.rotary_emb.inv_freq",
-        unified=(("x@first", "x@last"),) if config.get("tie_word_embeddings") else (),
+        unified=(("x@first", "x@last"),) if tied else (),
+        ties={"lm_head.weight": "embed_tokens.weight"} if tied else {},
         outputs={"last_hidden_state": "x@last"},
     )
 

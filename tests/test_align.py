@@ -1,0 +1,143 @@
+"""The driver: planted truths are found again, in every family and under every policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from families import PRINCIPAL
+
+from transfusion.align import align
+from transfusion.architecture import Inner, Residual
+from transfusion.errors import MismatchError
+from transfusion.methods import METHODS
+from transfusion.model import Model
+from transfusion.transport import save_applied
+
+
+@pytest.fixture(params=PRINCIPAL, scope="module")
+def planted(request, made, tmp_path_factory) -> tuple[str, str]:
+    """A, and B made from A by a random exact move of every free axis."""
+    a = made(request.param)
+    shuffle = align(a, a, method="random", residual=Residual.TIED, seed=11)
+    b = save_applied(shuffle, Model.open(a), tmp_path_factory.mktemp("planted") / request.param)
+    return str(a), str(b)
+
+
+@pytest.mark.parametrize("residual", [Residual.UNTIED, Residual.TIED])
+def test_a_random_exact_move_is_recovered(planted, residual):
+    a, b = planted
+    pi = align(a, b, residual=residual)
+    model, target = Model.open(a).under(residual, Inner.FREE), Model.open(b)
+    for name, layout in model.architecture.tensors.items():
+        assert torch.equal(pi.move(model.read(name), layout), target.read(name)), name
+    trace = pi.provenance.objective
+    assert trace[-1] == pytest.approx(sum(_norms(model)), rel=1e-5)
+    assert trace[-1] == trace[-2], "the last sweep changed nothing"
+
+
+def _norms(model: Model) -> list[float]:
+    return [
+        float(model.read(name).double().square().sum())
+        for name, layout in model.architecture.tensors.items()
+        if len(layout.items) > 1
+    ]
+
+
+def test_the_papers_single_inner_permutation_recovers_a_move_of_that_kind(made, tmp_path):
+    a = made("vit-classifier")
+    shuffle = align(a, a, method="random", residual="tied", inner="tied", seed=4)
+    b = save_applied(shuffle, Model.open(a), tmp_path / "b")
+    pi = align(a, b, residual="tied", inner="tied")
+    assert pi.digest == shuffle.digest
+
+
+def test_a_fixed_stream_stays(made, tmp_path):
+    a = made("vit-classifier")
+    shuffle = align(a, a, method="random", residual="fixed", seed=4)
+    assert not any(id.endswith((".x", ".y")) for id in shuffle.maps)
+    b = save_applied(shuffle, Model.open(a), tmp_path / "b")
+    assert align(a, b, residual="fixed").digest == shuffle.digest
+
+
+def test_the_same_seed_gives_the_same_maps(made):
+    a, b = made("bert", 1), made("bert", 2)
+    assert align(a, b).digest == align(a, b).digest
+    assert align(a, a, method="random", seed=1).digest == align(a, a, method="random", seed=1).digest
+    assert align(a, a, method="random", seed=1).digest != align(a, a, method="random", seed=2).digest
+
+
+def test_matching_raises_the_objective_between_unrelated_models(made):
+    trace = align(made("gpt2", 1), made("gpt2", 2)).provenance.objective
+    assert trace[-1] > trace[0]
+
+
+def test_a_model_aligned_with_itself_stays_where_it_is(made):
+    pi = align(made("llama"), made("llama"))
+    assert all(map_.is_identity() for map_ in pi.maps.values())
+
+
+def test_naive_moves_nothing(made):
+    pi = align(made("vit", 1), made("vit", 2), method="naive")
+    assert pi.maps == {}
+    assert len(pi.provenance.objective) == 1
+
+
+def test_steps_count_up_to_the_axes_of_every_sweep(made):
+    steps = []
+    align(made("vit", 1), made("vit", 2), on_step=steps.append)
+    first = [step for step in steps if step.sweep == 0]
+    assert [step.done for step in first] == list(range(1, first[0].total + 1))
+    assert len(steps) == first[0].total * (steps[-1].sweep + 1)
+
+
+def test_options_can_add_the_output_projection_and_the_vectors(made):
+    method = replace(METHODS["transfusion"], produced_only=False, vectors=True)
+    pi = align(made("vit", 1), made("vit", 2), method=method)
+    assert pi.provenance.options["vectors"] is True
+    assert pi.digest != align(made("vit", 1), made("vit", 2)).digest
+
+
+def test_an_unknown_method_names_the_known_ones(made):
+    with pytest.raises(MismatchError, match="there is no method 'magic'") as caught:
+        align(made("vit"), made("vit"), method="magic")
+    assert "transfusion" in str(caught.value.hint)
+
+
+def test_another_family_is_refused(made):
+    with pytest.raises(MismatchError, match="is a vit and .* a bert"):
+        align(made("vit"), made("bert"))
+
+
+def test_differing_vocabularies_are_refused(made, tmp_path):
+    from functools import partial
+
+    from families import LLAMA, Case, _transformers
+
+    other = Case("l", partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 29}), "llama")
+    with pytest.raises(MismatchError, match=r"embed_tokens.weight .* has shape \(31, 36\) in .* and \(29, 36\)") as caught:
+        align(made("llama"), other.save(tmp_path / "b", 1))
+    assert "the vocabularies differ" in str(caught.value.hint)
+
+
+def test_differing_depths_are_refused(made, tmp_path):
+    from functools import partial
+
+    from families import VIT, Case, _transformers
+
+    deeper = Case("v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_hidden_layers": 4}), "vit")
+    with pytest.raises(MismatchError, match=r"do not have the same tensors; only in one: encoder\.layer\.3"):
+        align(made("vit"), deeper.save(tmp_path / "b", 1))
+
+
+def test_differing_numbers_of_heads_are_refused(made, tmp_path):
+    from functools import partial
+
+    from families import VIT, Case, _transformers
+
+    other = Case("v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_attention_heads": 6}), "vit")
+    with pytest.raises(MismatchError, match=r"divide their tensors differently: layer\.0\.head"):
+        align(made("vit"), other.save(tmp_path / "b", 1))
+
+

@@ -1,0 +1,332 @@
+"""Transport: what arrives on B computes what it should, loads where it should, and is written safely."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from families import CASES, PRINCIPAL, finetuned
+
+from transfusion.align import align
+from transfusion.errors import AlignmentError, MismatchError, OutputError
+from transfusion.live import Live, largest_difference
+from transfusion.model import Model
+from transfusion.task_vector import TaskVector
+from transfusion.transport import Action, apply, save_applied, transport
+
+WITH_HEADS = (
+    ("vit", "vit-classifier"),
+    ("bert", "bert-classifier"),
+    ("bert-pretraining", "bert-classifier"),
+    ("bert-pretraining", "bert-tokens"),
+    ("bert", "bert-questions"),
+    ("gpt2", "gpt2-classifier"),
+    ("llama", "llama-classifier"),
+)
+
+
+@pytest.fixture(scope="module")
+def shuffled(made, tmp_path_factory):
+    """B made from A by a random exact move: ``shuffled("vit")`` gives A, B and the move."""
+    done = {}
+
+    def make(case: str) -> tuple[Path, Path]:
+        if case not in done:
+            a = made(case)
+            move = align(a, a, method="random", residual="tied", seed=3)
+            b = tmp_path_factory.mktemp("b") / case
+            done[case] = a, save_applied(move, Model.open(a), b)
+        return done[case]
+
+    return make
+
+
+def same_function(found: Path, wanted: Path, residual_move=None) -> float:
+    """The largest difference between what two folders compute, each run by its own library."""
+    one, two = Live.of(Model.open(found)), Live.of(Model.open(wanted))
+    return largest_difference(two.outputs(), one.outputs())
+
+
+@pytest.mark.parametrize("residual", ["untied", "tied"])
+@pytest.mark.parametrize("case", PRINCIPAL)
+def test_a_planted_truth_arrives_whole(case, residual, shuffled, tmp_path):
+    """B is an exactly moved A: B + π(τ) computes what the fine-tune computes, and loads in its library."""
+    a, b = shuffled(case)
+    tuned = finetuned(CASES[case], a, tmp_path / "tuned")
+    pi = align(a, b, residual=residual)
+    moved = transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "moved")
+    tuned_live, moved_live = Live.of(Model.open(tuned)), Live.of(Model.open(moved))
+    wanted, found = tuned_live.outputs(), moved_live.outputs()
+    under = Model.open(a).under(pi.provenance.residual, pi.provenance.inner)
+    wanted = Live(tuned_live.module, under.family, under.architecture, tuned_live.inputs).expected(pi, wanted)
+    assert largest_difference(wanted, found) < 1e-5
+    scale = max(float(value.abs().max()) for value in wanted.values())
+    assert largest_difference(wanted, found) / scale < 1e-6
+    assert largest_difference(wanted, Live.of(Model.open(b)).outputs()) > 1e-2, "the fine-tune did nothing"
+
+
+@pytest.mark.parametrize(("base", "kind"), WITH_HEADS)
+def test_heads_of_the_fine_tune_are_carried_over(base, kind, shuffled, tmp_path):
+    a, b = shuffled(base)
+    tuned = finetuned(CASES[kind], a, tmp_path / "tuned")
+    moved = transport(tuned, base=a, onto=b, residual="tied")
+    moved.save(tmp_path / "moved")
+    carried = moved.names(Action.CARRIED)
+    assert carried
+    assert set(carried) <= Model.open(tuned).architecture.heads
+    assert json.loads((tmp_path / "moved" / "transfusion.json").read_text())["carried"] == carried
+    config = json.loads((tmp_path / "moved" / "config.json").read_text())
+    assert config["architectures"] == json.loads((tuned / "config.json").read_text())["architectures"]
+    assert same_function(tmp_path / "moved", tuned) < 1e-5
+
+
+@pytest.mark.parametrize("case", PRINCIPAL)
+def test_there_and_back_returns_the_task_vector_bit_for_bit(case, made, tmp_path):
+    a, b = made(case, 1), made(case, 2)
+    tuned = finetuned(CASES[case], a, tmp_path / "tuned")
+    pi = align(a, b)
+    under = [Model.open(m).under(pi.provenance.residual, pi.provenance.inner) for m in (tuned, a)]
+    vector, back = TaskVector.between(*under), pi.inverse()
+    for name, layout in under[1].architecture.tensors.items():
+        tau = vector.difference(name)
+        assert torch.equal(back.move(pi.move(tau, layout), layout), tau), name
+
+
+def test_alpha_scales_the_change(shuffled, tmp_path):
+    a, b = shuffled("vit-classifier")
+    tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
+    pi = align(a, b)
+    whole = transport(tuned, base=a, onto=b, via=pi).state_dict()
+    half = transport(tuned, base=a, onto=b, via=pi, alpha=0.5).state_dict()
+    none = transport(tuned, base=a, onto=b, via=pi, alpha=0.0).state_dict()
+    target = Model.open(b).checkpoint
+    for name, value in whole.items():
+        own = target.read(name)
+        assert torch.equal(none[name], own)
+        assert torch.allclose(half[name] - own, (value - own) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_output_has_the_type_asked_for(dtype, shuffled, tmp_path):
+    a, b = shuffled("llama")
+    tuned = finetuned(CASES["llama"], a, tmp_path / "tuned")
+    transport(tuned, base=a, onto=b, method="naive", dtype=dtype).save(tmp_path / "moved")
+    assert {info.dtype for info in Model.open(tmp_path / "moved").checkpoint.tensors.values()} == {dtype}
+    import transformers
+
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "moved", dtype="auto")
+    assert loaded.dtype is dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_any_float_type_can_be_moved(dtype, made, tmp_path):
+    import transformers
+
+    folders = {}
+    for role, seed in (("a", 1), ("b", 2), ("tuned", 1)):
+        model = transformers.LlamaForCausalLM.from_pretrained(made("llama", seed)).to(dtype)
+        if role == "tuned":
+            model.model.norm.weight.data *= 1.5
+        model.save_pretrained(tmp_path / role)
+        folders[role] = tmp_path / role
+    state = transport(folders["tuned"], base=folders["a"], onto=folders["b"], residual="fixed").state_dict()
+    assert {value.dtype for value in state.values()} == {dtype}
+    own = Model.open(folders["b"]).checkpoint.read("model.norm.weight").double()
+    was = Model.open(folders["a"]).checkpoint.read("model.norm.weight").double()
+    tolerance = {torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    assert torch.allclose(state["model.norm.weight"].double(), own + 0.5 * was, atol=tolerance)
+
+
+def test_sharded_models_keep_their_shards(made, tmp_path):
+    import transformers
+
+    folders = {}
+    for role, seed in (("a", 1), ("b", 2)):
+        model = transformers.LlamaForCausalLM.from_pretrained(made("llama", seed))
+        model.save_pretrained(tmp_path / role, max_shard_size="20KB")
+        folders[role] = tmp_path / role
+    tuned = finetuned(CASES["llama"], folders["a"], tmp_path / "tuned")
+    (folders["b"] / "tokenizer_config.json").write_text('{"b": 1}')
+    transport(tuned, base=folders["a"], onto=folders["b"]).save(tmp_path / "moved")
+
+    def shards(folder):
+        return sorted(path.name for path in folder.glob("*.safetensors"))
+
+    assert len(shards(folders["b"])) > 2
+    assert shards(tmp_path / "moved") == shards(folders["b"])
+    index = "model.safetensors.index.json"
+    placed = [json.loads((f / index).read_text())["weight_map"] for f in (folders["b"], tmp_path / "moved")]
+    assert placed[0] == placed[1]
+    assert (tmp_path / "moved" / "tokenizer_config.json").read_text() == '{"b": 1}'
+    transformers.LlamaForCausalLM.from_pretrained(tmp_path / "moved")
+
+
+def test_pickles_come_out_as_safetensors_that_the_library_loads(made, tmp_path):
+    import transformers
+
+    folders = {}
+    for role, seed in (("a", 1), ("b", 2)):
+        folder = tmp_path / role
+        folder.mkdir()
+        source = made("gpt2", seed)
+        model = transformers.GPT2LMHeadModel.from_pretrained(source)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")  # ties stored twice, as of old
+        (folder / "config.json").write_text((source / "config.json").read_text())
+        folders[role] = folder
+    tuned = finetuned(CASES["gpt2"], made("gpt2", 1), tmp_path / "tuned")
+    moved = transport(tuned, base=folders["a"], onto=folders["b"], residual="tied").save(tmp_path / "moved")
+    assert (moved / "model.safetensors").exists()
+    assert "lm_head.weight" not in Model.open(moved).checkpoint.tensors, "tied tensors are stored once"
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(moved)
+    assert torch.equal(loaded.lm_head.weight, loaded.transformer.wte.weight)
+
+
+def test_a_single_file_can_be_written(made, tmp_path):
+    a, b = made("vit-classifier", 1), made("vit-classifier", 2)
+    tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
+    moved = transport(tuned, base=a, onto=b)
+    path = moved.save(tmp_path / "moved.safetensors")
+    assert Model.open(path, config=b / "config.json").checkpoint.tensors.keys() == moved.state_dict().keys()
+
+
+def test_open_clip_loads_the_output(shuffled, tmp_path):
+    import open_clip
+
+    a, b = shuffled("open_clip")
+    tuned = finetuned(CASES["open_clip"], a, tmp_path / "tuned")
+    moved = transport(tuned, base=a, onto=b).save(tmp_path / "moved")
+    loaded = open_clip.create_model(f"local-dir:{moved}")
+    stored = Model.open(moved).checkpoint
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, stored.read(name)), name
+
+
+def test_names_of_the_live_modules_are_names_of_the_same_tensors(made, tmp_path):
+    """transformers 5 calls ViT's tensors otherwise in memory than on disk; both are one model."""
+    import transformers
+    from safetensors.torch import save_file
+
+    a, b = made("vit-classifier", 1), made("vit-classifier", 2)
+    tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
+    live = transformers.ViTForImageClassification.from_pretrained(tuned)
+    (tmp_path / "raw").mkdir()
+    save_file(live.state_dict(), tmp_path / "raw" / "model.safetensors")
+    (tmp_path / "raw" / "config.json").write_text((tuned / "config.json").read_text())
+    assert set(live.state_dict()) != set(Model.open(tuned).checkpoint.tensors)
+    pi = align(a, b)
+    one = transport(tuned, base=a, onto=b, via=pi).state_dict()
+    two = transport(tmp_path / "raw", base=a, onto=b, via=pi).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fine_tune_of_another_base_is_refused(made, tmp_path):
+    tuned = finetuned(CASES["llama"], made("llama", 2), tmp_path / "tuned")
+    with pytest.raises(MismatchError, match="does not look like a fine-tune of") as caught:
+        transport(tuned, base=made("llama", 1), onto=made("llama", 2))
+    assert "--trust-base" in str(caught.value.hint)
+    transport(tuned, base=made("llama", 1), onto=made("llama", 2), trust_base=True)
+
+
+def test_a_fine_tune_of_another_size_is_refused(made, tmp_path):
+    from functools import partial
+
+    from families import LLAMA, Case, _transformers
+
+    bigger = partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 33})
+    tuned = Case("llama", bigger, "llama").save(tmp_path / "tuned", 1)
+    with pytest.raises(MismatchError, match=r"embed_tokens.weight has shape \(33, 36\)") as caught:
+        transport(tuned, base=made("llama", 1), onto=made("llama", 2))
+    assert "resized its vocabulary" in str(caught.value.hint)
+
+
+def test_a_fine_tune_of_another_family_is_refused(made):
+    with pytest.raises(MismatchError, match="is a bert and its base .* a vit"):
+        transport(made("bert"), base=made("vit", 1), onto=made("vit", 2))
+
+
+def test_a_fine_tune_that_equals_its_base_is_refused_and_nothing_is_written(made, tmp_path):
+    moved = transport(made("vit", 1), base=made("vit", 1), onto=made("vit", 2))
+    with pytest.raises(MismatchError, match="there is nothing to move"):
+        moved.save(tmp_path / "moved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pi_of_other_weights_is_refused(made, tmp_path):
+    a, b, other = made("vit", 1), made("vit", 2), made("vit", 3)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    pi = align(a, b)
+    with pytest.raises(AlignmentError, match=r"was made for the weights of .*vit-2 .* vit-3 has other weights|was made for"):
+        transport(tuned, base=a, onto=other, via=pi)
+    with pytest.raises(AlignmentError, match=r"was made from the weights of"):
+        transport(tuned, base=other, onto=b, via=pi, trust_base=True)
+
+
+def test_an_output_that_exists_is_kept_unless_forced(made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    moved = transport(tuned, base=a, onto=b, method="naive")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "precious").write_text("mine")
+    with pytest.raises(OutputError, match="exists already") as caught:
+        moved.save(tmp_path / "moved")
+    assert "--force" in str(caught.value.hint)
+    assert (tmp_path / "moved" / "precious").read_text() == "mine"
+    moved.save(tmp_path / "moved", force=True)
+    assert not (tmp_path / "moved" / "precious").exists()
+    assert (tmp_path / "moved" / "model.safetensors").exists()
+
+
+def test_an_interrupted_run_leaves_the_old_output_whole(made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    moved = transport(tuned, base=a, onto=b, method="naive")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "precious").write_text("mine")
+
+    def interrupt(name: str) -> None:
+        if "layer.2" in name:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        moved.save(tmp_path / "moved", force=True, on_tensor=interrupt)
+    assert [path.name for path in (tmp_path / "moved").iterdir()] == ["precious"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "tuned"]
+
+
+def test_an_unwritable_place_is_refused_before_any_work(made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "file" / "moved")
+
+
+def test_a_full_disk_is_reported_and_nothing_is_published(made, tmp_path, monkeypatch):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transfusion.writer.save_file", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "moved")
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
+
+
+def test_applying_an_untied_pi_is_refused_with_the_reason(made):
+    pi = align(made("vit"), made("vit"), method="random", residual="untied")
+    with pytest.raises(AlignmentError, match="different maps before and after 6 shortcut") as caught:
+        list(apply(pi, Model.open(made("vit"))))
+    assert "--residual tied" in str(caught.value.hint)
+
+
+def test_applying_to_other_weights_is_refused(made, tmp_path):
+    pi = align(made("vit"), made("vit"), method="random", residual="tied")
+    with pytest.raises(AlignmentError, match="was made from the weights of"):
+        save_applied(pi, Model.open(made("vit", 2)), tmp_path / "out")

@@ -8,13 +8,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from collections.abc import Callable  # noqa: E402
-from pathlib import Path  # noqa: E402
+from collections.abc import Callable
+from pathlib import Path
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from families import CASES, Case  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import pytest
+import torch
+from hypothesis import settings
+
+from families import CASES, Case
 
 torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, max_examples=60)

@@ -149,8 +149,22 @@ CLIP_TEXT = {
 }
 OPEN_CLIP = {
     "embed_dim": 11,
-    "vision_cfg": {"layers": LAYERS, "width": 24, "head_width": 6, "patch_size": 4, "image_size": 12, "mlp_ratio": 1.5},
-    "text_cfg": {"context_length": 13, "vocab_size": 31, "width": 15, "heads": 3, "layers": 2, "mlp_ratio": 1.2},
+    "vision_cfg": {
+        "layers": LAYERS,
+        "width": 24,
+        "head_width": 6,
+        "patch_size": 4,
+        "image_size": 12,
+        "mlp_ratio": 1.5,
+    },
+    "text_cfg": {
+        "context_length": 13,
+        "vocab_size": 31,
+        "width": 15,
+        "heads": 3,
+        "layers": 2,
+        "mlp_ratio": 1.2,
+    },
 }
 
 
@@ -182,7 +196,13 @@ CASES = {
         Case("clip", partial(_clip, "CLIPModel"), "clip"),
         Case("clip-classifier", partial(_clip, "CLIPForImageClassification"), "clip", head=True),
         _case("clip-vision", "clip-vision", "CLIPVisionModel", "CLIPVisionConfig", CLIP_VISION),
-        _case("clip-vision-projected", "clip-vision", "CLIPVisionModelWithProjection", "CLIPVisionConfig", CLIP_VISION),
+        _case(
+            "clip-vision-projected",
+            "clip-vision",
+            "CLIPVisionModelWithProjection",
+            "CLIPVisionConfig",
+            CLIP_VISION,
+        ),
         _case("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", CLIP_TEXT),
         Case("open_clip", _open_clip, "open_clip"),
         _case("bert", "bert", "BertModel", "BertConfig", BERT),
@@ -190,14 +210,31 @@ CASES = {
         _case("bert-untied", "bert", "BertForMaskedLM", "BertConfig", BERT, tie_word_embeddings=False),
         _case("bert-classifier", "bert", "BertForSequenceClassification", "BertConfig", BERT, head=True),
         _case("bert-tokens", "bert", "BertForTokenClassification", "BertConfig", BERT, head=True),
-        _case("bert-questions", "bert", "BertForQuestionAnswering", "BertConfig", {**BERT, "num_labels": 2}, head=True),
+        _case(
+            "bert-questions",
+            "bert",
+            "BertForQuestionAnswering",
+            "BertConfig",
+            {**BERT, "num_labels": 2},
+            head=True,
+        ),
         _case("gpt2", "gpt2", "GPT2LMHeadModel", "GPT2Config", GPT2),
         _case("gpt2-untied", "gpt2", "GPT2LMHeadModel", "GPT2Config", GPT2, tie_word_embeddings=False),
         _case("gpt2-classifier", "gpt2", "GPT2ForSequenceClassification", "GPT2Config", GPT2, head=True),
         _case("llama", "llama", "LlamaForCausalLM", "LlamaConfig", LLAMA),
-        _case("llama-biased", "llama", "LlamaForCausalLM", "LlamaConfig", LLAMA, attention_bias=True, mlp_bias=True),
+        _case(
+            "llama-biased",
+            "llama",
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            LLAMA,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
         _case("llama-classifier", "llama", "LlamaForSequenceClassification", "LlamaConfig", LLAMA, head=True),
-        _case("mistral-tied", "llama", "MistralForCausalLM", "MistralConfig", LLAMA, tie_word_embeddings=True),
+        _case(
+            "mistral-tied", "llama", "MistralForCausalLM", "MistralConfig", LLAMA, tie_word_embeddings=True
+        ),
     )
 }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from families import CASES
 
+from families import CASES
 from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Architecture, Group, Inner, Residual, bind
 from transfusion.architectures import families

@@ -108,7 +108,9 @@ def test_what_layouts_mean(text: str, expected: Layout):
 def test_wrong_strings_are_pointed_at(text: str, column: int, reason: str):
     with pytest.raises(LayoutError) as caught:
         parse(text)
-    assert caught.value.message == f"layout {text!r}, column {column}: " + caught.value.message.split(": ", 1)[1]
+    assert (
+        caught.value.message == f"layout {text!r}, column {column}: " + caught.value.message.split(": ", 1)[1]
+    )
     assert reason in caught.value.message
     assert caught.value.hint == f"{text}\n      {' ' * (column - 1)}^"
 

@@ -1,3 +1,53 @@
-"""TransFusion moves a fine-tune onto a new release of its base model, without training or data."""
+"""
+TransFusion moves a fine-tune onto a new release of its base model, without training or data.
+
+The verbs of the command line are functions here, imported when first used:
+
+>>> import transfusion
+>>> pi = transfusion.align("models/a", "models/b")                                  # doctest: +SKIP
+>>> moved = transfusion.transport("tuned", base="models/a", onto="models/b", via=pi)  # doctest: +SKIP
+>>> model.load_state_dict(moved.state_dict())                                       # doctest: +SKIP
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from transfusion.alignment import Alignment
+    from transfusion.description import inspect
+    from transfusion.errors import TransfusionError
+    from transfusion.matching import align
+    from transfusion.model import Model
+    from transfusion.transportation import apply, transport
+    from transfusion.verification import verify
+
+__all__ = [
+    "Alignment",
+    "Model",
+    "TransfusionError",
+    "__version__",
+    "align",
+    "apply",
+    "inspect",
+    "transport",
+    "verify",
+]
+
+_HOMES = {
+    "Alignment": "alignment",
+    "Model": "model",
+    "TransfusionError": "errors",
+    "align": "matching",
+    "apply": "transportation",
+    "inspect": "description",
+    "transport": "transportation",
+    "verify": "verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

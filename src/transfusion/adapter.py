@@ -1,4 +1,5 @@
-"""PEFT adapters read from their own files, without PEFT: LoRA in, LoRA out.
+"""
+PEFT adapters read from their own files, without PEFT: LoRA in, LoRA out.
 
 A low-rank change of a weight with layout ``O <- I`` is stored as lora_B, ``O rank``, and lora_A,
 ``rank I``. Moving the two factors moves their product, so the rank stays what it was.
@@ -31,13 +32,38 @@ _FACTOR = re.compile(
 
 # Settings that say nothing about where the numbers belong: they may have any value.
 _IRRELEVANT = frozenset(
-    """
-    alpha_pattern auto_mapping base_model_name_or_path bias eva_config exclude_modules
-    ensure_weight_tying fan_in_fan_out inference_mode init_lora_weights layers_pattern
-    layers_to_transform loftq_config lora_alpha lora_bias lora_dropout lora_ga_config corda_config
-    megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern revision
-    runtime_config target_modules task_type use_rslora
-    """.split()
+    [
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "bias",
+        "eva_config",
+        "exclude_modules",
+        "ensure_weight_tying",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_bias",
+        "lora_dropout",
+        "lora_ga_config",
+        "corda_config",
+        "megatron_core",
+        "modules_to_save",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    ]
 )
 
 
@@ -61,7 +87,7 @@ class Factor:
     scaled: bool = False
     """Whether α belongs on this factor: on one of each pair."""
     whole: bool = False
-    """Whether this is a trained copy of the whole tensor, and not a factor of a change."""
+    """Whether this is a copy of the whole tensor, trained or not, and not a factor of a change."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +113,7 @@ class Adapter:
                 f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="fetch the adapter's weights too"
             )
         opened = Checkpoint.open(file)
-        return cls(
-            Checkpoint(str(reference), root, opened.tensors, opened.files), config
-        )
+        return cls(Checkpoint(str(reference), root, opened.tensors, opened.files), config)
 
     def factors(self, base: Model) -> list[Factor]:
         """Every stored tensor with its layout on a base."""
@@ -176,7 +200,8 @@ class Adapter:
         )
         if shape != wanted:
             raise AdapterError(
-                f"{self.label}: {factor.key} has shape {shape}, and on this base '{factor.layout}' is {wanted}",
+                f"{self.label}: {factor.key} has shape {shape}, and on this base"
+                f" '{factor.layout}' is {wanted}",
                 hint="the adapter belongs to a base of another size; give that one as --base",
             )
 
@@ -185,8 +210,10 @@ class Adapter:
 
 
 def _plain(key: str) -> str:
-    """The key of a tensor that was trained as a whole, without PEFT's marks."""
-    return key.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
+    """The key of a tensor that is stored as a whole, without PEFT's marks."""
+    for mark in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):
+        key = key.replace(mark, ".")
+    return key
 
 
 def is_adapter(reference: str | Path) -> bool:

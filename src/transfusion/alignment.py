@@ -252,4 +252,3 @@ def fixed_points(map_: Map) -> Iterator[float]:
     """For every row of a permutation, the share of positions that stay."""
     if isinstance(map_, Permutation):
         yield from (map_.index == np.arange(map_.size)).mean(axis=1).tolist()
-

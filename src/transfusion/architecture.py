@@ -1,4 +1,5 @@
-"""Architectures: tables of tensors whose axes have names, and what follows from such a table.
+"""
+Architectures: tables of tensors whose axes have names, and what follows from such a table.
 
 A family of models (`Family`) turns a configuration into a `Table`: rows of text, one per tensor or
 module, each with a layout. `bind` confronts a table with the shapes of a real checkpoint and gives
@@ -74,7 +75,8 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 
 @dataclass(frozen=True)
 class Stack:
-    """A column of equal blocks on one residual stream, with what stands before and after it.
+    """
+    A column of equal blocks on one residual stream, with what stands before and after it.
 
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block.
     A name that ends in ``.*`` is a module with a weight and perhaps a bias: the bias has the
@@ -268,8 +270,7 @@ class Architecture:
             spaces=spaces,
             tensors={name: layout.rename(same) for name, layout in self.tensors.items()},
             shortcuts=tuple(
-                replace(cut, source=same(cut.source), target=same(cut.target))
-                for cut in self.shortcuts
+                replace(cut, source=same(cut.source), target=same(cut.target)) for cut in self.shortcuts
             ),
             outputs={name: same(id) if id else None for name, id in self.outputs.items()},
             residual=residual,
@@ -503,7 +504,7 @@ class _TableReader:
 
     def given_size(self, id: str) -> int | None:
         """A size that the configuration gives; shapes must agree with it."""
-        stack = self.stacks.get(id.split(".")[0])
+        stack = self.stacks.get(id.split(".", maxsplit=1)[0])
         axis = self.specs[id].axis
         if stack and axis in stack.sizes:
             return stack.sizes[axis]

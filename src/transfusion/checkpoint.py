@@ -1,4 +1,5 @@
-"""Checkpoints: headers first, bytes when asked for.
+"""
+Checkpoints: headers first, bytes when asked for.
 
 A reference is an existing path (a safetensors file, a ``.pt``/``.bin`` file, a folder in the style of
 transformers or open_clip) or else a hub id, ``org/name`` or ``org/name@revision``. Opening one reads
@@ -12,6 +13,8 @@ import hashlib
 import json
 import pickle
 import re
+import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,9 +160,7 @@ def _fetch(reference: str, repo: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     def snapshot(patterns: list[str]) -> Path:
-        return Path(
-            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns)
-        )
+        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns))
 
     beside = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:
@@ -203,9 +204,7 @@ def _only_weights(root: Path) -> Path:
     for name in WEIGHTS:
         if (root / name).exists():
             return root / name
-    candidates = sorted(
-        path for path in root.iterdir() if path.suffix in PICKLES | {".safetensors"}
-    )
+    candidates = sorted(path for path in root.iterdir() if path.suffix in PICKLES | {".safetensors"})
     if not candidates:
         adapter = (root / "adapter_config.json").exists()
         raise CheckpointError(
@@ -266,7 +265,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})", hint="fetch the file again") from error
+        raise CheckpointError(
+            f"{path}: not readable as JSON ({error})", hint="fetch the file again"
+        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: a JSON object was expected", hint="fetch the file again")
     return value
@@ -300,12 +301,8 @@ def _headers(file: Path) -> dict[str, TensorInfo]:
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
     try:
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            state = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{file}: this pickle holds more than tensors and would execute code; it was not loaded",
@@ -330,5 +327,5 @@ def tensor_digest(tensor: Tensor) -> bytes:
     """A hash of dtype, shape and content."""
     digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-    digest.update(memoryview(raw.numpy()))
+    digest.update(raw.numpy().data)
     return digest.digest()

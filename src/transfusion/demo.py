@@ -1,4 +1,5 @@
-"""The demo: the whole job on real digits, with models small enough to train while you wait.
+"""
+The demo: the whole job on real digits, with models small enough to train while you wait.
 
 Two vision transformers learn scikit-learn's digits from different images and different seeds: the
 bases A and B. A is fine-tuned on a shifted domain, digits on a bad screen, where three pixels in ten
@@ -15,22 +16,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from transfusion.align import align
 from transfusion.live import library
-from transfusion.model import Model
-from transfusion.transport import save_applied, transport
-from transfusion.verify import verify
+from transfusion.matching import align
+from transfusion.transportation import apply, transport
+from transfusion.verification import verify
 from transfusion.writer import staged_folder
+
+
+class Schedule(NamedTuple):
+    """How long, and how fast."""
+
+    epochs: int
+    rate: float
+
 
 TEST_IMAGES = 500
 STUCK_PIXELS = 0.3
-PRETRAINING = {"epochs": 100, "rate": 2e-3}
-FINE_TUNING = {"epochs": 15, "rate": 1e-3}
+PRETRAINING = Schedule(epochs=100, rate=2e-3)
+FINE_TUNING = Schedule(epochs=15, rate=1e-3)
 VIT = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -80,17 +88,15 @@ def run(
     with _workplace(keep, force=force) as folder:
         digits = Digits.load(seed)
         say("training A and B on different digits, from different seeds …")
-        a = train(new_vit(seed + 1), *digits.for_a, **PRETRAINING, seed=seed + 1)
-        b = train(new_vit(seed + 2), *digits.for_b, **PRETRAINING, seed=seed + 2)
+        a = train(new_vit(seed + 1), *digits.for_a, PRETRAINING, seed=seed + 1)
+        b = train(new_vit(seed + 2), *digits.for_b, PRETRAINING, seed=seed + 2)
         say("fine-tuning A on the bad screen (and B too, to know the ceiling) …")
         tuned = fine_tune(a, *digits.for_a, seed=seed + 3)
         ceiling = fine_tune(b, *digits.for_b, seed=seed + 3)
         for name, model in (("a", a), ("b", b), ("a-tuned", tuned), ("b-tuned", ceiling)):
             model.save_pretrained(folder / name)
         say("aligning, and moving the fine-tune onto B …")
-        moved = {
-            method: move(folder, "b", method, f"b-{method}") for method in ("naive", "transfusion")
-        }
+        moved = {method: move(folder, "b", method, f"b-{method}") for method in ("naive", "transfusion")}
         planted, proof = plant(folder, seed)
         rows = {
             "B as it is": b,
@@ -113,10 +119,10 @@ def run(
         }
 
 
-def plant(folder: Path, seed: int) -> tuple[dict[str, nn.Module], float]:
+def plant(folder: Path, seed: int) -> tuple[dict[str, Any], float]:
     """A with its units shuffled, the fine-tune moved onto it, and the proof that it is still A."""
     shuffle = align(folder / "a", folder / "a", method="random", residual="tied", seed=seed)
-    save_applied(shuffle, Model.open(folder / "a"), folder / "a-shuffled")
+    apply(shuffle, folder / "a").save(folder / "a-shuffled")
     proof = verify(folder / "a", via=shuffle).difference
     models = {"shuffled": load_vit(folder / "a-shuffled")}
     for method in ("naive", "transfusion"):
@@ -124,7 +130,7 @@ def plant(folder: Path, seed: int) -> tuple[dict[str, nn.Module], float]:
     return models, proof
 
 
-def move(folder: Path, onto: str, method: str, name: str) -> nn.Module:
+def move(folder: Path, onto: str, method: str, name: str) -> Any:
     """Transport A's fine-tune onto a base in the folder, and load the result as a user would."""
     moved = transport(folder / "a-tuned", base=folder / "a", onto=folder / onto, method=method)
     return load_vit(moved.save(folder / name))
@@ -143,23 +149,23 @@ def load_vit(folder: Path) -> Any:
     return library("transformers").ViTForImageClassification.from_pretrained(folder).eval()
 
 
-def train(model: Any, images: Tensor, labels: Tensor, *, epochs: int, rate: float, seed: int) -> Any:
+def train(model: Any, images: Tensor, labels: Tensor, schedule: Schedule, *, seed: int) -> Any:
     """Plain supervised training in batches of 64, with shifts by a pixel."""
     generator = torch.Generator().manual_seed(seed)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.05)
-    steps = epochs * -(-len(images) // 64)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=0.05)
+    steps = schedule.epochs * -(-len(images) // 64)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, schedule.rate, steps)
     model.train()
-    for _ in range(epochs):
-        for batch in torch.randperm(len(images), generator=generator).split(64):
+    for _ in range(schedule.epochs):
+        for batch in torch.split(torch.randperm(len(images), generator=generator), 64):
             shift = torch.randint(-1, 2, (2,), generator=generator).tolist()
             logits = model(torch.roll(images[batch], shift, (2, 3))).logits
             loss = nn.functional.cross_entropy(logits, labels[batch])
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
-            schedule.step()
+            rates.step()
     return model.eval()
 
 
@@ -167,7 +173,7 @@ def fine_tune(base: Any, images: Tensor, labels: Tensor, *, seed: int) -> Any:
     """The base, trained on the shifted domain with its head frozen."""
     model = copy.deepcopy(base)
     model.classifier.requires_grad_(False)
-    return train(model, on_bad_screen(images, seed), labels, **FINE_TUNING, seed=seed)
+    return train(model, on_bad_screen(images, seed), labels, FINE_TUNING, seed=seed)
 
 
 @torch.no_grad()

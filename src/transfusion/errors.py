@@ -1,4 +1,5 @@
-"""Every failure a user can meet, as one small tree.
+"""
+Every failure a user can meet, as one small tree.
 
     TransfusionError
     ├── LayoutError        a layout string, or a tensor that does not fit its layout

@@ -1,4 +1,5 @@
-"""The notation: a layout names the axes of a tensor, dimension by dimension.
+"""
+The notation: a layout names the axes of a tensor, dimension by dimension.
 
     (head qk) <- x                            a query projection, stored (out, in)
     x -> [(head qk)|(head qk)|(head vo)]      GPT-2's fused projection, stored (in, out)
@@ -230,13 +231,17 @@ def size_of(item: Item, sizes: Mapping[str, int]) -> int:
 def solve_sizes(
     layout: Layout, shape: Sequence[int], known: Mapping[str, int], tensor: str = "tensor"
 ) -> dict[str, int]:
-    """The sizes that this shape determines, beyond the known ones; contradictions are errors.
+    """
+    The sizes that this shape determines, beyond the known ones; contradictions are errors.
 
     An axis may stay undetermined (a product of two unknown axes): another tensor may settle it.
     """
     if len(shape) != len(layout.items):
         raise _misfit(
-            layout, shape, known, tensor,
+            layout,
+            shape,
+            known,
+            tensor,
             f"the layout has {len(layout.items)} dimensions and the tensor {len(shape)}",
         )
     found: dict[str, int] = {}
@@ -305,7 +310,8 @@ def index_map(
     permutations: Mapping[str, Index],
     parents: Mapping[str, str],
 ) -> Index | None:
-    """Where each position of a dimension comes from: ``new[j] = old[index[j]]``.
+    """
+    Where each position of a dimension comes from: ``new[j] = old[index[j]]``.
 
     ``permutations[axis]`` has one row for every element of the axis's ancestors (one row for an
     axis without a parent), in the order of the destination. None if nothing in this item moves.
@@ -365,7 +371,8 @@ class Factor:
 
 
 def explode(array: Any, layout: Layout, sizes: Mapping[str, int]) -> list[tuple[Any, list[Factor]]]:
-    """The tensor as views in which every dimension is a single axis: concatenations cut apart,
+    """
+    The tensor as views in which every dimension is a single axis: concatenations cut apart,
     products unfolded. Works on whatever can be sliced and reshaped (NumPy arrays, torch tensors).
     """
     whole = [(item, dim) for dim, item in enumerate(layout.items)]

@@ -1,4 +1,5 @@
-"""Live models: the real library's own code, fed with probes, under an alignment.
+"""
+Live models: the real library's own code, fed with probes, under an alignment.
 
 This is where a claim about symmetries meets the model that it is about. Nothing here knows any
 architecture; what differs between families comes from their tables.
@@ -111,7 +112,13 @@ def _flat(config: Config) -> dict[str, Any]:
     """All settings on one level; those of the towers join those of the whole."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict) and key in ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg"):
+        if isinstance(value, dict) and key in (
+            "vision_config",
+            "text_config",
+            "model_cfg",
+            "vision_cfg",
+            "text_cfg",
+        ):
             flat |= _flat(value)
         else:
             flat[key] = value
@@ -128,7 +135,8 @@ def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict
 
 
 class _DoubleThroughout(TorchFunctionMode):
-    """Computes in float64 also where a library's code asks for float32 (norms, softmax).
+    """
+    Computes in float64 also where a library's code asks for float32 (norms, softmax).
 
     Two ways of summing the same numbers differ by 1e-7 in float32; an equivalence that is exact
     should be seen to be exact.
@@ -139,8 +147,7 @@ class _DoubleThroughout(TorchFunctionMode):
             return args[0].double()
         args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
         kwargs = {
-            key: torch.float64 if value is torch.float32 else value
-            for key, value in (kwargs or {}).items()
+            key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()
         }
         return func(*args, **kwargs)
 
@@ -181,7 +188,8 @@ class Live:
 
     @contextmanager
     def moved(self, alignment: Alignment, *, shortcuts: bool = True) -> Iterator[None]:
-        """Within the block, the module computes with π of its weights.
+        """
+        Within the block, the module computes with π of its weights.
 
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.

@@ -1,4 +1,5 @@
-"""Maps: what an alignment does to one axis, and how a tensor moves when its axes are mapped.
+"""
+Maps: what an alignment does to one axis, and how a tensor moves when its axes are mapped.
 
 A map takes A's basis of an axis to B's. An axis that lies within another (the units inside a head)
 has one map per element of its parents, stacked in the order of the destination; everything here
@@ -179,7 +180,7 @@ def _move_by_factors(
             map_ = maps.get(text)
             return tensor if map_ is None else map_.apply(tensor, dim, _ancestors(text, parents, places))
         case Concat(parts):
-            blocks = tensor.split([size_of(part, sizes) for part in parts], dim)
+            blocks = torch.split(tensor, [size_of(part, sizes) for part in parts], dim)
             return torch.cat(
                 [
                     _move_by_factors(block, dim, part, maps, sizes, parents, places)
@@ -189,15 +190,13 @@ def _move_by_factors(
             )
         case Product(items):
             extents = [size_of(child, sizes) for child in items]
-            unfolded = tensor.unflatten(dim, extents)
+            unfolded = tensor.reshape(*tensor.shape[:dim], *extents, *tensor.shape[dim + 1 :])
             here = dict(places)
             for offset, child in enumerate(items):
-                unfolded = _move_by_factors(
-                    unfolded, dim + offset, child, maps, sizes, parents, here
-                )
+                unfolded = _move_by_factors(unfolded, dim + offset, child, maps, sizes, parents, here)
                 if isinstance(child, Name):
                     here[child.text] = dim + offset
-            return unfolded.flatten(dim, dim + len(items) - 1)
+            return unfolded.reshape(tensor.shape)
 
 
 def _ancestors(name: str, parents: Mapping[str, str], places: Mapping[str, int]) -> list[int]:

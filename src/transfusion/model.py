@@ -148,7 +148,9 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
 
 def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
     if quantisation := config.get("quantization_config"):
-        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
+        method = (
+            quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
+        )
         raise CheckpointError(
             f"{label}: the checkpoint is quantised ({method})",
             hint="quantised checkpoints cannot be moved; use the original weights",

@@ -67,7 +67,8 @@ class TaskVector:
     def _require_descent(self) -> None:
         """A fine-tune stays close to its base; look at a few large matrices."""
         matrices = [
-            name for name, layout in self.base.architecture.trunk.items()
+            name
+            for name, layout in self.base.architecture.trunk.items()
             if len(layout.items) > 1 and self.covers(name)
         ]
         sample = matrices[:: max(1, len(matrices) // 8)]

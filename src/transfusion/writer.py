@@ -21,9 +21,7 @@ from transfusion.errors import OutputError
 def require_writable(path: Path, *, force: bool) -> None:
     """Refuse, before any work is done, a place that exists or that cannot be written."""
     if path.exists() and not force:
-        raise OutputError(
-            f"{path} exists already", hint="give another name, or --force to replace it"
-        )
+        raise OutputError(f"{path} exists already", hint="give another name, or --force to replace it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -103,7 +101,8 @@ def write_model(
     story: Callable[[], Mapping[str, Any]],
     force: bool,
 ) -> Path:
-    """A model in the shape of another: the same shards, index and companions, new tensors.
+    """
+    A model in the shape of another: the same shards, index and companions, new tensors.
 
     A path that ends in ``.safetensors`` becomes that single file; any other becomes a folder.
     ``story`` is asked once all tensors are written, and kept as ``transfusion.json``.

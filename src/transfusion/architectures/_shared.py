@@ -11,23 +11,90 @@ from transfusion.errors import ArchitectureError
 # Configuration keys of transformers that cannot change a symmetry: bookkeeping, dropout,
 # initialisation, generation, tokens, numerics that treat all units alike.
 HARMLESS = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures
-    attention_dropout attention_probs_dropout_prob attn_pdrop bad_words_ids begin_suppress_tokens
-    bos_token_id chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
-    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_act
-    hidden_activation hidden_dropout hidden_dropout_prob id2label initializer_factor
-    initializer_range is_encoder_decoder label2id language layer_norm_eps layer_norm_epsilon
-    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id prefix problem_type projection_dim remove_invalid_values
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate rms_norm_eps sep_token_id
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-    tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    transformers.js_config typical_p use_bfloat16 use_cache vocab_size
-    """.split()
+    [
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "attn_pdrop",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "dropout",
+        "dtype",
+        "early_stopping",
+        "embd_pdrop",
+        "encoder_no_repeat_ngram_size",
+        "encoder_stride",
+        "eos_token_id",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "gradient_checkpointing",
+        "hidden_act",
+        "hidden_activation",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "id2label",
+        "initializer_factor",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label2id",
+        "language",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "length_penalty",
+        "max_length",
+        "min_length",
+        "model_type",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_labels",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "output_scores",
+        "pad_token_id",
+        "prefix",
+        "problem_type",
+        "projection_dim",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "resid_pdrop",
+        "return_dict",
+        "return_dict_in_generate",
+        "rms_norm_eps",
+        "sep_token_id",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "transformers.js_config",
+        "typical_p",
+        "use_bfloat16",
+        "use_cache",
+        "vocab_size",
+    ]
 )
 
 PLAIN = {
@@ -76,8 +143,7 @@ def heads_of_64(width: int, shapes_of: str) -> tuple[int, str]:
     """A head count for a width, by the convention of the published models, and a note on it."""
     if width % 64:
         raise ArchitectureError(
-            f"{shapes_of}: the number of attention heads cannot be told from the shapes"
-            f" (width {width})",
+            f"{shapes_of}: the number of attention heads cannot be told from the shapes (width {width})",
             hint="put the model's config.json beside the weights, or give it with --config",
         )
     return width // 64, "heads of 64 units, as in the published models"

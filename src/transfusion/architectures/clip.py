@@ -85,9 +85,7 @@ def _only(name: str) -> str:
 
 
 def both_towers(config: Config, names: frozenset[str]) -> Table:
-    present = [
-        name for name in ("vision", "text") if any(n.startswith(f"{name}_model.") for n in names)
-    ]
+    present = [name for name in ("vision", "text") if any(n.startswith(f"{name}_model.") for n in names)]
     towers = tuple(tower(name, config[f"{name}_config"], f"{name}_model.") for name in present)
     outputs: dict[str, str | None] = {}
     for name in present:

@@ -110,14 +110,49 @@ FAMILIES = (
         inputs=("image", "tokens"),
         prefixes=("text.",),
         known_keys=frozenset(
-            """
-            model_cfg preprocess_cfg vision_cfg text_cfg embed_dim layers width head_width heads
-            patch_size image_size mlp_ratio context_length vocab_size quick_gelu ls_init_value
-            patch_dropout init_logit_scale init_logit_bias custom_text mean std interpolation
-            resize_mode size mode fill_color pool_type final_ln_after_pool no_ln_pre pos_embed_type
-            no_causal_mask output_tokens pad_id eos_id proj_type act_kwargs norm_kwargs
-            hf_tokenizer_name tokenizer_mode tokenizer_kwargs
-            """.split()
+            [
+                "model_cfg",
+                "preprocess_cfg",
+                "vision_cfg",
+                "text_cfg",
+                "embed_dim",
+                "layers",
+                "width",
+                "head_width",
+                "heads",
+                "patch_size",
+                "image_size",
+                "mlp_ratio",
+                "context_length",
+                "vocab_size",
+                "quick_gelu",
+                "ls_init_value",
+                "patch_dropout",
+                "init_logit_scale",
+                "init_logit_bias",
+                "custom_text",
+                "mean",
+                "std",
+                "interpolation",
+                "resize_mode",
+                "size",
+                "mode",
+                "fill_color",
+                "pool_type",
+                "final_ln_after_pool",
+                "no_ln_pre",
+                "pos_embed_type",
+                "no_causal_mask",
+                "output_tokens",
+                "pad_id",
+                "eos_id",
+                "proj_type",
+                "act_kwargs",
+                "norm_kwargs",
+                "hf_tokenizer_name",
+                "tokenizer_mode",
+                "tokenizer_kwargs",
+            ]
         ),
     ),
 )

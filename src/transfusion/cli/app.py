@@ -1,4 +1,5 @@
-"""The verbs. Each reads its arguments, calls the function of the same name, and shows the result.
+"""
+The verbs. Each reads its arguments, calls the function of the same name, and shows the result.
 
 Heavy libraries are imported inside the verbs, so that ``--help`` answers at once.
 """
@@ -86,21 +87,14 @@ def _common(
 @app.command()
 def inspect(model: ModelArgument, config: Config = None, as_json: Json = False) -> None:
     """Show what a model's axes are and which may move; or what a file of π moves."""
-    from transfusion.alignment import Alignment, is_alignment
     from transfusion.cli import views
-    from transfusion.describe import describe_alignment, describe_model
-    from transfusion.model import Model
+    from transfusion.description import inspect as describe
 
-    if Path(model).is_file() and is_alignment(model):
-        description = describe_alignment(Alignment.load(model))
-        view = views.alignment
-    else:
-        description = describe_model(Model.open(model, config=config))
-        view = views.model
+    description = describe(model, config=config)
     if as_json:
         print_json(description)
     else:
-        out.print(view(description))
+        out.print(views.model(description) if "model" in description else views.alignment(description))
 
 
 @app.command()
@@ -152,11 +146,10 @@ def apply(
     as_json: Json = False,
 ) -> None:
     """Write π(A): the same function as A, its units in B's order."""
-    from transfusion.alignment import Alignment
     from transfusion.model import Model
-    from transfusion.transport import save_applied
+    from transfusion.transportation import apply as prepare
 
-    save_applied(Alignment.load(pi), Model.open(a, config=config), output, force=force)
+    prepare(pi, Model.open(a, config=config)).save(output, force=force)
     _show({"written": str(output)}, as_json, f"π(A) written to {output}")
 
 
@@ -170,7 +163,7 @@ def verify(
     """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ."""
     from dataclasses import asdict
 
-    from transfusion.verify import verify as run
+    from transfusion.verification import verify as run
 
     found = run(a, via=via, tolerance=tolerance)
     aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
@@ -219,8 +212,8 @@ def transport(
     from transfusion.adapter import is_adapter
     from transfusion.alignment import Alignment
     from transfusion.model import Model, require_same_shape
-    from transfusion.transport import AdapterTransport
-    from transfusion.transport import transport as prepare
+    from transfusion.transportation import AdapterTransport
+    from transfusion.transportation import transport as prepare
     from transfusion.writer import require_writable
 
     talk = Talk(quiet=quiet, verbose=verbose)
@@ -245,9 +238,11 @@ def transport(
         dtype=_dtype(dtype),
         trust_base=trust_base,
     )
-    names = [f.key for f in moved.factors] if isinstance(moved, AdapterTransport) else [
-        entry.name for entry in moved.entries
-    ]
+    names = (
+        [f.key for f in moved.factors]
+        if isinstance(moved, AdapterTransport)
+        else [entry.name for entry in moved.entries]
+    )
     if dry_run:
         plan = {"would_write": str(output), "tensors": len(names)}
         _show(plan, as_json, f"would write {len(names)} tensors to {output}")
@@ -295,7 +290,7 @@ def _align(
 ) -> Alignment:
     import torch
 
-    from transfusion.align import align as run
+    from transfusion.matching import align as run
 
     if jobs:
         torch.set_num_threads(jobs)

@@ -16,10 +16,10 @@ from transfusion.errors import TransfusionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transfusion.align import Step
+    from transfusion.matching import Step
     from transfusion.model import Model
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

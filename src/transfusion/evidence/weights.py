@@ -1,4 +1,5 @@
-"""Evidence from the weights.
+"""
+Evidence from the weights.
 
 The gain of matching unit j of A with unit i of B is the inner product of what belongs to them, over
 every tensor in which the axis occurs, with all other axes of A already mapped. An axis that other
@@ -59,9 +60,7 @@ class Weights:
             here = maps
             if except_for is not None and except_for[1] == dim:
                 here = {id: map_ for id, map_ in maps.items() if id != except_for[0]}
-            tensor = move_dim(
-                tensor, dim, item, here, self.architecture.sizes, self.architecture.parents
-            )
+            tensor = move_dim(tensor, dim, item, here, self.architecture.sizes, self.architecture.parents)
         return tensor
 
     def objective(self, maps: Mapping[str, Map]) -> float:
@@ -72,7 +71,8 @@ class Weights:
         )
 
     def gain(self, id: str, maps: Mapping[str, Map], *, produced_only: bool) -> Tensor:
-        """How well each unit of A would do in each place of B: shape (rows, size in B, size in A).
+        """
+        How well each unit of A would do in each place of B: shape (rows, size in B, size in A).
 
         ``produced_only`` counts only the tensors that produce the axis (q, k and v for the units of
         a head), not those that read it (o).
@@ -155,7 +155,7 @@ def singular_values(matrices: Tensor) -> Tensor:
     matrices = matrices.double()
     if matrices.shape[1] > matrices.shape[2]:
         matrices = matrices.transpose(1, 2)
-    squares = torch.linalg.eigvalsh(matrices @ matrices.transpose(1, 2))
+    squares: Tensor = torch.linalg.eigvalsh(matrices @ matrices.transpose(1, 2))
     return squares.clamp(min=0).sqrt().flip(-1)
 
 

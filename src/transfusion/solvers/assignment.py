@@ -11,6 +11,4 @@ from transfusion.maps import Permutation
 
 def assign(gain: Tensor) -> Permutation:
     """The best permutation for each row of a gain of shape (rows, size in B, size in A)."""
-    return Permutation(
-        np.stack([linear_sum_assignment(one, maximize=True)[1] for one in gain.cpu().numpy()])
-    )
+    return Permutation(np.stack([linear_sum_assignment(one, maximize=True)[1] for one in gain.cpu().numpy()]))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
-from transfusion.alignment import Alignment, fixed_points
+from transfusion.alignment import Alignment, fixed_points, is_alignment
 from transfusion.architecture import Space
 from transfusion.maps import Permutation
 from transfusion.model import Model
+
+
+def inspect(reference: str | Path, *, config: Path | None = None) -> dict[str, Any]:
+    """What a model, or a file of π, is: the data behind ``transfusion inspect``."""
+    if Path(reference).is_file() and is_alignment(reference):
+        return describe_alignment(Alignment.load(reference))
+    return describe_model(Model.open(reference, config=config))
 
 
 def describe_model(model: Model) -> dict[str, Any]:

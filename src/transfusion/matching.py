@@ -1,4 +1,5 @@
-"""The driver: from two models to an alignment.
+"""
+The driver: from two models to an alignment.
 
 Each sweep visits every free axis in the order in which a signal meets it, gathers the evidence with
 all other axes at their current maps, and solves for a new map; sweeps go on until nothing changes
@@ -46,7 +47,8 @@ def align(
     device: str = "cpu",
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Alignment:
-    """Find how the units of A correspond to those of B.
+    """
+    Find how the units of A correspond to those of B.
 
     >>> pi = align("models/a", "models/b")               # doctest: +SKIP
     >>> pi.save("pi.safetensors")                        # doctest: +SKIP
@@ -58,9 +60,7 @@ def align(
         inner=Inner(inner) if inner else chosen.inner,
     )
     a, b = (
-        (model if isinstance(model, Model) else Model.open(model)).under(
-            chosen.residual, chosen.inner
-        )
+        (model if isinstance(model, Model) else Model.open(model)).under(chosen.residual, chosen.inner)
         for model in (a, b)
     )
     require_same_shape(a, b)
@@ -115,9 +115,7 @@ def _sweep_until_still(
     return maps, trace
 
 
-def _solve(
-    weights: Weights, chosen: Method, id: str, maps: dict[str, Map], *, parent: bool
-) -> Map:
+def _solve(weights: Weights, chosen: Method, id: str, maps: dict[str, Map], *, parent: bool) -> Map:
     if parent:
         distance = weights.spectral_distance(id, produced_only=chosen.produced_only)
         return assign(-distance[None])

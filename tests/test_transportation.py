@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import CASES, PRINCIPAL, finetuned
 
-from transfusion.align import align
+from families import CASES, PRINCIPAL, finetuned
 from transfusion.errors import AlignmentError, MismatchError, OutputError
 from transfusion.live import Live, largest_difference
+from transfusion.matching import align
 from transfusion.model import Model
 from transfusion.task_vector import TaskVector
-from transfusion.transport import Action, apply, save_applied, transport
+from transfusion.transportation import Action, apply, transport
 
 WITH_HEADS = (
     ("vit", "vit-classifier"),
@@ -37,7 +37,7 @@ def shuffled(made, tmp_path_factory):
             a = made(case)
             move = align(a, a, method="random", residual="tied", seed=3)
             b = tmp_path_factory.mktemp("b") / case
-            done[case] = a, save_applied(move, Model.open(a), b)
+            done[case] = a, apply(move, a).save(b)
         return done[case]
 
     return make
@@ -260,7 +260,9 @@ def test_a_pi_of_other_weights_is_refused(made, tmp_path):
     a, b, other = made("vit", 1), made("vit", 2), made("vit", 3)
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
     pi = align(a, b)
-    with pytest.raises(AlignmentError, match=r"was made for the weights of .*vit-2 .* vit-3 has other weights|was made for"):
+    with pytest.raises(
+        AlignmentError, match=r"was made for the weights of .*vit-2 .* vit-3 has other weights|was made for"
+    ):
         transport(tuned, base=a, onto=other, via=pi)
     with pytest.raises(AlignmentError, match=r"was made from the weights of"):
         transport(tuned, base=other, onto=b, via=pi, trust_base=True)
@@ -322,11 +324,11 @@ def test_a_full_disk_is_reported_and_nothing_is_published(made, tmp_path, monkey
 def test_applying_an_untied_pi_is_refused_with_the_reason(made):
     pi = align(made("vit"), made("vit"), method="random", residual="untied")
     with pytest.raises(AlignmentError, match="different maps before and after 6 shortcut") as caught:
-        list(apply(pi, Model.open(made("vit"))))
+        apply(pi, made("vit"))
     assert "--residual tied" in str(caught.value.hint)
 
 
 def test_applying_to_other_weights_is_refused(made, tmp_path):
     pi = align(made("vit"), made("vit"), method="random", residual="tied")
     with pytest.raises(AlignmentError, match="was made from the weights of"):
-        save_applied(pi, Model.open(made("vit", 2)), tmp_path / "out")
+        apply(pi, made("vit", 2)).save(tmp_path / "out")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from transfusion import __version__
 from transfusion.adapter import CONFIG as ADAPTER_CONFIG
 from transfusion.adapter import Adapter, Factor, is_adapter
-from transfusion.align import align
 from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, MismatchError, listing
+from transfusion.matching import align
 from transfusion.model import Model, require_same_shape
 from transfusion.task_vector import TaskVector, working
 from transfusion.writer import Shards, staged_folder, write_json, write_model, write_shard
@@ -151,18 +151,15 @@ class Transport:
     def _shards(self, on_tensor: Callable[[str], None]) -> Shards:
         """B's files with the tensors that go into each; what B does not have joins the last."""
 
-        def compute(entry: Entry) -> Callable[[], Tensor]:
-            def tensor() -> Tensor:
-                on_tensor(entry.name)
-                return self.tensor(entry)
-
-            return tensor
+        def compute(entry: Entry) -> Tensor:
+            on_tensor(entry.name)
+            return self.tensor(entry)
 
         shards: Shards = {file: {} for file in self.onto.checkpoint.files}
         for entry in self.entries:
             mine = entry.name in self.onto.names
             file = self.onto.info(entry.name).file if mine else self.onto.checkpoint.files[-1]
-            shards[file][entry.stored_as] = compute(entry)
+            shards[file][entry.stored_as] = partial(compute, entry)
         return {file: tensors for file, tensors in shards.items() if tensors}
 
     def story(self) -> dict[str, Any]:
@@ -269,7 +266,8 @@ def transport(
     trust_base: bool = False,
     **aligning: Any,
 ) -> Transport | AdapterTransport:
-    """Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
+    """
+    Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
 
     >>> moved = transport("tuned", base="a", onto="b")   # doctest: +SKIP
     >>> moved.save(Path("tuned-on-b"))                   # doctest: +SKIP
@@ -286,9 +284,7 @@ def transport(
     return Transport(TaskVector.between(tuned, a, trust_base=trust_base), b, alignment, alpha, dtype)
 
 
-def alignment_between(
-    a: Model, b: Model, via: Alignment | str | Path | None, **aligning: Any
-) -> Alignment:
+def alignment_between(a: Model, b: Model, via: Alignment | str | Path | None, **aligning: Any) -> Alignment:
     """The given alignment, checked against both models; or a new one."""
     if via is None:
         return align(a, b, **aligning)
@@ -302,48 +298,62 @@ def alignment_between(
 # ── π(A) ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def apply(alignment: Alignment, a: Model) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """The tensors of π(A) under A's names; refused where π(A) is not an ordinary checkpoint."""
+@dataclass
+class Applied:
+    """π(A): A's tensors in B's order of units."""
+
+    alignment: Alignment
+    model: Model
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor by canonical name."""
+        tensor = self.model.read(name)
+        layout = self.model.architecture.tensors.get(name)
+        return tensor if layout is None else self.alignment.move(tensor, layout)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole of it in memory, under A's names."""
+        return {stored: self.tensor(name) for name, stored in self.model.names.items()}
+
+    def save(self, path: Path, *, force: bool = False) -> Path:
+        """Write it like A: the same files, configuration and companions."""
+        shards: Shards = {file: {} for file in self.model.checkpoint.files}
+        for name, stored in self.model.names.items():
+            shards[self.model.info(name).file][stored] = partial(self.tensor, name)
+        return write_model(
+            path,
+            shards,
+            like=self.model.checkpoint,
+            config=self.model.checkpoint.config,
+            story=lambda: {
+                "transfusion": __version__,
+                "applied": self.alignment.digest,
+                "to": {"name": self.model.label, "sha256": self.model.digest},
+            },
+            force=force,
+        )
+
+
+def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
+    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint."""
+    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
-    a = a.under(story.residual, story.inner)
-    alignment.require_for(a.architecture)
-    alignment.require_between(source=a)
+    model = (a if isinstance(a, Model) else Model.open(a)).under(story.residual, story.inner)
+    alignment.require_for(model.architecture)
+    alignment.require_between(source=model)
     broken = [
         f"{cut.source} → {cut.target}"
-        for cut in a.architecture.shortcuts
+        for cut in model.architecture.shortcuts
         if alignment.maps.get(cut.source) != alignment.maps.get(cut.target)
     ]
     if broken:
         raise AlignmentError(
-            f"π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
+            "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
             f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot turn one into"
             " the other",
             hint="align with --residual tied; 'transport' needs no shortcuts and takes this π as it is",
         )
-
-    def moved(name: str) -> Callable[[], Tensor]:
-        layout = a.architecture.tensors.get(name)
-        if layout is None:
-            return lambda: a.read(name)
-        return lambda: alignment.move(a.read(name), layout)
-
-    for name in a.names:
-        yield name, moved(name)
-
-
-def save_applied(alignment: Alignment, a: Model, path: Path, *, force: bool = False) -> Path:
-    """Write π(A): A's files, the same function, B's order of units."""
-    shards: Shards = {file: {} for file in a.checkpoint.files}
-    for name, tensor in apply(alignment, a):
-        shards[a.info(name).file][a.names[name]] = tensor
-    return write_model(
-        path,
-        shards,
-        like=a.checkpoint,
-        config=a.checkpoint.config,
-        story=lambda: {"transfusion": __version__, "applied": alignment.digest, "to": a.label},
-        force=force,
-    )
+    return Applied(alignment, model)
 
 
 def _story(finetuned: str, base: Model, onto: Model, alignment: Alignment, alpha: float) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import PRINCIPAL
 
-from transfusion.align import align
+from families import PRINCIPAL
 from transfusion.architecture import Inner, Residual
 from transfusion.errors import MismatchError
+from transfusion.matching import align
 from transfusion.methods import METHODS
 from transfusion.model import Model
-from transfusion.transport import save_applied
+from transfusion.transportation import apply
 
 
 @pytest.fixture(params=PRINCIPAL, scope="module")
@@ -21,7 +21,7 @@ def planted(request, made, tmp_path_factory) -> tuple[str, str]:
     """A, and B made from A by a random exact move of every free axis."""
     a = made(request.param)
     shuffle = align(a, a, method="random", residual=Residual.TIED, seed=11)
-    b = save_applied(shuffle, Model.open(a), tmp_path_factory.mktemp("planted") / request.param)
+    b = apply(shuffle, a).save(tmp_path_factory.mktemp("planted") / request.param)
     return str(a), str(b)
 
 
@@ -48,7 +48,7 @@ def _norms(model: Model) -> list[float]:
 def test_the_papers_single_inner_permutation_recovers_a_move_of_that_kind(made, tmp_path):
     a = made("vit-classifier")
     shuffle = align(a, a, method="random", residual="tied", inner="tied", seed=4)
-    b = save_applied(shuffle, Model.open(a), tmp_path / "b")
+    b = apply(shuffle, a).save(tmp_path / "b")
     pi = align(a, b, residual="tied", inner="tied")
     assert pi.digest == shuffle.digest
 
@@ -57,7 +57,7 @@ def test_a_fixed_stream_stays(made, tmp_path):
     a = made("vit-classifier")
     shuffle = align(a, a, method="random", residual="fixed", seed=4)
     assert not any(id.endswith((".x", ".y")) for id in shuffle.maps)
-    b = save_applied(shuffle, Model.open(a), tmp_path / "b")
+    b = apply(shuffle, a).save(tmp_path / "b")
     assert align(a, b, residual="fixed").digest == shuffle.digest
 
 
@@ -115,8 +115,12 @@ def test_differing_vocabularies_are_refused(made, tmp_path):
 
     from families import LLAMA, Case, _transformers
 
-    other = Case("l", partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 29}), "llama")
-    with pytest.raises(MismatchError, match=r"embed_tokens.weight .* has shape \(31, 36\) in .* and \(29, 36\)") as caught:
+    other = Case(
+        "l", partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 29}), "llama"
+    )
+    with pytest.raises(
+        MismatchError, match=r"embed_tokens.weight .* has shape \(31, 36\) in .* and \(29, 36\)"
+    ) as caught:
         align(made("llama"), other.save(tmp_path / "b", 1))
     assert "the vocabularies differ" in str(caught.value.hint)
 
@@ -126,7 +130,9 @@ def test_differing_depths_are_refused(made, tmp_path):
 
     from families import VIT, Case, _transformers
 
-    deeper = Case("v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_hidden_layers": 4}), "vit")
+    deeper = Case(
+        "v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_hidden_layers": 4}), "vit"
+    )
     with pytest.raises(MismatchError, match=r"do not have the same tensors; only in one: encoder\.layer\.3"):
         align(made("vit"), deeper.save(tmp_path / "b", 1))
 
@@ -136,8 +142,8 @@ def test_differing_numbers_of_heads_are_refused(made, tmp_path):
 
     from families import VIT, Case, _transformers
 
-    other = Case("v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_attention_heads": 6}), "vit")
+    other = Case(
+        "v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_attention_heads": 6}), "vit"
+    )
     with pytest.raises(MismatchError, match=r"divide their tensors differently: layer\.0\.head"):
         align(made("vit"), other.save(tmp_path / "b", 1))
-
-

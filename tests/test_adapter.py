@@ -1,0 +1,260 @@
+"""LoRA in, LoRA out: same rank, same keys, loaded by PEFT itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from families import CASES
+from transfusion.errors import AdapterError, ArchitectureError, CheckpointError
+from transfusion.live import Live, largest_difference, probes, run
+from transfusion.matching import align
+from transfusion.model import Model
+from transfusion.transportation import AdapterTransport, apply, transport
+
+TARGETS = {
+    "vit-classifier": ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"],
+    "clip": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "text_projection"],
+    "open_clip": ["c_fc", "c_proj"],
+    "bert-pretraining": ["query", "key", "value", "dense", "word_embeddings"],
+    "gpt2": ["c_attn", "c_proj", "c_fc", "wpe"],
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"],
+    "mistral-tied": ["q_proj", "v_proj", "down_proj", "embed_tokens"],
+}
+
+
+def train_adapter(base: Path, folder: Path, targets: list[str], **settings: object) -> torch.nn.Module:
+    """An adapter as PEFT makes it on the live model, with factors that do something."""
+    import peft
+
+    module = Live.of(Model.open(base)).module.float()
+    # a transposed layer (Conv1D) is set right by PEFT itself, module by module
+    tuned = peft.get_peft_model(
+        module, peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, **settings)
+    )
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in tuned.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+    tuned.save_pretrained(folder)
+    return tuned.eval()
+
+
+@pytest.fixture(scope="module")
+def shuffled(made, tmp_path_factory):
+    done = {}
+
+    def make(case: str) -> tuple[Path, Path]:
+        if case not in done:
+            a = made(case)
+            move = align(a, a, method="random", residual="tied", seed=3)
+            done[case] = a, apply(move, a).save(tmp_path_factory.mktemp("b") / case)
+        return done[case]
+
+    return make
+
+
+def outputs_with(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
+    """What a base computes with an adapter that PEFT loaded onto it."""
+    import peft
+
+    model = Model.open(base)
+    loaded = peft.PeftModel.from_pretrained(Live.of(model).module.float(), adapter).double().eval()
+    return run(loaded.get_base_model(), model.family, probes(model.family, model.config))
+
+
+# PEFT warns that Conv1D is transposed, and that embeddings and tied weights are being adapted.
+@pytest.mark.filterwarnings(
+    "ignore:fan_in_fan_out", "ignore:Setting `save_embedding_layers`", "ignore:Model has `tie_word"
+)
+@pytest.mark.parametrize("residual", ["untied", "tied"])
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_moved_adapter_does_on_b_what_it_did_on_a(case, residual, shuffled, tmp_path):
+    a, b = shuffled(case)
+    train_adapter(a, tmp_path / "adapter", TARGETS[case])
+    pi = align(a, b, residual=residual)
+    moved = transport(tmp_path / "adapter", base=a, onto=b, via=pi)
+    assert isinstance(moved, AdapterTransport)
+    moved.save(tmp_path / "moved")
+    under = Model.open(a).under(pi.provenance.residual, pi.provenance.inner)
+    live = Live.of(under)
+    wanted = live.expected(pi, outputs_with(tmp_path / "adapter", a))
+    assert largest_difference(wanted, outputs_with(tmp_path / "moved", b)) < 1e-5
+    assert largest_difference(wanted, Live.of(Model.open(b)).outputs()) > 1e-3, "the adapter did nothing"
+    was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("adapter", "moved"))
+    assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
+
+
+def test_only_base_and_revision_change_in_the_configuration(shuffled, tmp_path):
+    a, b = shuffled("llama")
+    train_adapter(a, tmp_path / "adapter", ["q_proj"])
+    transport(tmp_path / "adapter", base=a, onto=b, method="naive").save(tmp_path / "moved")
+    was, now = (json.loads((tmp_path / f / "adapter_config.json").read_text()) for f in ("adapter", "moved"))
+    assert now["base_model_name_or_path"] == str(b)
+    assert {key for key in was if was[key] != now[key]} <= {"base_model_name_or_path", "revision"}
+
+
+def test_alpha_scales_one_factor_of_each_pair(shuffled, tmp_path):
+    a, b = shuffled("llama")
+    train_adapter(a, tmp_path / "adapter", ["q_proj"])
+    pi = align(a, b)
+    whole = transport(tmp_path / "adapter", base=a, onto=b, via=pi).state_dict()
+    half = transport(tmp_path / "adapter", base=a, onto=b, via=pi, alpha=0.5).state_dict()
+    for key in whole:
+        factor = 0.5 if "lora_B" in key else 1.0
+        assert torch.allclose(half[key], factor * whole[key])
+
+
+def test_a_head_trained_beside_the_adapter_is_carried_over(made, tmp_path):
+    """The base has no classifier; the adapter brings one, and its input axis moves."""
+    a = made("bert")
+    move = align(a, a, method="random", residual="tied", seed=3)
+    b = apply(move, a).save(tmp_path / "b")
+    head = CASES["bert-classifier"]
+    whole = {}
+    for role, base in (("a", a), ("b", b)):  # the same classes on top of both bases
+        module = head.build(9)
+        module.bert.load_state_dict(
+            {n: Model.open(base).checkpoint.read(n) for n in module.bert.state_dict()}
+        )
+        whole[role] = head.store(module, tmp_path / f"{role}-with-head")
+    train_adapter(
+        whole["a"], tmp_path / "adapter", ["query"], modules_to_save=["classifier"], task_type="SEQ_CLS"
+    )
+    moved = transport(tmp_path / "adapter", base=a, onto=b, residual="tied")
+    moved.save(tmp_path / "moved")
+    assert moved.story()["carried"] == ["classifier.bias", "classifier.weight"]
+    assert (
+        largest_difference(
+            outputs_with(tmp_path / "adapter", whole["a"]), outputs_with(tmp_path / "moved", whole["b"])
+        )
+        < 1e-5
+    )
+
+
+def test_a_token_head_reads_the_stream_and_not_the_pooler(made, tmp_path):
+    a, b = made("bert", 1), made("bert", 2)
+    module = CASES["bert-tokens"].build(9)
+    CASES["bert-tokens"].store(module, tmp_path / "with-head")
+    train_adapter(tmp_path / "with-head", tmp_path / "adapter", ["query"], modules_to_save=["classifier"])
+    moved = transport(tmp_path / "adapter", base=a, onto=b)
+    (weight,) = (factor for factor in moved.factors if factor.tensor == "classifier.weight")
+    assert str(weight.layout) == "label <- layer.3.x"
+
+
+def test_a_whole_tensor_that_both_bases_have_moves_as_a_change(shuffled, tmp_path):
+    a, b = shuffled("llama")
+    train_adapter(a, tmp_path / "adapter", ["q_proj"], modules_to_save=["lm_head"])
+    state = transport(tmp_path / "adapter", base=a, onto=b, method="naive", alpha=0.0).state_dict()
+    assert torch.equal(
+        state["base_model.model.lm_head.weight"], Model.open(b).checkpoint.read("lm_head.weight")
+    )
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def adapter(made, tmp_path) -> Path:
+    train_adapter(made("llama"), tmp_path / "adapter", ["q_proj"])
+    return tmp_path / "adapter"
+
+
+def edit(adapter: Path, **settings: object) -> Path:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return adapter
+
+
+def rewrite(adapter: Path, change) -> Path:
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return adapter
+
+
+def move(adapter: Path, made, case: str = "llama"):
+    moved = transport(adapter, base=made(case, 1), onto=made(case, 2), method="naive")
+    return moved.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["IA3", "LOHA", "PROMPT_TUNING", "LN_TUNING"])
+def test_other_kinds_are_refused_by_name(kind, adapter, made):
+    with pytest.raises(AdapterError, match=f"adapters of kind {kind} cannot be moved"):
+        move(edit(adapter, peft_type=kind), made)
+
+
+def test_dora_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match="settings that are not understood: use_dora=True"):
+        move(edit(adapter, use_dora=True), made)
+
+
+def test_an_unknown_setting_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match="use_next_years_trick=7"):
+        move(edit(adapter, use_next_years_trick=7), made)
+
+
+def test_an_adapter_of_another_size_is_refused(adapter, made):
+    def widen(tensors):
+        for key in tensors:
+            if key.endswith("lora_A.weight"):
+                tensors[key] = torch.zeros(3, 40)
+
+    with pytest.raises(
+        AdapterError, match=r"has shape \(3, 40\), and on this base '_ layer.0.x' is \(3, 36\)"
+    ):
+        move(rewrite(adapter, widen), made)
+
+
+def test_an_adapter_of_another_family_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match=r"which the base does not have"):
+        move(adapter, made, "bert")
+
+
+def test_factors_of_different_ranks_are_refused(adapter, made):
+    def cut(tensors):
+        key = next(key for key in tensors if key.endswith("lora_A.weight"))
+        tensors[key] = tensors[key][:2].clone()
+
+    with pytest.raises(AdapterError, match="has rank 2 in lora_A and 3 in lora_B"):
+        move(rewrite(adapter, cut), made)
+
+
+def test_a_lonely_factor_is_refused(adapter, made):
+    def drop(tensors):
+        tensors.pop(next(key for key in tensors if key.endswith("lora_A.weight")))
+
+    with pytest.raises(AdapterError, match="has lora_B and not its partner"):
+        move(rewrite(adapter, drop), made)
+
+
+def test_an_adapter_on_a_norm_is_refused(adapter, made):
+    def onto_norm(tensors):
+        for key in list(tensors):
+            tensors[key.replace("self_attn.q_proj", "input_layernorm")] = tensors.pop(key)
+
+    with pytest.raises(AdapterError, match="is not a linear map"):
+        move(rewrite(adapter, onto_norm), made)
+
+
+def test_a_stray_tensor_is_refused(adapter, made):
+    with pytest.raises(ArchitectureError, match="the table does not know: mystery.weight"):
+        move(rewrite(adapter, lambda t: t.update({"base_model.model.mystery.weight": torch.zeros(2)})), made)
+
+
+def test_an_adapter_without_weights_is_refused(adapter, made):
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="without adapter_model.safetensors"):
+        move(adapter, made)
+
+
+def test_an_adapter_given_as_a_base_is_refused(adapter, made):
+    with pytest.raises(CheckpointError, match="this is an adapter, not a model"):
+        Model.open(adapter)
+    shutil.rmtree(adapter)

@@ -1,0 +1,221 @@
+"""The command line as its users see it: stdout, stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from families import CASES, finetuned
+from transfusion.cli import main
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run a command line; gives exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        code = exit.value.code
+        return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+    return run
+
+
+def test_the_whole_job(cli, made, tmp_path):
+    a, b = made("llama", 1), made("llama", 2)
+    tuned = finetuned(CASES["llama"], a, tmp_path / "tuned")
+    pi = tmp_path / "pi.safetensors"
+
+    code, out, err = cli("align", a, b, "-o", pi)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"π written to {pi}: ")
+
+    code, out, _ = cli("inspect", pi)
+    assert code == 0
+    assert "method transfusion, seed 0" in out
+    assert "layer.0.group" in out
+    assert "0←" in out
+
+    code, out, _ = cli("verify", a, "--via", pi)
+    assert code == 0
+    assert "π(A) computes what A computes, with P_out·P_inᵀ in 6 shortcuts" in out
+
+    code, out, err = cli("transport", tuned, "--base", a, "--onto", b, "--via", pi, "-o", tmp_path / "moved")
+    assert (code, err) == (0, "")
+    assert f"tensors moved onto {b} with α = 1" in out
+    assert (tmp_path / "moved" / "transfusion.json").exists()
+
+
+def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
+    code, out, _ = cli(
+        "transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved", "--residual", "tied"
+    )
+    assert code == 0
+    assert "carried over, because only the fine-tune has them: classifier.weight, classifier.bias" in out
+    assert "left behind, because the fine-tune does not have them: pooler.dense.weight" in out
+    story = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    assert story["alignment"]["residual"] == "tied"
+
+
+def test_results_as_json_are_alone_on_stdout(cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    _, out, _ = cli("align", a, b, "-o", tmp_path / "pi.safetensors", "--json")
+    assert json.loads(out)["objective"][-1] > json.loads(out)["objective"][0]
+    _, out, _ = cli("inspect", tmp_path / "pi.safetensors", "--json")
+    assert json.loads(out)["heads"].keys() == {f"layer.{i}.head" for i in range(3)}
+    _, out, _ = cli("inspect", a, "--json")
+    axes = {axis["axis"]: axis for axis in json.loads(out)["axes"]}
+    assert axes["layer.*.qk"] | {"tensors": None, "why": None} == {
+        "axis": "layer.*.qk",
+        "size": 6,
+        "count": 3,
+        "group": "permutation",
+        "within": "layer.*.head",
+        "stream": None,
+        "why": None,
+        "tensors": None,
+    }
+    _, out, _ = cli("verify", a, "--via", tmp_path / "pi.safetensors", "--json")
+    assert json.loads(out)["equal"] is True
+
+
+def test_inspect_shows_what_moves_what_stays_and_why(cli, made):
+    code, out, _ = cli("inspect", made("llama"))
+    assert code == 0
+    assert 'config.json says model_type "llama"' in out
+    assert "axes that may move" in out
+    assert "rotary positions turn each pair of units by its own angle" in out
+    assert "layers.{}.self_attn.q_proj.weight" in out
+
+
+def test_a_random_move_applied_is_the_same_function_and_is_found_again(cli, made, tmp_path):
+    a = made("clip")
+    plant, b, pi = tmp_path / "plant.safetensors", tmp_path / "b", tmp_path / "pi.safetensors"
+    assert cli("align", a, a, "--method", "random", "--residual", "tied", "--seed", 5, "-o", plant)[0] == 0
+    code, out, _ = cli("apply", plant, a, "-o", b)
+    assert (code, out) == (0, f"π(A) written to {b}\n")
+    assert cli("verify", a, "--via", plant)[0] == 0
+    assert cli("align", a, b, "--residual", "tied", "-o", pi)[0] == 0
+    assert load_file(pi).keys() == load_file(plant).keys()
+    assert all((value == load_file(plant)[name]).all() for name, value in load_file(pi).items())
+
+
+def test_dry_runs_write_nothing(cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    code, out, _ = cli("align", a, b, "-o", tmp_path / "pi", "--dry-run")
+    assert code == 0
+    assert "would match" in out
+    code, out, _ = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved", "--dry-run")
+    assert code == 0
+    assert "would write" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
+
+
+def test_a_known_error_is_one_line_and_a_hint(cli, made, tmp_path):
+    code, out, err = cli("align", made("vit"), made("bert"), "-o", tmp_path / "pi")
+    assert code == 1
+    assert out == ""
+    lines = err.strip().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+
+
+def test_wrong_usage_exits_with_2(cli, made, tmp_path):
+    assert cli("align", made("vit"))[0] == 2
+    assert cli("transport", made("vit"), "--base", made("vit"), "-o", tmp_path / "x")[0] == 2
+    assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--residual", "loose")[0] == 2
+    assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--dtype", "int8")[0] == 2
+    assert cli("conjure")[0] == 2
+
+
+def test_a_failed_verification_exits_with_3_and_names_the_module(cli, made, tmp_path):
+    import numpy as np
+
+    from test_verification import with_map
+    from transfusion.matching import align
+
+    a = made("llama")
+    pi = with_map(
+        align(a, a, method="random", residual="tied"), "layer.1.qk", np.tile(np.arange(8)[::-1], (2, 1))
+    )
+    pi.save(tmp_path / "bad.safetensors")
+    code, out, err = cli("verify", a, "--via", tmp_path / "bad.safetensors")
+    assert (code, out) == (3, "")
+    assert "does not compute what A computes" in err
+    assert "first in layers.1.self_attn.o_proj" in err
+
+
+def test_apply_under_untied_is_refused(cli, made, tmp_path):
+    a, pi = made("vit"), tmp_path / "pi.safetensors"
+    cli("align", a, a, "--method", "random", "-o", pi)
+    code, _, err = cli("apply", pi, a, "-o", tmp_path / "out")
+    assert code == 1
+    assert "a plain shortcut cannot turn one into the other" in err
+    assert "--residual tied" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_output_is_refused_before_any_work(cli, made, tmp_path, monkeypatch):
+    (tmp_path / "pi").write_text("mine")
+    monkeypatch.setattr("transfusion.matching.align", None)
+    code, _, err = cli("align", made("vit"), made("vit"), "-o", tmp_path / "pi")
+    assert code == 1
+    assert "exists already" in err
+    assert "--force" in err
+
+
+def test_nan_weights_stop_the_run(cli, made, tmp_path):
+    a = made("vit", 1)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    state = load_file(a / "model.safetensors")
+    state["layernorm.weight"][0] = float("nan")
+    state["encoder.layer.0.output.dense.weight"][0] = float("inf")
+    save_file(state, bad / "model.safetensors")
+    (bad / "config.json").write_text((a / "config.json").read_text())
+    code, _, err = cli("align", a, bad, "-o", tmp_path / "pi")
+    assert code == 1
+    assert "contains NaN or infinite values" in err
+    assert not (tmp_path / "pi").exists()
+
+
+def test_an_assumption_is_said_aloud(cli, tmp_path):
+    import open_clip
+    import torch
+
+    towers = {"layers": 1, "width": 64, "patch_size": 4, "image_size": 8}
+    text = {"context_length": 9, "vocab_size": 31, "width": 64, "heads": 1, "layers": 1}
+    torch.save(
+        open_clip.CLIP(embed_dim=11, vision_cfg=towers, text_cfg=text).state_dict(), tmp_path / "clip.pt"
+    )
+    arguments = ("align", tmp_path / "clip.pt", tmp_path / "clip.pt", "-o", tmp_path / "pi", "--force")
+    assert "no config.json, so assuming heads of 64 units" in cli(*arguments)[2]
+    assert cli(*arguments, "-q")[2] == ""
+
+
+def test_an_unexpected_error_hides_its_traceback_unless_asked(cli, made, monkeypatch):
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("transfusion.description.describe_model", broken)
+    code, _, err = cli("inspect", made("vit"))
+    assert code == 1
+    assert "unexpected: ZeroDivisionError: oops" in err
+    assert "TRANSFUSION_DEBUG=1" in err
+    monkeypatch.setenv("TRANSFUSION_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", str(made("vit"))])
+
+
+def test_the_version_is_printed(cli):
+    from transfusion import __version__
+
+    assert cli("--version")[1] == f"transfusion {__version__}\n"

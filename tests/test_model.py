@@ -1,0 +1,229 @@
+"""Recognition: from a configuration, from names and shapes, and what is refused because it is not known."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from families import CASES, Case, _transformers
+from transfusion.errors import ArchitectureError, LayoutError
+from transfusion.model import Model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_configuration_tells_the_family(case, made):
+    model = Model.open(made(case))
+    assert model.family.name == CASES[case].family
+    assert 'says model_type "' in model.why
+
+
+def with_heads_of_64(name: str, family: str, model: str, config: str, **settings: object) -> Case:
+    return Case(name, partial(_transformers, model, config, **settings), family)
+
+
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+WITHOUT_CONFIG = (
+    with_heads_of_64("vit", "vit", "ViTForImageClassification", "ViTConfig", **SIZES, image_size=8, patch_size=4),
+    with_heads_of_64("bert", "bert", "BertForMaskedLM", "BertConfig", **SIZES, vocab_size=31),
+    with_heads_of_64("gpt2", "gpt2", "GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=2, n_head=2, vocab_size=31, bos_token_id=1, eos_token_id=1),
+    with_heads_of_64("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", **SIZES, vocab_size=31, bos_token_id=1, eos_token_id=2),
+    with_heads_of_64("clip-vision", "clip-vision", "CLIPVisionModel", "CLIPVisionConfig", **SIZES, image_size=8, patch_size=4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WITHOUT_CONFIG, ids=lambda case: case.name)
+def test_names_and_shapes_tell_the_family_too_and_the_assumption_is_stated(case, tmp_path):
+    folder = case.save(tmp_path / "model", 1)
+    known = Model.open(folder)
+    alone = Model.open((folder / "model.safetensors").rename(tmp_path / "alone.safetensors"))
+    assert alone.family.name == case.family
+    assert "no config.json, so assuming heads of 64 units" in alone.why
+    assert alone.architecture.tensors == known.architecture.tensors
+    assert alone.architecture.spaces == known.architecture.spaces
+
+
+def test_open_clip_weights_without_a_configuration(tmp_path):
+    import open_clip
+
+    towers = {"vision_cfg": {"layers": 2, "width": 128, "patch_size": 4, "image_size": 8}}
+    text = {"context_length": 9, "vocab_size": 31, "width": 64, "heads": 1, "layers": 2}
+    model = open_clip.CLIP(embed_dim=11, **towers, text_cfg=text)
+    torch.save(model.state_dict(), tmp_path / "clip.pt")
+    found = Model.open(tmp_path / "clip.pt")
+    assert found.family.name == "open_clip"
+    assert found.architecture.sizes["vision.0.head"] == 2
+
+
+def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
+    weights = tmp_path / "alone.safetensors"
+    weights.write_bytes((made("llama") / "model.safetensors").read_bytes())
+    with pytest.raises(ArchitectureError, match="the number of attention heads cannot be told") as caught:
+        Model.open(weights)
+    assert "--config" in str(caught.value.hint)
+    given = Model.open(weights, config=made("llama") / "config.json")
+    assert given.digest == Model.open(made("llama")).digest
+
+
+def test_odd_widths_without_a_configuration_are_refused(made, tmp_path):
+    weights = tmp_path / "alone.safetensors"
+    weights.write_bytes((made("vit") / "model.safetensors").read_bytes())
+    with pytest.raises(ArchitectureError, match=r"cannot be told from the shapes \(width 24\)"):
+        Model.open(weights)
+
+
+def test_unknown_names_without_a_configuration_are_refused(tmp_path):
+    save_file({"encoder.strange": torch.zeros(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(ArchitectureError, match="belong to no known family") as caught:
+        Model.open(tmp_path / "x.safetensors")
+    assert "config.json" in str(caught.value.hint)
+
+
+def test_an_unknown_model_type_names_the_known_ones(tmp_path):
+    save_file({"x": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ArchitectureError, match="no table for model_type 'mamba'") as caught:
+        Model.open(tmp_path)
+    assert "llama" in str(caught.value.hint)
+
+
+# ── what a table does not know ───────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folder(made, tmp_path) -> Path:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in made("bert").iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+def configure(folder: Path, **settings: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return folder
+
+
+def rewrite(folder: Path, change) -> Path:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"rotary_pct": 0.25, "use_alibi": True}, "rotary_pct=0.25, use_alibi=True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ({"is_decoder": True}, "is_decoder=True"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads={'0': \\[1\\]}"),
+    ],
+)
+def test_settings_that_may_change_the_symmetries_are_refused_and_listed(settings, shown, folder):
+    with pytest.raises(ArchitectureError, match=f"settings that the bert table does not know: {shown}"):
+        Model.open(configure(folder, **settings))
+
+
+def test_settings_of_the_towers_are_looked_at_too(made, tmp_path):
+    for file in made("clip").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["rope_theta"] = 100
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArchitectureError, match=r"does not know: vision_config\.rope_theta=100"):
+        Model.open(tmp_path)
+
+
+def test_settings_of_older_releases_are_known(folder):
+    old = {"gradient_checkpointing": False, "position_embedding_type": "absolute", "pruned_heads": {}, "torch_dtype": "float32", "top_k": 50, "tf_legacy_loss": False, "use_bfloat16": False}  # fmt: skip
+    assert Model.open(configure(folder, **old)).family.name == "bert"
+
+
+def test_an_unknown_tensor_is_refused_and_listed(folder):
+    rewrite(folder, lambda state: state.update({"encoder.layer.0.attention.gate": torch.zeros(2)}))
+    with pytest.raises(
+        ArchitectureError,
+        match=r"1 tensor\(s\) that the table does not know: encoder\.layer\.0\.attention\.gate",
+    ):
+        Model.open(folder)
+
+
+def test_a_missing_tensor_is_refused_and_listed(folder):
+    rewrite(folder, lambda state: state.pop("encoder.layer.1.output.dense.weight"))
+    with pytest.raises(
+        ArchitectureError, match=r"missing from the checkpoint: encoder\.layer\.1\.output\.dense\.weight"
+    ):
+        Model.open(folder)
+
+
+def test_a_bias_that_only_some_blocks_have_is_missing_from_the_others(folder):
+    rewrite(folder, lambda state: state.pop("encoder.layer.1.output.dense.bias"))
+    with pytest.raises(
+        ArchitectureError, match=r"missing from the checkpoint: encoder\.layer\.1\.output\.dense\.bias"
+    ):
+        Model.open(folder)
+
+
+def test_a_config_with_more_blocks_than_the_weights_is_refused(folder):
+    with pytest.raises(ArchitectureError, match=r"missing from the checkpoint: encoder\.layer\.3\."):
+        Model.open(configure(folder, num_hidden_layers=4))
+
+
+def test_a_config_with_fewer_blocks_than_the_weights_is_refused(folder):
+    with pytest.raises(ArchitectureError, match=r"the table does not know: encoder\.layer\.2\."):
+        Model.open(configure(folder, num_hidden_layers=2))
+
+
+def test_a_wrong_shape_is_refused_with_the_layout(folder):
+    rewrite(folder, lambda state: state.update({"pooler.dense.weight": torch.zeros(24, 25)}))
+    with pytest.raises(
+        LayoutError,
+        match=r"pooler\.dense\.weight of shape \(24, 25\) does not fit its layout 'pool <- layer\.3\.x'",
+    ):
+        Model.open(folder)
+
+
+def test_two_names_of_one_tensor_are_refused(folder):
+    rewrite(folder, lambda state: state.update({"bert.pooler.dense.weight": torch.zeros(24, 24)}))
+    with pytest.raises(ArchitectureError, match="are two names of one tensor, and both are there"):
+        Model.open(folder)
+
+
+def test_ties_that_are_not_equal_are_refused(made, tmp_path):
+    state = load_file(made("gpt2") / "model.safetensors")
+    state["lm_head.weight"] = state["transformer.wte.weight"] + 1
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((made("gpt2") / "config.json").read_text())
+    with pytest.raises(ArchitectureError, match=r"ties lm_head\.weight to transformer\.wte\.weight, and"):
+        Model.open(tmp_path)
+
+
+def test_norms_called_gamma_and_beta_are_weight_and_bias(folder):
+    known = Model.open(folder).digest
+
+    def rename(state):
+        for name in [n for n in state if "LayerNorm" in n]:
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
+            state[old] = state.pop(name)
+
+    assert Model.open(rewrite(folder, rename)).digest == known
+
+
+def test_buffers_that_older_releases_stored_are_known_and_kept(made, tmp_path):
+    state = load_file(made("gpt2") / "model.safetensors")
+    for i in range(3):
+        state[f"transformer.h.{i}.attn.bias"] = torch.ones(1, 1, 13, 13)
+        state[f"transformer.h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((made("gpt2") / "config.json").read_text())
+    model = Model.open(tmp_path)
+    assert len(model.architecture.buffers) == 6
+    assert model.digest == Model.open(made("gpt2")).digest

@@ -8,11 +8,13 @@ import pytest
 
 from families import CASES
 from transfusion.alignment import Alignment, Provenance, random_maps
-from transfusion.architecture import Architecture, Group, Inner, Residual, bind
+from transfusion.architecture import Architecture, Inner, Residual
 from transfusion.architectures import families
+from transfusion.binding import bind
 from transfusion.errors import ArchitectureError
 from transfusion.live import Live, largest_difference
 from transfusion.model import Model
+from transfusion.tables import Group
 
 EXACT = 1e-9
 APART = 1e-6

@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from transfusion.architecture import Architecture, bind
+from transfusion.architecture import Architecture
+from transfusion.binding import bind
 from transfusion.checkpoint import Checkpoint, read_json, resolve
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of

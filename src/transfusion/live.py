@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from transfusion.alignment import Alignment
-from transfusion.architecture import Architecture, Config, Family
+from transfusion.architecture import Architecture
 from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, LibraryError
 from transfusion.layouts import Layout, Name
 from transfusion.model import Model
 from transfusion.naming import Naming
+from transfusion.tables import Config, Family
 
 
 def library(name: str, extra: str | None = None) -> Any:

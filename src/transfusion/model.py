@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.architecture import Architecture, Config, Family, Inner, Residual, bind
+from transfusion.architecture import Architecture, Inner, Residual
 from transfusion.architectures import families
+from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.naming import Naming
+from transfusion.tables import Config, Family
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from transfusion.architecture import Family
 from transfusion.errors import ArchitectureError
+from transfusion.tables import Family
 
 WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 """What distributed training, compilation and PEFT put in front of every name."""

@@ -6,7 +6,7 @@ import pkgutil
 from functools import cache
 from importlib import import_module
 
-from transfusion.architecture import Family
+from transfusion.tables import Family
 
 
 @cache

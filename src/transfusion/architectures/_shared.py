@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from transfusion.architecture import Axis, fixed
 from transfusion.errors import ArchitectureError
+from transfusion.tables import Axis, fixed
 
 # Configuration keys of transformers that cannot change a symmetry: bookkeeping, dropout,
 # initialisation, generation, tokens, numerics that treat all units alike.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfusion.architecture import Axis, Config, Family, Shapes, Stack, Table, fixed
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -15,6 +14,7 @@ from transfusion.architectures._shared import (
     depth,
     heads_of_64,
 )
+from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
 ROWS = """
 embeddings.word_embeddings.weight               vocab -> x@first

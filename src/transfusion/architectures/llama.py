@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfusion.architecture import Axis, Config, Family, Shapes, Stack, Table, fixed
 from transfusion.architectures._shared import (
     HARMLESS,
     LABEL,
@@ -12,6 +11,7 @@ from transfusion.architectures._shared import (
     VOCAB,
     needs_config,
 )
+from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
 ROWS = """
 embed_tokens.weight                         vocab -> x@first

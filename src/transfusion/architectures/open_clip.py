@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfusion.architecture import Config, Family, Shapes, Stack, Table
 from transfusion.architectures._shared import (
     ATTENTION,
     PATCH,
@@ -16,6 +15,7 @@ from transfusion.architectures._shared import (
     heads_of_64,
 )
 from transfusion.architectures.clip import JOINT
+from transfusion.tables import Config, Family, Shapes, Stack, Table
 
 BLOCKS = """
 transformer.resblocks.{}.ln_1.*                x

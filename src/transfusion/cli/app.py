@@ -16,6 +16,25 @@ import typer
 from transfusion import __version__
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, err, out, print_error, print_json
+from transfusion.cli.options import (
+    DTYPES,
+    Config,
+    Device,
+    DryRun,
+    Dtype,
+    Force,
+    InnerOption,
+    Jobs,
+    Json,
+    MethodOption,
+    ModelArgument,
+    Output,
+    Quiet,
+    ResidualOption,
+    Seed,
+    Verbose,
+    Via,
+)
 from transfusion.errors import OutputError, TransfusionError, VerificationError
 
 if TYPE_CHECKING:
@@ -32,41 +51,6 @@ app = typer.Typer(
     help="Move a fine-tune onto a new release of its base model: no training, no data.",
     epilog="A model is a local folder or file, or a hub id (org/name or org/name@revision).",
 )
-
-METHODS = ("transfusion", "naive", "random")
-DTYPES = ("float64", "float32", "float16", "bfloat16")
-
-ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
-Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
-Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
-MethodOption = Annotated[str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.")]
-ResidualOption = Annotated[
-    Residual | None,
-    typer.Option(
-        help="The residual stream: every point its own map (the paper), one map, or none.",
-        show_default="the method's: untied",
-    ),
-]
-InnerOption = Annotated[
-    Inner | None,
-    typer.Option(
-        help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
-        show_default="the method's: free",
-    ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(show_default=False, help="A config.json for weights that come without one."),
-]
-Dtype = Annotated[str | None, typer.Option(show_default=False, help=f"One of {', '.join(DTYPES)}.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
-Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
-Jobs = Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and results.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 
 
 def _version(wanted: bool) -> None:

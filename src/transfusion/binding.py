@@ -1,0 +1,246 @@
+"""
+Binding: a table meets the shapes of a real checkpoint, and every tensor gets its layout.
+
+Every tensor must be claimed by exactly one row, every row that is not optional must find its tensor, and
+all shapes must agree about the size of every axis. Whatever does not fit is refused, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from transfusion.architecture import Architecture, Shortcut, Space
+from transfusion.errors import ArchitectureError, listing
+from transfusion.layouts import Layout, parse, solve_sizes
+from transfusion.tables import Axis, Group, Shapes, Stack, Table
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One expected tensor: a row of the table, for one block."""
+
+    name: str
+    layout: Layout
+    pattern: str
+    optional: bool
+    head: bool = False
+
+
+def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
+    """Give every tensor its layout; refuse what is unclaimed, missing, claimed twice or misfit."""
+    reader = _TableReader(table)
+    rows: dict[str, _Row] = {}
+    for row in reader.rows():
+        if row.name in rows:
+            raise ArchitectureError(
+                f"{family}: {row.name} is claimed twice, by '{rows[row.name].pattern}' and by"
+                f" '{row.pattern}'",
+                hint="keep one of the two rows in the table",
+            )
+        rows[row.name] = row
+    buffers = frozenset(reader.buffers()) & shapes.keys()
+    _refuse_unclaimed(family, [name for name in shapes if name not in rows and name not in buffers])
+    _refuse_missing(family, rows, shapes)
+    tensors = {name: row.layout for name, row in rows.items() if name in shapes}
+    sizes = _sizes(family, tensors, shapes, reader)
+    spaces = {
+        id: reader.space(id, sizes[id])
+        for layout in tensors.values()
+        for id in _parents_first(layout, reader)
+    }
+    return Architecture(
+        family=family,
+        spaces=spaces,
+        tensors=tensors,
+        heads=frozenset(name for name in tensors if rows[name].head),
+        buffers=buffers,
+        shortcuts=tuple(reader.shortcuts()),
+        outputs={
+            output: id
+            for output, name in table.outputs.items()
+            if (id := reader.point(name) if name else None) is None or id in spaces
+        },
+    )
+
+
+def _refuse_unclaimed(family: str, unclaimed: list[str]) -> None:
+    if unclaimed:
+        raise ArchitectureError(
+            f"{family}: {len(unclaimed)} tensor(s) that the table does not know: {listing(unclaimed)}",
+            hint="the model has parts that this architecture's table does not describe, or config.json"
+            " belongs to another model; nothing is moved that is not understood",
+        )
+
+
+def _refuse_missing(family: str, rows: Mapping[str, _Row], shapes: Shapes) -> None:
+    present = {row.pattern for name, row in rows.items() if name in shapes}
+    missing = [
+        row.name
+        for row in rows.values()
+        if row.name not in shapes and (not row.optional or row.pattern in present)
+    ]
+    if missing:
+        raise ArchitectureError(
+            f"{family}: {len(missing)} tensor(s) missing from the checkpoint: {listing(missing)}",
+            hint="the download may be incomplete, or config.json belongs to another model",
+        )
+
+
+def _sizes(
+    family: str, tensors: Mapping[str, Layout], shapes: Shapes, reader: _TableReader
+) -> dict[str, int]:
+    sizes = {
+        id: size
+        for layout in tensors.values()
+        for id in layout.names()
+        if (size := reader.given_size(id)) is not None
+    }
+    waiting = dict(tensors)
+    while waiting:
+        undecided: dict[str, Layout] = {}
+        for name, layout in waiting.items():
+            sizes |= solve_sizes(layout, shapes[name], sizes, name)
+            if not all(id in sizes for id in layout.names()):
+                undecided[name] = layout
+        if len(undecided) == len(waiting):
+            name, layout = next(iter(undecided.items()))
+            unknown = [id for id in layout.names() if id not in sizes]
+            raise ArchitectureError(
+                f"{family}: the sizes of {listing(unknown)} cannot be told from any shape"
+                f" (for instance {name}: '{layout}', {shapes[name]})",
+                hint="give one of them in the table's sizes",
+            )
+        waiting = undecided
+    return sizes
+
+
+def _parents_first(layout: Layout, reader: _TableReader) -> Iterator[str]:
+    for id in layout.names():
+        if parent := reader.spec(id).parent:
+            yield parent
+        yield id
+
+
+class _TableReader:
+    """Expands the text of a table: names of blocks filled in, axes turned into ids of spaces."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.stacks = {stack.name: stack for stack in table.stacks}
+        self.specs: dict[str, Space] = {}
+        self.same_point: dict[str, str] = {}
+        self.same_point = {self.point(later): self.point(first) for first, later in table.unified}
+
+    def rows(self) -> Iterator[_Row]:
+        for stack in self.table.stacks:
+            yield from self._expand(stack.rows, stack)
+        yield from self._expand(self.table.rows, None)
+        for row in self._expand(self.table.heads, None):
+            yield replace(row, optional=True, head=True)
+
+    def buffers(self) -> Iterator[str]:
+        deepest = max(stack.depth for stack in self.table.stacks)
+        for pattern in self.table.buffers.split():
+            yield from (pattern.replace("{}", str(i)) for i in range(deepest))
+
+    def shortcuts(self) -> Iterator[Shortcut]:
+        for stack in self.table.stacks:
+            for line in stack.shortcuts.strip().splitlines():
+                entry, source, _, target, branch = line.split()
+                for i in range(stack.depth):
+                    yield Shortcut(
+                        entry.replace("{}", str(i)),
+                        branch.replace("{}", str(i)),
+                        self._resolve(source, stack, i),
+                        self._resolve(target, stack, i),
+                    )
+
+    def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
+        """The rows of a text; lines about blocks repeat block by block, in the order written."""
+        block: list[tuple[str, str]] = []
+        for line in [*text.strip().splitlines(), ""]:
+            pattern, _, layout = line.strip().partition(" ")
+            if "{}" in pattern:
+                block.append((pattern, layout))
+                continue
+            for i in range(stack.depth if stack else 0):
+                for one, its_layout in block:
+                    yield from self._row(one, its_layout, stack, i)
+            block = []
+            if pattern and not pattern.startswith("#"):
+                yield from self._row(pattern, layout, stack, 0)
+
+    def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
+        layout = parse(text.strip()).rename(lambda name: self._resolve(name, stack, i))
+        optional = pattern.endswith("?")
+        name = pattern.removesuffix("?").replace("{}", str(i))
+        if not name.endswith(".*"):
+            yield _Row(name, layout, pattern, optional)
+            return
+        bias = layout.part(layout.outputs) if layout.arrow else layout
+        module = name.removesuffix("*")
+        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional)
+        yield _Row(f"{module}bias", bias, f"{pattern} (bias)", optional=True)
+
+    def point(self, name: str) -> str:
+        """The id of an axis named from outside any stack, as ``vision.x@last`` or ``pool``."""
+        return self._resolve(name, None, 0)
+
+    def _resolve(self, name: str, stack: Stack | None, i: int) -> str:
+        """The id of the space that a name means in block i of a stack."""
+        base, _, at = name.partition("@")
+        if "." in base:
+            stack_name, base = base.split(".", 1)
+            stack = self.stacks[stack_name]
+        elif stack is None and len(self.stacks) == 1:
+            (stack,) = self.stacks.values()
+        if stack is not None and base in stack.points:
+            block = {"": i, "next": i + 1, "first": 0, "last": stack.depth}[at]
+            id = f"{stack.name}.{block}.{base}"
+            self._note(Space(id, base, 0, Group.PERMUTATION, stream=stack.name))
+            return self.same_point.get(id, id)
+        axis = self._declaration(base, stack)
+        prefix = {
+            "layer": f"{stack.name}.{i}." if stack else "",
+            "stack": f"{stack.name}." if stack else "",
+            "model": "",
+        }[axis.scope]
+        self._note(
+            Space(
+                prefix + base,
+                base,
+                0,
+                axis.group,
+                parent=prefix + axis.within if axis.within else None,
+                twin=prefix + axis.twin if axis.twin else None,
+                why=axis.why,
+            )
+        )
+        return prefix + base
+
+    def _declaration(self, name: str, stack: Stack | None) -> Axis:
+        for axis in (*(stack.axes if stack else ()), *self.table.axes):
+            if axis.name == name:
+                return axis
+        raise ArchitectureError(
+            f"the table uses an axis {name!r} that it does not declare",
+            hint=f"add Axis({name!r}) to the table's axes, or correct the name",
+        )
+
+    def _note(self, spec: Space) -> None:
+        self.specs.setdefault(spec.id, spec)
+
+    def spec(self, id: str) -> Space:
+        return self.specs[id]
+
+    def space(self, id: str, size: int) -> Space:
+        return replace(self.specs[id], size=size)
+
+    def given_size(self, id: str) -> int | None:
+        """A size that the configuration gives; shapes must agree with it."""
+        stack = self.stacks.get(id.split(".", maxsplit=1)[0])
+        axis = self.specs[id].axis
+        if stack and axis in stack.sizes:
+            return stack.sizes[axis]
+        return self.table.sizes.get(axis)

@@ -1,0 +1,45 @@
+"""The arguments and flags that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transfusion.architecture import Inner, Residual
+
+METHODS = ("transfusion", "naive", "random")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
+Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
+Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
+MethodOption = Annotated[str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.")]
+ResidualOption = Annotated[
+    Residual | None,
+    typer.Option(
+        help="The residual stream: every point its own map (the paper), one map, or none.",
+        show_default="the method's: untied",
+    ),
+]
+InnerOption = Annotated[
+    Inner | None,
+    typer.Option(
+        help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
+        show_default="the method's: free",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(show_default=False, help="A config.json for weights that come without one."),
+]
+Dtype = Annotated[str | None, typer.Option(show_default=False, help=f"One of {', '.join(DTYPES)}.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
+Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
+Jobs = Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and results.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]

@@ -1,0 +1,188 @@
+"""Layouts as values, and the strings that they are written in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from transfusion.errors import LayoutError
+
+ANONYMOUS = "_"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One axis."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Axes multiplied into one dimension, the last varying fastest."""
+
+    items: tuple[Item, ...]
+
+    def __str__(self) -> str:
+        return f"({' '.join(map(str, self.items))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Axes laid end to end in one dimension."""
+
+    parts: tuple[Item, ...]
+
+    def __str__(self) -> str:
+        return f"[{'|'.join(map(str, self.parts))}]"
+
+
+Item: TypeAlias = Name | Product | Concat
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The axes of a tensor, one item per dimension, with an optional arrow between them."""
+
+    items: tuple[Item, ...]
+    arrow: str | None = None
+    split: int = 0
+
+    def __str__(self) -> str:
+        words = [str(item) for item in self.items]
+        if self.arrow:
+            words.insert(self.split, self.arrow)
+        return " ".join(words)
+
+    @property
+    def outputs(self) -> range:
+        """The dimensions that the arrow points to; none without an arrow."""
+        if self.arrow is None:
+            return range(0)
+        return range(self.split) if self.arrow == "<-" else range(self.split, len(self.items))
+
+    @property
+    def inputs(self) -> range:
+        """The dimensions that the arrow comes from; none without an arrow."""
+        if self.arrow is None:
+            return range(0)
+        return range(self.split, len(self.items)) if self.arrow == "<-" else range(self.split)
+
+    def part(self, dims: Sequence[int]) -> Layout:
+        """A layout of only these dimensions, without the arrow (the bias of a linear map)."""
+        return Layout(tuple(self.items[dim] for dim in dims))
+
+    def names(self) -> tuple[str, ...]:
+        """Every axis, each once, in order of appearance; `_` is left out."""
+        return tuple(dict.fromkeys(name for item in self.items for name in names_in(item)))
+
+    def dims_with(self, name: str) -> tuple[int, ...]:
+        """The dimensions in which an axis occurs."""
+        return tuple(dim for dim, item in enumerate(self.items) if name in names_in(item))
+
+    def rename(self, new_name: Callable[[str], str]) -> Layout:
+        """The same layout with every axis renamed; `_` stays."""
+        return Layout(tuple(_rename(item, new_name) for item in self.items), self.arrow, self.split)
+
+
+def names_in(item: Item) -> Iterator[str]:
+    """The axes of one item, in order, repeated where they repeat; `_` is left out."""
+    match item:
+        case Name(text):
+            if text != ANONYMOUS:
+                yield text
+        case Product(children) | Concat(children):
+            for child in children:
+                yield from names_in(child)
+
+
+def _rename(item: Item, new_name: Callable[[str], str]) -> Item:
+    match item:
+        case Name(text):
+            return item if text == ANONYMOUS else Name(new_name(text))
+        case Product(items):
+            return Product(tuple(_rename(child, new_name) for child in items))
+        case Concat(parts):
+            return Concat(tuple(_rename(child, new_name) for child in parts))
+
+
+_TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@[A-Za-z]\w*)?|\S)")
+_NAME = re.compile(r"_|[A-Za-z][\w.]*(@[A-Za-z]\w*)?")
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Layout:
+    """Read a layout string; a `LayoutError` points at the character that is wrong."""
+    return _Parser(text).layout()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = [(match.group(1), match.start(1)) for match in _TOKEN.finditer(text)]
+        self.place = 0
+
+    def layout(self) -> Layout:
+        items: list[Item] = []
+        arrow, split = None, 0
+        while (token := self.peek()) is not None:
+            if token in ("<-", "->"):
+                if arrow is not None:
+                    raise self.wrong("a layout has at most one arrow")
+                if not items:
+                    raise self.wrong("an arrow needs an axis before it")
+                arrow, split = self.take(), len(items)
+            else:
+                items.append(self.item(nested=False))
+        if arrow is not None and split == len(items):
+            raise self.wrong("an arrow needs an axis after it")
+        return Layout(tuple(items), arrow, split)
+
+    def item(self, *, nested: bool) -> Item:
+        token = self.peek()
+        if token == "(":
+            return Product(self.children("(", ")", None))
+        if token == "[":
+            return Concat(self.children("[", "]", "|"))
+        if token is None or not _NAME.fullmatch(token):
+            raise self.wrong("expected an axis name, '(' or '['")
+        if nested and token == ANONYMOUS:
+            raise self.wrong("'_' stands for a whole dimension; inside brackets give the axis a name")
+        return Name(self.take())
+
+    def children(self, opening: str, closing: str, separator: str | None) -> tuple[Item, ...]:
+        self.take()
+        items = [self.item(nested=True)]
+        while self.peek() != closing:
+            if self.peek() is None:
+                raise self.wrong(f"'{opening}' is never closed; add '{closing}'")
+            if separator:
+                if self.peek() != separator:
+                    raise self.wrong(f"expected '{separator}' or '{closing}'")
+                self.take()
+            items.append(self.item(nested=True))
+        self.take()
+        if len(items) == 1:
+            raise self.wrong(f"'{opening}{closing}' needs at least two items", back=1)
+        return tuple(items)
+
+    def peek(self) -> str | None:
+        return self.tokens[self.place][0] if self.place < len(self.tokens) else None
+
+    def take(self) -> str:
+        self.place += 1
+        return self.tokens[self.place - 1][0]
+
+    def wrong(self, reason: str, back: int = 0) -> LayoutError:
+        place = self.place - back
+        column = self.tokens[place][1] if place < len(self.tokens) else len(self.text)
+        return LayoutError(
+            f"layout {self.text!r}, column {column + 1}: {reason}",
+            hint=f"{self.text}\n      {' ' * column}^",
+        )

@@ -1,0 +1,109 @@
+"""
+Tables: what a family of architectures says about its tensors.
+
+Adding an architecture is writing one of these. `binding` confronts a table with a real checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Config: TypeAlias = Mapping[str, Any]
+
+
+class Group(StrEnum):
+    """The changes of basis that an axis admits without changing the function."""
+
+    FIXED = "fixed"
+    PERMUTATION = "permutation"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A declaration: the name of an axis, what it may do, and how many of it there are."""
+
+    name: str
+    group: Group = Group.PERMUTATION
+    within: str | None = None
+    scope: str = "layer"
+    """One per ``layer``, per ``stack`` or per ``model``."""
+    twin: str | None = None
+    """An axis of the same size that `Inner.TIED` makes this one move with."""
+    why: str = ""
+    """For a fixed axis: what would break."""
+
+
+def fixed(name: str, why: str, *, scope: str = "model", within: str | None = None) -> Axis:
+    """An axis that cannot move, with the reason."""
+    return Axis(name, Group.FIXED, within, scope, None, why)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """
+    A column of equal blocks on one residual stream, with what stands before and after it.
+
+    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block.
+    A name that ends in ``.*`` is a module with a weight and perhaps a bias: the bias has the
+    output's axes if the layout has an arrow, and the weight's otherwise. ``?`` after a name: may
+    be absent. ``shortcuts`` has one line per residual connection, ``entry  from -> to  branch``: the
+    stream goes in at module *entry*, and the output of module *branch* is added to it.
+    """
+
+    name: str
+    depth: int
+    rows: str
+    axes: tuple[Axis, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    shortcuts: str = ""
+    points: tuple[str, ...] = ("x", "y")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything a family says about models of one configuration."""
+
+    stacks: tuple[Stack, ...]
+    axes: tuple[Axis, ...] = ()
+    rows: str = ""
+    """Rows outside the stacks; they say ``stack.x@last`` for a point of a stream."""
+    heads: str = ""
+    """Rows, all optional, that base models may lack and fine-tunes may have."""
+    buffers: str = ""
+    """Tensors that older releases of the library stored and nobody moves."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    unified: tuple[tuple[str, str], ...] = ()
+    """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that are another one by a second name: second name → first."""
+    outputs: Mapping[str, str | None] = field(default_factory=dict)
+    """Outputs of the live model whose last dimension is an axis that may move; None for an output
+    that is in different spaces in different releases of the library, and is not compared."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of architectures: how to recognise it, and its table."""
+
+    name: str
+    library: str
+    table: Callable[[Config, frozenset[str]], Table]
+    signature: tuple[str, ...]
+    """Tensors that together give the family away when there is no configuration."""
+    guess: Callable[[Shapes], tuple[dict[str, Any], str]]
+    """A configuration read off the shapes, and the assumption that it rests on."""
+    model_types: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """What a live model is fed: ``image``, ``tokens``."""
+    prefixes: tuple[str, ...] = ()
+    """What libraries put before the names in front of a head, and drop without one."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers."""
+    known_keys: frozenset[str] = frozenset()
+    """Configuration keys that the table takes into account, or that cannot matter to it."""
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Configuration keys that must have one of these values."""

@@ -1,0 +1,73 @@
+"""π(A): the same function as A, its units in B's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from transfusion import __version__
+from transfusion.alignment import Alignment
+from transfusion.errors import AlignmentError, listing
+from transfusion.model import Model
+from transfusion.writer import Shards, write_model
+
+
+@dataclass
+class Applied:
+    """π(A): A's tensors in B's order of units."""
+
+    alignment: Alignment
+    model: Model
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor by canonical name."""
+        tensor = self.model.read(name)
+        layout = self.model.architecture.tensors.get(name)
+        return tensor if layout is None else self.alignment.move(tensor, layout)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole of it in memory, under A's names."""
+        return {stored: self.tensor(name) for name, stored in self.model.names.items()}
+
+    def save(self, path: Path, *, force: bool = False) -> Path:
+        """Write it like A: the same files, configuration and companions."""
+        shards: Shards = {file: {} for file in self.model.checkpoint.files}
+        for name, stored in self.model.names.items():
+            shards[self.model.info(name).file][stored] = partial(self.tensor, name)
+        return write_model(
+            path,
+            shards,
+            like=self.model.checkpoint,
+            config=self.model.checkpoint.config,
+            story=lambda: {
+                "transfusion": __version__,
+                "applied": self.alignment.digest,
+                "to": {"name": self.model.label, "sha256": self.model.digest},
+            },
+            force=force,
+        )
+
+
+def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
+    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint."""
+    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    story = alignment.provenance
+    model = (a if isinstance(a, Model) else Model.open(a)).under(story.residual, story.inner)
+    alignment.require_for(model.architecture)
+    alignment.require_between(source=model)
+    broken = [
+        f"{cut.source} → {cut.target}"
+        for cut in model.architecture.shortcuts
+        if alignment.maps.get(cut.source) != alignment.maps.get(cut.target)
+    ]
+    if broken:
+        raise AlignmentError(
+            "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
+            f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot turn one into"
+            " the other",
+            hint="align with --residual tied; 'transport' needs no shortcuts and takes this π as it is",
+        )
+    return Applied(alignment, model)

@@ -1,12 +1,10 @@
-"""
-TransFusion moves a fine-tune onto a new release of its base model, without training or data.
+"""TransFusion moves a fine-tune onto a new release of its base model, without training or data.
 
-The verbs of the command line are functions here, imported when first used:
+The verbs of the command line are functions here, imported when first used::
 
->>> import transfusion
->>> pi = transfusion.align("models/a", "models/b")                                  # doctest: +SKIP
->>> moved = transfusion.transport("tuned", base="models/a", onto="models/b", via=pi)  # doctest: +SKIP
->>> model.load_state_dict(moved.state_dict())                                       # doctest: +SKIP
+    pi = transfusion.align("models/a", "models/b")
+    moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via=pi)
+    moved.save("models/tuned-on-b")
 """
 
 from importlib import import_module

@@ -1,5 +1,4 @@
-"""
-PEFT adapters read from their own files, without PEFT: LoRA in, LoRA out.
+"""PEFT adapters read from their own files, without PEFT: LoRA in, LoRA out.
 
 A low-rank change of a weight with layout ``O <- I`` is stored as lora_B, ``O rank``, and lora_A,
 ``rank I``. Moving the two factors moves their product, so the rank stays what it was.

@@ -1,5 +1,4 @@
-"""
-Architectures: tensors whose axes have names, and what follows from that for one checkpoint.
+"""Architectures: tensors whose axes have names, and what follows from that for one checkpoint.
 
 An axis in one place is a `Space`: ``layer.3.head`` with a size, a parent and the group of changes of
 basis that it admits exactly. The residual stream is named by points. In a stack of n blocks with points

@@ -1,5 +1,4 @@
-"""
-Binding: a table meets the shapes of a real checkpoint, and every tensor gets its layout.
+"""Binding: a table meets the shapes of a real checkpoint, and every tensor gets its layout.
 
 Every tensor must be claimed by exactly one row, every row that is not optional must find its tensor, and
 all shapes must agree about the size of every axis. Whatever does not fit is refused, by name.

@@ -1,5 +1,4 @@
-"""
-Checkpoints: headers first, bytes when asked for.
+"""Checkpoints: headers first, bytes when asked for.
 
 A reference is an existing path (a safetensors file, a ``.pt``/``.bin`` file, a folder in the style of
 transformers or open_clip) or else a hub id, ``org/name`` or ``org/name@revision``. Opening one reads

@@ -24,11 +24,11 @@ def describe_model(model: Model) -> dict[str, Any]:
     architecture = model.architecture
     kinds: dict[tuple[Any, ...], list[Space]] = defaultdict(list)
     for space in architecture.spaces.values():
-        kinds[(_pattern(space), space.size, space.group, _pattern_of(space.parent))].append(space)
+        kinds[(_pattern(space.id), space.size, space.group, _pattern(space.parent))].append(space)
     axes = []
     for (pattern, size, group, parent), spaces in kinds.items():
         tensors = {
-            _numberless(tensor): str(architecture.tensors[tensor].rename(_numberless_axis))
+            _numberless(tensor): str(architecture.tensors[tensor].rename(_short))
             for space in spaces
             for tensor in architecture.occurrences[space.id]
         }
@@ -64,7 +64,9 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     """What a π moves: how much stays in place per axis, where heads go, how the objective rose."""
     story = alignment.provenance
     axes = {}
-    for id, map_ in alignment.maps.items():
+    for id in alignment.sizes:
+        if (map_ := alignment.maps.get(id)) is None:
+            continue
         stays = list(fixed_points(map_))
         axes[id] = {
             "kind": map_.kind,
@@ -76,8 +78,8 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     parents = set(alignment.parents.values())
     heads = {
         id: map_.index[0].tolist()
-        for id, map_ in alignment.maps.items()
-        if id in parents and isinstance(map_, Permutation)
+        for id in alignment.sizes
+        if id in parents and isinstance(map_ := alignment.maps.get(id), Permutation)
     }
     return {
         "family": story.family,
@@ -96,16 +98,14 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     }
 
 
-def _pattern(space: Space) -> str:
-    return _numberless_axis(space.id)
+def _pattern(id: str | None) -> str | None:
+    """The same axis in any block: ``layer.*.head``."""
+    return None if id is None else ".".join("*" if part.isdigit() else part for part in id.split("."))
 
 
-def _pattern_of(id: str | None) -> str | None:
-    return None if id is None else _numberless_axis(id)
-
-
-def _numberless_axis(id: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in id.split("."))
+def _short(id: str) -> str:
+    """The axis alone, as the table writes it."""
+    return id.rsplit(".", 1)[-1]
 
 
 def _numberless(tensor: str) -> str:

@@ -1,5 +1,4 @@
-"""
-Every failure a user can meet, as one small tree.
+"""Every failure a user can meet, as one small tree.
 
     TransfusionError
     ├── LayoutError        a layout string, or a tensor that does not fit its layout

@@ -1,5 +1,4 @@
-"""
-Live models: the real library's own code, fed with probes, under an alignment.
+"""Live models: the real library's own code, fed with probes, under an alignment.
 
 This is where a claim about symmetries meets the model that it is about. Nothing here knows any
 architecture; what differs between families comes from their tables.
@@ -58,6 +57,7 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def _build_transformers(model: Model, root: Path) -> nn.Module:
     transformers = library("transformers")
+    transformers.utils.logging.disable_progress_bar()
     names = model.config.get("architectures") or []
     made_by = getattr(transformers, names[0], None) if names else transformers.AutoModel
     if made_by is None:
@@ -136,8 +136,7 @@ def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict
 
 
 class _DoubleThroughout(TorchFunctionMode):
-    """
-    Computes in float64 also where a library's code asks for float32 (norms, softmax).
+    """Computes in float64 also where a library's code asks for float32 (norms, softmax).
 
     Two ways of summing the same numbers differ by 1e-7 in float32; an equivalence that is exact
     should be seen to be exact.
@@ -189,8 +188,7 @@ class Live:
 
     @contextmanager
     def moved(self, alignment: Alignment, *, shortcuts: bool = True) -> Iterator[None]:
-        """
-        Within the block, the module computes with π of its weights.
+        """Within the block, the module computes with π of its weights.
 
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.

@@ -1,5 +1,4 @@
-"""
-Maps: what an alignment does to one axis, and how a tensor moves when its axes are mapped.
+"""Maps: what an alignment does to one axis, and how a tensor moves when its axes are mapped.
 
 A map takes A's basis of an axis to B's. An axis that lies within another (the units inside a head)
 has one map per element of its parents, stacked in the order of the destination; everything here

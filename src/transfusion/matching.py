@@ -1,5 +1,4 @@
-"""
-The driver: from two models to an alignment.
+"""The driver: from two models to an alignment.
 
 Each sweep visits every free axis in the order in which a signal meets it, gathers the evidence with
 all other axes at their current maps, and solves for a new map; sweeps go on until nothing changes
@@ -19,7 +18,7 @@ from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Inner, Residual
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map
-from transfusion.methods import Method, preset
+from transfusion.methods import Method, Start, preset
 from transfusion.model import Model, require_same_shape
 from transfusion.solvers.assignment import assign
 
@@ -42,22 +41,23 @@ def align(
     method: str | Method = "transfusion",
     residual: Residual | str | None = None,
     inner: Inner | str | None = None,
+    start: Start | str | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Alignment:
-    """
-    Find how the units of A correspond to those of B.
+    """Find how the units of A correspond to those of B.
 
-    >>> pi = align("models/a", "models/b")               # doctest: +SKIP
-    >>> pi.save("pi.safetensors")                        # doctest: +SKIP
+    The result is kept with ``align("models/a", "models/b").save("pi.safetensors")`` and is then good for
+    any number of fine-tunes of A.
     """
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = replace(
         chosen,
         residual=Residual(residual) if residual else chosen.residual,
         inner=Inner(inner) if inner else chosen.inner,
+        start=Start(start) if start else chosen.start,
     )
     a, b = (
         (model if isinstance(model, Model) else Model.open(model)).under(chosen.residual, chosen.inner)
@@ -104,7 +104,8 @@ def _sweep_until_still(
         for done, space in enumerate(axes, 1):
             parent = space.id in weights.architecture.children
             if not (parent and sweep):
-                found = _solve(weights, chosen, space.id, maps, parent=parent)
+                settled = maps if chosen.start is Start.SETTLED and not sweep else None
+                found = _solve(weights, chosen, space.id, maps, settled, parent=parent)
                 if found != maps.get(space.id):
                     maps[space.id] = found
                     changed = True
@@ -115,9 +116,18 @@ def _sweep_until_still(
     return maps, trace
 
 
-def _solve(weights: Weights, chosen: Method, id: str, maps: dict[str, Map], *, parent: bool) -> Map:
+def _solve(
+    weights: Weights,
+    chosen: Method,
+    id: str,
+    maps: dict[str, Map],
+    settled: dict[str, Map] | None,
+    *,
+    parent: bool,
+) -> Map:
     if parent:
         distance = weights.spectral_distance(id, produced_only=chosen.produced_only)
         return assign(-distance[None])
     within = id in weights.architecture.parents
-    return assign(weights.gain(id, maps, produced_only=chosen.produced_only and within))
+    produced_only = chosen.produced_only and within
+    return assign(weights.gain(id, maps, produced_only=produced_only, settled=settled))

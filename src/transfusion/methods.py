@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from transfusion.architecture import Inner, Residual
 from transfusion.errors import MismatchError
+
+
+class Start(StrEnum):
+    """What the first sweep makes of axes that it has not visited yet."""
+
+    IDENTITY = "identity"
+    """They count as they are, as in the paper."""
+    SETTLED = "settled"
+    """They do not count, where there is anything else to go by: their order means nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Method:
     """Whether o stays out of the matching of heads and of the units inside them, as in the paper."""
     vectors: bool = False
     """Whether biases and norm weights take part in the gain."""
+    start: Start = Start.SETTLED
     max_sweeps: int = 100
 
     def options(self) -> dict[str, Any]:

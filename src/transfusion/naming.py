@@ -1,5 +1,4 @@
-"""
-Names: the one place that knows what libraries put before a tensor's name, or call it instead.
+"""Names: the one place that knows what libraries put before a tensor's name, or call it instead.
 
 A checkpoint, a live module and an adapter may name the same tensor differently. Tables know one
 name, the canonical one; everything else is translated here on its way in, and keeps its own name on

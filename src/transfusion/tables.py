@@ -1,5 +1,4 @@
-"""
-Tables: what a family of architectures says about its tensors.
+"""Tables: what a family of architectures says about its tensors.
 
 Adding an architecture is writing one of these. `binding` confronts a table with a real checkpoint.
 """
@@ -44,8 +43,7 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 
 @dataclass(frozen=True)
 class Stack:
-    """
-    A column of equal blocks on one residual stream, with what stands before and after it.
+    """A column of equal blocks on one residual stream, with what stands before and after it.
 
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block.
     A name that ends in ``.*`` is a module with a weight and perhaps a bias: the bias has the

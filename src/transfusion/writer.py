@@ -101,8 +101,7 @@ def write_model(
     story: Callable[[], Mapping[str, Any]],
     force: bool,
 ) -> Path:
-    """
-    A model in the shape of another: the same shards, index and companions, new tensors.
+    """A model in the shape of another: the same shards, index and companions, new tensors.
 
     A path that ends in ``.safetensors`` becomes that single file; any other becomes a folder.
     ``story`` is asked once all tensors are written, and kept as ``transfusion.json``.

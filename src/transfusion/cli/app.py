@@ -1,5 +1,4 @@
-"""
-The verbs. Each reads its arguments, calls the function of the same name, and shows the result.
+"""The verbs. Each reads its arguments, calls the function of the same name, and shows the result.
 
 Heavy libraries are imported inside the verbs, so that ``--help`` answers at once.
 """
@@ -32,6 +31,7 @@ from transfusion.cli.options import (
     Quiet,
     ResidualOption,
     Seed,
+    StartOption,
     Verbose,
     Via,
 )
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from transfusion.alignment import Alignment
+    from transfusion.methods import Start
     from transfusion.model import Model
 
 app = typer.Typer(
@@ -89,6 +90,7 @@ def align(
     method: MethodOption = "transfusion",
     residual: ResidualOption = None,
     inner: InnerOption = None,
+    start: StartOption = None,
     config: Config = None,
     dtype: Dtype = None,
     device: Device = "cpu",
@@ -115,7 +117,7 @@ def align(
         _show(plan, as_json, f"would match {space_count} axes, read {total:,} bytes and write {output}")
         return
     require_writable(output, force=force)
-    pi = _align(models, talk, method, residual, inner, dtype, device, seed, jobs)
+    pi = _align(models, talk, method, (residual, inner, start), dtype, device, seed, jobs)
     pi.save(output, force=force)
     _report_alignment(pi, output, as_json)
 
@@ -178,6 +180,7 @@ def transport(
     method: MethodOption = "transfusion",
     residual: ResidualOption = None,
     inner: InnerOption = None,
+    start: StartOption = None,
     config: Config = None,
     dtype: Dtype = None,
     device: Device = "cpu",
@@ -212,7 +215,7 @@ def transport(
         pi = Alignment.load(via)
     else:
         chosen = "naive" if dry_run else method
-        pi = _align(models, talk, chosen, residual, inner, None, device, seed, jobs)
+        pi = _align(models, talk, chosen, (residual, inner, start), None, device, seed, jobs)
     moved = prepare(
         tuned,
         base=models[0],
@@ -265,8 +268,7 @@ def _align(
     models: tuple[Model, Model],
     talk: Talk,
     method: str,
-    residual: Residual | None,
-    inner: Inner | None,
+    policies: tuple[Residual | None, Inner | None, Start | None],
     dtype: str | None,
     device: str,
     seed: int,
@@ -276,6 +278,7 @@ def _align(
 
     from transfusion.matching import align as run
 
+    residual, inner, start = policies
     if jobs:
         torch.set_num_threads(jobs)
     with talk.sweeps() as on_step:
@@ -284,6 +287,7 @@ def _align(
             method=method,
             residual=residual,
             inner=inner,
+            start=start,
             dtype=_dtype(dtype) or torch.float32,
             device=device,
             seed=seed,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from transfusion.architecture import Inner, Residual
+from transfusion.methods import METHODS, Start
 
-METHODS = ("transfusion", "naive", "random")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
@@ -28,6 +28,13 @@ InnerOption = Annotated[
     typer.Option(
         help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
         show_default="the method's: free",
+    ),
+]
+StartOption = Annotated[
+    Start | None,
+    typer.Option(
+        help="First sweep: leave out axes not visited yet, or count them as they are (the paper).",
+        show_default="the method's: settled",
     ),
 ]
 Config = Annotated[

@@ -93,12 +93,12 @@ def demo(result: dict[str, Any]) -> RenderableType:
         "",
         _gains("A's fine-tune moved onto an independent B", result["onto_b"]),
         "",
-        _gains("The same onto a B that is A with its units shuffled", result["onto_shuffled_a"]),
+        _gains("The same onto a successor of A whose units are shuffled", result["onto_successor"]),
         "",
         Text(
             "Accuracy in %. Task: digits on a bad screen; support: plain digits; gains are over the first"
-            f" row.\nThe shuffled A computes what A computes: largest difference {result['proof']:.1g}"
-            " in float64.",
+            f" row.\nShuffling changed nothing that the successor computes: largest difference"
+            f" {result['proof']:.1g} in float64.",
             style="dim",
         ),
     )

@@ -1,5 +1,4 @@
-"""
-Evidence from the weights.
+"""Evidence from the weights.
 
 The gain of matching unit j of A with unit i of B is the inner product of what belongs to them, over
 every tensor in which the axis occurs, with all other axes of A already mapped. An axis that other
@@ -9,7 +8,7 @@ singular values, which is invariant to every permutation of rows and columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from transfusion.architecture import Architecture
 from transfusion.layouts import Factor, Layout, explode
 from transfusion.maps import Map, move_dim
 from transfusion.model import Model, shared_tensors
+from transfusion.tables import Group
 
 
 class Weights:
@@ -70,16 +70,26 @@ class Weights:
             for name in self.tensors
         )
 
-    def gain(self, id: str, maps: Mapping[str, Map], *, produced_only: bool) -> Tensor:
-        """
-        How well each unit of A would do in each place of B: shape (rows, size in B, size in A).
+    def gain(
+        self,
+        id: str,
+        maps: Mapping[str, Map],
+        *,
+        produced_only: bool = False,
+        settled: Container[str] | None = None,
+    ) -> Tensor:
+        """How well each unit of A would do in each place of B: shape (rows, size in B, size in A).
 
         ``produced_only`` counts only the tensors that produce the axis (q, k and v for the units of
-        a head), not those that read it (o).
+        a head), not those that read it (o). ``settled`` counts only tensors whose other axes are among
+        these, or cannot move; the rest would add noise, unless there is nothing else to go by.
         """
         size, rows = self.architecture.sizes[id], self.architecture.rows(id)
         total = torch.zeros(rows, size, size, **self.place)
-        for name, dim in self._places(id, produced_only=produced_only):
+        places = list(self._places(id, produced_only=produced_only))
+        if settled is not None:
+            places = [place for place in places if self._is_settled(id, place[0], settled)] or places
+        for name, dim in places:
             layout = self.tensors[name]
             moved = self.moved(name, maps, except_for=(id, dim))
             for of_a, of_b in zip(
@@ -117,6 +127,13 @@ class Weights:
             for dim in layout.dims_with(id):
                 if not produced_only or dim in layout.outputs:
                     yield name, dim
+
+    def _is_settled(self, id: str, name: str, settled: Container[str]) -> bool:
+        """Whether every other axis of a tensor has found its place, or has none to find."""
+        return all(
+            other == id or other in settled or self.architecture.spaces[other].group is Group.FIXED
+            for other in self.tensors[name].names()
+        )
 
     def _unfold(self, tensor: Tensor, layout: Layout, id: str, dim: int) -> Iterator[Tensor]:
         """Every piece as (rows of the axis, the axis, everything else)."""

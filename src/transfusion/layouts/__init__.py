@@ -1,5 +1,4 @@
-"""
-The notation: a layout names the axes of a tensor, dimension by dimension.
+"""The notation: a layout names the axes of a tensor, dimension by dimension.
 
     (head qk) <- x                            a query projection, stored (out, in)
     x -> [(head qk)|(head qk)|(head vo)]      GPT-2's fused projection, stored (in, out)

@@ -22,8 +22,7 @@ def index_map(
     permutations: Mapping[str, Index],
     parents: Mapping[str, str],
 ) -> Index | None:
-    """
-    Where each position of a dimension comes from: ``new[j] = old[index[j]]``.
+    """Where each position of a dimension comes from: ``new[j] = old[index[j]]``.
 
     ``permutations[axis]`` has one row for every element of the axis's ancestors (one row for an
     axis without a parent), in the order of the destination. None if nothing in this item moves.
@@ -80,8 +79,7 @@ class Factor:
 
 
 def explode(array: Any, layout: Layout, sizes: Mapping[str, int]) -> list[tuple[Any, list[Factor]]]:
-    """
-    The tensor as views in which every dimension is a single axis: concatenations cut apart,
+    """The tensor as views in which every dimension is a single axis: concatenations cut apart,
     products unfolded. Works on whatever can be sliced and reshaped (NumPy arrays, torch tensors).
     """
     whole = [(item, dim) for dim, item in enumerate(layout.items)]

@@ -27,8 +27,7 @@ def size_of(item: Item, sizes: Mapping[str, int]) -> int:
 def solve_sizes(
     layout: Layout, shape: Sequence[int], known: Mapping[str, int], tensor: str = "tensor"
 ) -> dict[str, int]:
-    """
-    The sizes that this shape determines, beyond the known ones; contradictions are errors.
+    """The sizes that this shape determines, beyond the known ones; contradictions are errors.
 
     An axis may stay undetermined (a product of two unknown axes): another tensor may settle it.
     """

@@ -30,11 +30,10 @@ def transport(
     trust_base: bool = False,
     **aligning: Any,
 ) -> Transport | AdapterTransport:
-    """
-    Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
+    """Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
 
-    >>> moved = transport("tuned", base="a", onto="b")   # doctest: +SKIP
-    >>> moved.save(Path("tuned-on-b"))                   # doctest: +SKIP
+    The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
+    ``state_dict`` gives them in memory.
     """
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
     require_same_shape(a, b)

@@ -73,9 +73,10 @@ class AdapterTransport:
         }
 
     def save(
-        self, path: Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
+        self, path: str | Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
     ) -> Path:
         """Write an adapter folder that PEFT loads on B."""
+        path = Path(path)
         with staged_folder(path, force=force) as staged:
             tensors: dict[str, Tensor] = {}
             for factor in self.factors:

@@ -32,13 +32,13 @@ class Applied:
         """The whole of it in memory, under A's names."""
         return {stored: self.tensor(name) for name, stored in self.model.names.items()}
 
-    def save(self, path: Path, *, force: bool = False) -> Path:
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write it like A: the same files, configuration and companions."""
         shards: Shards = {file: {} for file in self.model.checkpoint.files}
         for name, stored in self.model.names.items():
             shards[self.model.info(name).file][stored] = partial(self.tensor, name)
         return write_model(
-            path,
+            Path(path),
             shards,
             like=self.model.checkpoint,
             config=self.model.checkpoint.config,

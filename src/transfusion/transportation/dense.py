@@ -131,11 +131,11 @@ class Transport:
         return config
 
     def save(
-        self, path: Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
+        self, path: str | Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
     ) -> Path:
         """Write the output: B's shards, configuration and companions; all of it or nothing."""
         return write_model(
-            path,
+            Path(path),
             self._shards(on_tensor),
             like=self.onto.checkpoint,
             config=self.config(),

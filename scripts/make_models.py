@@ -1,0 +1,106 @@
+"""Make small models to try the verbs on: python scripts/make_models.py models
+
+For a Llama and for a CLIP: a base ``a``; its successor ``b``, a little changed and with its units
+shuffled; ``tuned``, a fine-tune of ``a``; and for the Llama also ``lora``, an adapter for ``a``. The weights
+are random: they have the shapes and the symmetries of the real thing, and nothing to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+import transfusion
+
+LLAMA = transformers.LlamaConfig(
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=256,
+    vocab_size=512,
+    max_position_embeddings=128,
+)
+CLIP = transformers.CLIPConfig(
+    vision_config={
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "intermediate_size": 192,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    text_config={
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+        "max_position_embeddings": 32,
+        "bos_token_id": 510,
+        "eos_token_id": 511,
+    },
+    projection_dim=48,
+)
+
+
+def changed(model: Any, amount: float, seed: int) -> Any:
+    """The model with noise on every parameter, in proportion to its size."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(amount * parameter.std(unbiased=False).clamp(min=1e-2) * noise)
+    return model
+
+
+def make(folder: Path, model_class: Any, config: Any) -> Iterator[Path]:
+    """Save a base, a shuffled successor and a fine-tune."""
+    torch.manual_seed(1)
+    changed(model_class(config), 0.1, seed=1).save_pretrained(folder / "a")
+    yield folder / "a"
+    with tempfile.TemporaryDirectory() as plain:
+        changed(model_class.from_pretrained(folder / "a"), 0.2, seed=2).save_pretrained(plain)
+        shuffle = transfusion.align(plain, plain, method="random", residual="tied", seed=3)
+        yield transfusion.apply(shuffle, plain).save(folder / "b")
+    changed(model_class.from_pretrained(folder / "a"), 0.1, seed=4).save_pretrained(folder / "tuned")
+    yield folder / "tuned"
+
+
+def make_adapter(base: Path, folder: Path) -> Path:
+    """Save a LoRA adapter of rank 4 that does something."""
+    model = transformers.LlamaForCausalLM.from_pretrained(base)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets))
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in tuned.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    tuned.save_pretrained(folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make small models to try the verbs on.")
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    transformers.utils.logging.disable_progress_bar()
+    if folder.exists():
+        parser.error(f"{folder} exists already; give another place, or remove it")
+    for made in make(folder / "llama", transformers.LlamaForCausalLM, LLAMA):
+        print(made)
+    print(make_adapter(folder / "llama" / "a", folder / "llama" / "lora"))
+    for made in make(folder / "clip", transformers.CLIPModel, CLIP):
+        print(made)
+
+
+if __name__ == "__main__":
+    main()

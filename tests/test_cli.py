@@ -114,7 +114,8 @@ def test_dry_runs_write_nothing(cli, made, tmp_path):
     assert "would match" in out
     code, out, _ = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved", "--dry-run")
     assert code == 0
-    assert "would write" in out
+    assert f"would write {tmp_path / 'moved'}: " in out
+    assert "0 carried" in out
     assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
 
@@ -133,6 +134,7 @@ def test_wrong_usage_exits_with_2(cli, made, tmp_path):
     assert cli("transport", made("vit"), "--base", made("vit"), "-o", tmp_path / "x")[0] == 2
     assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--residual", "loose")[0] == 2
     assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--dtype", "int8")[0] == 2
+    assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--method", "magic")[0] == 2
     assert cli("conjure")[0] == 2
 
 

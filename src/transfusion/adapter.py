@@ -217,9 +217,8 @@ def _plain(key: str) -> str:
 
 
 def is_adapter(reference: str | Path) -> bool:
-    """Whether a reference is the folder of an adapter."""
-    path = Path(reference).expanduser()
-    return path.is_dir() and (path / CONFIG).exists()
+    """Whether a reference is the folder of an adapter, here or on the hub."""
+    return (resolve(reference) / CONFIG).exists()
 
 
 def _refuse_other_kinds(label: str, config: Mapping[str, Any]) -> None:

@@ -86,18 +86,19 @@ class Checkpoint:
         info = self.tensors[name]
         try:
             if info.file.suffix in PICKLES:
-                state: dict[str, Tensor] = self._open.setdefault(info.file, None) or _unpickle(info.file)
-                self._open[info.file] = state
-                return state[name]
-            if info.file not in self._open:
-                self._open[info.file] = safe_open(info.file, framework="pt")
-            tensor: Tensor = self._open[info.file].get_tensor(name)
-            return tensor
+                if info.file not in self._open:
+                    self._open[info.file] = _unpickle(info.file)
+                tensor: Tensor = self._open[info.file][name]
+            else:
+                if info.file not in self._open:
+                    self._open[info.file] = safe_open(info.file, framework="pt")
+                tensor = self._open[info.file].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{info.file}: {name} cannot be read ({error})",
                 hint="the file changed or was damaged after it was opened; fetch it again",
             ) from error
+        return tensor
 
     @property
     def parameters(self) -> int:

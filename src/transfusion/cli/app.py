@@ -16,7 +16,6 @@ from transfusion import __version__
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, err, out, print_error, print_json
 from transfusion.cli.options import (
-    DTYPES,
     Config,
     Device,
     DryRun,
@@ -199,7 +198,6 @@ def transport(
     from transfusion.adapter import is_adapter
     from transfusion.alignment import Alignment
     from transfusion.model import Model, require_same_shape
-    from transfusion.transportation import AdapterTransport
     from transfusion.transportation import transport as prepare
     from transfusion.writer import require_writable
 
@@ -225,16 +223,12 @@ def transport(
         dtype=_dtype(dtype),
         trust_base=trust_base,
     )
-    names = (
-        [f.key for f in moved.factors]
-        if isinstance(moved, AdapterTransport)
-        else [entry.name for entry in moved.entries]
-    )
+    plan = moved.plan()
     if dry_run:
-        plan = {"would_write": str(output), "tensors": len(names)}
-        _show(plan, as_json, f"would write {len(names)} tensors to {output}")
+        text = ", ".join(f"{count} {what}" for what, count in plan.items())
+        _show({"would_write": str(output), **plan}, as_json, f"would write {output}: {text}")
         return
-    with talk.tensors(len(names)) as step:
+    with talk.tensors(plan["tensors"]) as step:
         moved.save(output, force=force, on_tensor=step)
     _report_transport(moved.story(), output, as_json)
 
@@ -298,12 +292,7 @@ def _align(
 def _dtype(name: str | None) -> torch.dtype | None:
     import torch
 
-    if name is None:
-        return None
-    if name not in DTYPES:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(DTYPES)}", param_hint="--dtype")
-    chosen: torch.dtype = getattr(torch, name)
-    return chosen
+    return None if name is None else getattr(torch, name)
 
 
 def _report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:

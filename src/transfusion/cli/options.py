@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,24 @@ from transfusion.methods import METHODS, Start
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
+
+def one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
+    """A check that refuses a word which is not among the known ones, as wrong usage."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in known:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
+        return value
+
+    return check
+
+
 ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
 Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
 Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
-MethodOption = Annotated[str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.")]
+MethodOption = Annotated[
+    str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.", callback=one_of(METHODS))
+]
 ResidualOption = Annotated[
     Residual | None,
     typer.Option(
@@ -41,7 +56,10 @@ Config = Annotated[
     Path | None,
     typer.Option(show_default=False, help="A config.json for weights that come without one."),
 ]
-Dtype = Annotated[str | None, typer.Option(show_default=False, help=f"One of {', '.join(DTYPES)}.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(show_default=False, help=f"One of {', '.join(DTYPES)}.", callback=one_of(DTYPES)),
+]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
 Jobs = Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")]

@@ -34,6 +34,16 @@ class AdapterTransport:
     def factors(self) -> list[Factor]:
         return self.adapter.factors(self.base)
 
+    def plan(self) -> dict[str, int]:
+        """How much there is to do, known from the headers alone."""
+        infos = [self.adapter.checkpoint.tensors[factor.key] for factor in self.factors]
+        return {
+            "tensors": len(infos),
+            "moved": sum(not factor.whole for factor in self.factors),
+            "carried": sum(factor.whole for factor in self.factors),
+            "bytes": sum(info.nbytes for info in infos),
+        }
+
     def tensor(self, factor: Factor) -> Tensor:
         """One tensor of the adapter, moved."""
         stored = self.adapter.read(factor.key)

@@ -88,6 +88,21 @@ class Transport:
     def names(self, action: Action) -> list[str]:
         return [entry.name for entry in self.entries if entry.action is action]
 
+    def plan(self) -> dict[str, int]:
+        """How much there is to do, known from the headers alone."""
+        tuned = self.vector.finetuned
+        owners = {Action.CARRIED: tuned, Action.MOVED: self.onto, Action.KEPT: self.onto}
+        infos = [owners[entry.action].info(entry.name) for entry in self.entries]
+        size = self.dtype.itemsize if self.dtype else None
+        return {
+            "tensors": len(self.entries),
+            **{str(action): len(self.names(action)) for action in Action},
+            "dropped": len(self.dropped),
+            "bytes": sum(
+                info.nbytes // info.dtype.itemsize * (size or info.dtype.itemsize) for info in infos
+            ),
+        }
+
     def tensor(self, entry: Entry) -> Tensor:
         """One tensor of the output."""
         if entry.action is Action.KEPT:

@@ -44,7 +44,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
     tensors = {name: row.layout for name, row in rows.items() if name in shapes}
     sizes = _sizes(family, tensors, shapes, reader)
     spaces = {
-        id: reader.space(id, sizes[id])
+        id: replace(reader.specs[id], size=sizes[id])
         for layout in tensors.values()
         for id in _parents_first(layout, reader)
     }
@@ -116,7 +116,7 @@ def _sizes(
 
 def _parents_first(layout: Layout, reader: _TableReader) -> Iterator[str]:
     for id in layout.names():
-        if parent := reader.spec(id).parent:
+        if parent := reader.specs[id].parent:
             yield parent
         yield id
 
@@ -128,6 +128,7 @@ class _TableReader:
         self.table = table
         self.stacks = {stack.name: stack for stack in table.stacks}
         self.specs: dict[str, Space] = {}
+        """Every space met so far, without its size."""
         self.same_point: dict[str, str] = {}
         self.same_point = {self.point(later): self.point(first) for first, later in table.unified}
 
@@ -158,8 +159,9 @@ class _TableReader:
     def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
         """The rows of a text; lines about blocks repeat block by block, in the order written."""
         block: list[tuple[str, str]] = []
-        for line in [*text.strip().splitlines(), ""]:
-            pattern, _, layout = line.strip().partition(" ")
+        lines = [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
+        for line in [*lines, ""]:
+            pattern, _, layout = line.partition(" ")
             if "{}" in pattern:
                 block.append((pattern, layout))
                 continue
@@ -167,7 +169,7 @@ class _TableReader:
                 for one, its_layout in block:
                     yield from self._row(one, its_layout, stack, i)
             block = []
-            if pattern and not pattern.startswith("#"):
+            if pattern:
                 yield from self._row(pattern, layout, stack, 0)
 
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
@@ -197,7 +199,7 @@ class _TableReader:
         if stack is not None and base in stack.points:
             block = {"": i, "next": i + 1, "first": 0, "last": stack.depth}[at]
             id = f"{stack.name}.{block}.{base}"
-            self._note(Space(id, base, 0, Group.PERMUTATION, stream=stack.name))
+            self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stack.name))
             return self.same_point.get(id, id)
         axis = self._declaration(base, stack)
         prefix = {
@@ -205,18 +207,20 @@ class _TableReader:
             "stack": f"{stack.name}." if stack else "",
             "model": "",
         }[axis.scope]
-        self._note(
+        id = prefix + base
+        self.specs.setdefault(
+            id,
             Space(
-                prefix + base,
+                id,
                 base,
                 0,
                 axis.group,
-                parent=prefix + axis.within if axis.within else None,
-                twin=prefix + axis.twin if axis.twin else None,
+                parent=self._resolve(axis.within, stack, i) if axis.within else None,
+                twin=self._resolve(axis.twin, stack, i) if axis.twin else None,
                 why=axis.why,
-            )
+            ),
         )
-        return prefix + base
+        return id
 
     def _declaration(self, name: str, stack: Stack | None) -> Axis:
         for axis in (*(stack.axes if stack else ()), *self.table.axes):
@@ -226,15 +230,6 @@ class _TableReader:
             f"the table uses an axis {name!r} that it does not declare",
             hint=f"add Axis({name!r}) to the table's axes, or correct the name",
         )
-
-    def _note(self, spec: Space) -> None:
-        self.specs.setdefault(spec.id, spec)
-
-    def spec(self, id: str) -> Space:
-        return self.specs[id]
-
-    def space(self, id: str, size: int) -> Space:
-        return replace(self.specs[id], size=size)
 
     def given_size(self, id: str) -> int | None:
         """A size that the configuration gives; shapes must agree with it."""

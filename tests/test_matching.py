@@ -65,10 +65,10 @@ def test_the_paper_s_start_loses_its_way_in_a_deep_gpt2_and_a_settled_one_does_n
     """GPT-2 starts with small output projections: what has not been matched yet drowns what has."""
     from functools import partial
 
-    from families import GPT2, Case, _transformers
+    from families import GPT2, Case, transformers_model
 
     deep = {**GPT2, "n_layer": 12, "n_embd": 96, "n_head": 6, "n_inner": 200, "vocab_size": 300}
-    make = partial(_transformers, "GPT2LMHeadModel", "GPT2Config", **deep)
+    make = partial(transformers_model, "GPT2LMHeadModel", "GPT2Config", **deep)
     torch.manual_seed(0)
     a = Case("gpt2", make, "gpt2").store(make(), tmp_path / "a")
     shuffle = align(a, a, method="random", residual="tied", seed=2)
@@ -131,10 +131,12 @@ def test_another_family_is_refused(made):
 def test_differing_vocabularies_are_refused(made, tmp_path):
     from functools import partial
 
-    from families import LLAMA, Case, _transformers
+    from families import LLAMA, Case, transformers_model
 
     other = Case(
-        "l", partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 29}), "llama"
+        "l",
+        partial(transformers_model, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 29}),
+        "llama",
     )
     with pytest.raises(
         MismatchError, match=r"embed_tokens.weight .* has shape \(31, 36\) in .* and \(29, 36\)"
@@ -146,10 +148,10 @@ def test_differing_vocabularies_are_refused(made, tmp_path):
 def test_differing_depths_are_refused(made, tmp_path):
     from functools import partial
 
-    from families import VIT, Case, _transformers
+    from families import VIT, Case, transformers_model
 
     deeper = Case(
-        "v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_hidden_layers": 4}), "vit"
+        "v", partial(transformers_model, "ViTModel", "ViTConfig", **{**VIT, "num_hidden_layers": 4}), "vit"
     )
     with pytest.raises(MismatchError, match=r"do not have the same tensors; only in one: encoder\.layer\.3"):
         align(made("vit"), deeper.save(tmp_path / "b", 1))
@@ -158,10 +160,10 @@ def test_differing_depths_are_refused(made, tmp_path):
 def test_differing_numbers_of_heads_are_refused(made, tmp_path):
     from functools import partial
 
-    from families import VIT, Case, _transformers
+    from families import VIT, Case, transformers_model
 
     other = Case(
-        "v", partial(_transformers, "ViTModel", "ViTConfig", **{**VIT, "num_attention_heads": 6}), "vit"
+        "v", partial(transformers_model, "ViTModel", "ViTConfig", **{**VIT, "num_attention_heads": 6}), "vit"
     )
     with pytest.raises(MismatchError, match=r"divide their tensors differently: layer\.0\.head"):
         align(made("vit"), other.save(tmp_path / "b", 1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import CASES, Case, _transformers
+from families import CASES, Case, transformers_model
 from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.model import Model
 
@@ -23,7 +23,7 @@ def test_a_configuration_tells_the_family(case, made):
 
 
 def with_heads_of_64(name: str, family: str, model: str, config: str, **settings: object) -> Case:
-    return Case(name, partial(_transformers, model, config, **settings), family)
+    return Case(name, partial(transformers_model, model, config, **settings), family)
 
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}

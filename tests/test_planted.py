@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import Case, _transformers
+from families import Case, transformers_model
 from transfusion.matching import align
 from transfusion.transportation import apply
 
@@ -39,7 +39,7 @@ DEEP = (
 def test_deep_models_are_recovered_under_noise(family, model, config, settings, residual, noise, tmp_path):
     """Every axis comes out as it was planted, from the library's own initial weights."""
     torch.manual_seed(0)
-    case = Case(family, partial(_transformers, model, config, **settings), family)
+    case = Case(family, partial(transformers_model, model, config, **settings), family)
     a = case.store(case.make(), tmp_path / "a")
     planted = align(a, a, method="random", residual="tied", seed=2)
     b = apply(planted, a).save(tmp_path / "b")

@@ -235,9 +235,9 @@ def test_a_fine_tune_of_another_base_is_refused(made, tmp_path):
 def test_a_fine_tune_of_another_size_is_refused(made, tmp_path):
     from functools import partial
 
-    from families import LLAMA, Case, _transformers
+    from families import LLAMA, Case, transformers_model
 
-    bigger = partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 33})
+    bigger = partial(transformers_model, "LlamaForCausalLM", "LlamaConfig", **{**LLAMA, "vocab_size": 33})
     tuned = Case("llama", bigger, "llama").save(tmp_path / "tuned", 1)
     with pytest.raises(MismatchError, match=r"embed_tokens.weight has shape \(33, 36\)") as caught:
         transport(tuned, base=made("llama", 1), onto=made("llama", 2))

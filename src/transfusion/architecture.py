@@ -138,8 +138,8 @@ class Architecture:
             if space.stream and residual is Residual.TIED:
                 return f"{space.stream}.stream"
             if space.twin and inner is Inner.TIED:
-                twin = self.spaces[space.twin]
-                if twin.size == space.size and Group.FIXED not in (twin.group, space.group):
+                twin = self.spaces.get(space.twin)
+                if twin and twin.size == space.size and Group.FIXED not in (twin.group, space.group):
                     return twin.id
             return id
 

@@ -134,8 +134,11 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     for family in families():
         naming = Naming(family)
         shapes = {naming.canonical(name): i.shape for name, i in checkpoint.tensors.items()}
-        if all(name in shapes for name in family.signature):
+        if family.signature and all(name in shapes for name in family.signature):
             found.append((family, shapes))
+    found = [
+        one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)
+    ]
     if len(found) != 1:
         raise ArchitectureError(
             f"{checkpoint.label}: no config.json, and the tensors' names belong to"

@@ -91,7 +91,8 @@ class Family:
     library: str
     table: Callable[[Config, frozenset[str]], Table]
     signature: tuple[str, ...]
-    """Tensors that together give the family away when there is no configuration."""
+    """Tensors that together give the family away when there is no configuration; the longest of several
+    signatures counts. Empty: the family is only known by its configuration."""
     guess: Callable[[Shapes], tuple[dict[str, Any], str]]
     """A configuration read off the shapes, and the assumption that it rests on."""
     model_types: tuple[str, ...] = ()

@@ -1,0 +1,49 @@
+"""GPT-J: interleaved partial rotary, parallel branches behind one norm."""
+
+from __future__ import annotations
+
+from transfusion.architectures._decoders import HEADS, KNOWN, PARTLY_ROTARY, decoder, family
+from transfusion.tables import Config, Stack, Table
+
+ROWS = """
+wte.weight                vocab -> x@first
+h.{}.ln_1.*               x
+h.{}.attn.q_proj.weight   (head [rot|qk]) <- x
+h.{}.attn.k_proj.weight   (head [rot|qk]) <- x
+h.{}.attn.v_proj.weight   (head vo) <- x
+h.{}.attn.out_proj.weight x@next <- (head vo)
+h.{}.mlp.fc_in.*          ffn <- x
+h.{}.mlp.fc_out.*         x@next <- ffn
+ln_f.*                    x@last
+"""
+
+SHORTCUTS = "h.{}.ln_1   x -> x@next   h.{}.attn.out_proj"
+
+
+def table(config: Config, names: frozenset[str]) -> Table:
+    width, heads = config["n_embd"], config["n_head"]
+    sizes = {"x": width, "head": heads, "rot": config.get("rotary_dim") or width // heads}
+    stack = Stack("layer", config["n_layer"], ROWS, PARTLY_ROTARY, sizes, SHORTCUTS, points=("x",))
+    return decoder(
+        stack,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        embedding="wte.weight",
+        heads=HEADS,
+        buffers="h.{}.attn.bias h.{}.attn.masked_bias",
+    )
+
+
+FAMILIES = (
+    family(
+        "gptj",
+        ("gptj",),
+        table,
+        "wte.weight h.0.attn.q_proj.weight h.0.mlp.fc_in.weight ln_f.weight",
+        prefixes=("transformer.",),
+        known_keys=KNOWN
+        | {"n_embd", "n_layer", "n_head", "n_inner", "n_positions", "n_ctx", "rotary_dim", "rotary"}
+        | {"activation_function", "scale_attn_weights", "gradient_checkpointing"}
+        | {"summary_activation", "summary_first_dropout", "summary_proj_to_labels"}
+        | {"summary_type", "summary_use_proj"},
+    ),
+)

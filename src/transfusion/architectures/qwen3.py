@@ -1,0 +1,19 @@
+"""Qwen3: a Llama whose queries and keys are normed with one weight for all heads."""
+
+from __future__ import annotations
+
+from transfusion.architectures._decoders import family, grouped_decoder, lines
+from transfusion.architectures.llama import ROWS, SHORTCUTS, SIGNATURE
+from transfusion.tables import Config, Table
+
+QK_NORM = """
+layers.{}.self_attn.q_norm.weight   qk
+layers.{}.self_attn.k_norm.weight   qk
+"""
+
+
+def table(config: Config, names: frozenset[str]) -> Table:
+    return grouped_decoder(config, lines(ROWS, QK_NORM), SHORTCUTS, tied=False)
+
+
+FAMILIES = (family("qwen3", ("qwen3",), table, f"{SIGNATURE} layers.0.self_attn.q_norm.weight"),)

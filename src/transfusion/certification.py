@@ -1,0 +1,125 @@
+"""Certification: the proof that a table tells the truth about a model.
+
+One test for all tables. A live model in float64 is moved at random along every axis that its table calls
+free, and must compute the same; along each axis that the table calls fixed, alone, and must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from transfusion.alignment import Alignment, Provenance, random_maps
+from transfusion.architecture import Architecture, Inner, Residual
+from transfusion.live import Live, largest_difference
+from transfusion.tables import Group
+
+EXACT = 1e-9
+"""What is called equal may differ by this much."""
+APART = 1e-6
+"""What is called different must differ by more than this."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried: how much the outputs changed, and whether they should have."""
+
+    what: str
+    difference: float
+    should_change: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.difference > APART if self.should_change else self.difference <= EXACT
+
+    def __str__(self) -> str:
+        wanted = f"more than {APART:g}" if self.should_change else f"at most {EXACT:g}"
+        return f"{self.what}: the outputs change by {self.difference:.2g}, expected {wanted}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Everything that was tried on one model."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    @property
+    def difference(self) -> float:
+        """The largest change among the moves that should change nothing."""
+        return max(check.difference for check in self.checks if not check.should_change)
+
+
+def certify(live: Live, *, seed: int = 5) -> Certificate:
+    """Try every claim of a table on a live model; ``live`` comes with the stream untied, nothing tied."""
+    return Certificate(tuple(_checks(live, seed)))
+
+
+def _checks(live: Live, seed: int) -> Iterator[Check]:
+    tied = _under(live, Residual.TIED, Inner.FREE)
+    yield Check("all free axes, one map for the stream", _difference(tied, seed, shortcuts=False), False)
+    both = _under(live, Residual.TIED, Inner.TIED)
+    yield Check("the same, q·k and v·o together", _difference(both, seed), False)
+    untied = _under(live, Residual.UNTIED, Inner.FREE)
+    yield Check("all free axes, a map for every point of the stream", _difference(untied, seed), False)
+    if any(cut.source != cut.target for cut in untied.architecture.shortcuts):
+        plain = _difference(untied, seed, shortcuts=False)
+        yield Check("the same with plain shortcuts", plain, True)
+    named = {s.axis: s for s in live.architecture.spaces.values() if s.group is Group.FIXED and s.size > 1}
+    for axis in sorted(named):
+        alone = replace(live, architecture=_only(live.architecture, axis))
+        yield Check(f"the fixed axis {axis}", _difference(alone, seed), True)
+
+
+def free_axes(live: Live, *, seed: int = 5) -> Iterator[Check]:
+    """Each free axis moved alone, under a tied stream: which one breaks the outputs, if any."""
+    tied = _under(live, Residual.TIED, Inner.FREE)
+    for axis in sorted({space.axis for space in tied.architecture.free()}):
+        alone = replace(tied, architecture=_only(tied.architecture, axis))
+        yield Check(f"the free axis {axis}", _difference(alone, seed), False)
+
+
+def _under(live: Live, residual: Residual, inner: Inner) -> Live:
+    return replace(live, architecture=live.architecture.under(residual, inner))
+
+
+def _only(architecture: Architecture, axis: str) -> Architecture:
+    """The architecture with one axis free and all others fixed, whatever the table says."""
+    spaces = {
+        id: replace(space, group=Group.PERMUTATION if space.axis == axis else Group.FIXED)
+        for id, space in architecture.spaces.items()
+    }
+    return replace(architecture, spaces=spaces)
+
+
+def random_move(architecture: Architecture, seed: int) -> Alignment:
+    """A random move of every free axis, of no particular models."""
+    story = Provenance(
+        family=architecture.family,
+        architecture=architecture.digest(),
+        residual=architecture.residual,
+        inner=architecture.inner,
+        method="random",
+        options={},
+        seed=seed,
+        source="",
+        source_digest="",
+        target="",
+        target_digest="",
+    )
+    return Alignment.of(random_maps(architecture, seed), architecture, story)
+
+
+def _difference(live: Live, seed: int, *, shortcuts: bool = True) -> float:
+    """How much a random move of every free axis changes the outputs."""
+    alignment = random_move(live.architecture, seed)
+    before = live.outputs()
+    with live.moved(alignment, shortcuts=shortcuts):
+        return largest_difference(live.expected(alignment, before), live.outputs())

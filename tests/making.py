@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from transfusion.certification import randomise
+
 
 @dataclass(frozen=True)
 class Case:
@@ -35,17 +37,6 @@ class Case:
     def store(self, model: Any, folder: Path) -> Path:
         self.keep(model, folder)
         return folder
-
-
-def randomise(model: Any, seed: int) -> Any:
-    """Draw every parameter anew: matrices that keep signals of order one, norms and biases that matter."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = parameter.ndim == 1 and name.endswith("weight")
-            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
-    return model
 
 
 def finetuned(case: Case, base: Path, folder: Path, seed: int = 7) -> Path:

@@ -6,13 +6,22 @@ free, and must compute the same; along each axis that the table calls fixed, alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
 
 from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Architecture, Inner, Residual
-from transfusion.live import Live, largest_difference
-from transfusion.tables import Group
+from transfusion.architectures import register
+from transfusion.checkpoint import read_json
+from transfusion.errors import ArchitectureError
+from transfusion.live import Live, largest_difference, library
+from transfusion.tables import Family, Group
 
 EXACT = 1e-9
 """What is called equal may differ by this much."""
@@ -97,6 +106,56 @@ def _only(architecture: Architecture, axis: str) -> Architecture:
         for id, space in architecture.spaces.items()
     }
     return replace(architecture, spaces=spaces)
+
+
+def certify_file(file: Path, class_name: str, config: Path | None = None) -> Certificate:
+    """Certify the first family of a file of tables on a class, named ``module:Class`` or ``Class``.
+
+    A bare name is looked for in the file itself, then in transformers. The settings of the small model
+    are those of ``config``, or the file's ``EXAMPLE``. Axes that break the outputs are named one by one.
+    """
+    tables = register(file)
+    settings = read_json(config) if config else getattr(tables, "EXAMPLE", None)
+    if settings is None:
+        raise ArchitectureError(
+            f"{file}: it defines no EXAMPLE, the settings of a small model to try the table on",
+            hint="add EXAMPLE = {...} to the file, or give the settings as --config FILE",
+        )
+    module, _, name = class_name.rpartition(":")
+    places = [import_module(module)] if module else [tables, library("transformers")]
+    model = next((getattr(place, name) for place in places if hasattr(place, name)), None)
+    if model is None:
+        raise ArchitectureError(
+            f"there is no class {name} in {' or '.join(place.__name__ for place in places)}",
+            hint="give it as module:Class, with the module on Python's path",
+        )
+    return certify_class(model, settings, tables.FAMILIES[0])
+
+
+def certify_class(
+    model: type[nn.Module], settings: Mapping[str, Any], family: Family, *, seed: int = 1
+) -> Certificate:
+    """Build a small model of a class, with every parameter drawn at random, and certify a table on it."""
+    config_class = getattr(model, "config_class", None)
+    module: Any = model(config_class(**settings)) if config_class else model(**settings)
+    config = module.config.to_dict() if config_class else settings
+    randomise(module, seed)
+    live = Live.from_module(module.double().eval(), family, config)
+    certificate = certify(live)
+    if certificate.passed:
+        return certificate
+    return Certificate((*certificate.checks, *(check for check in free_axes(live) if not check.passed)))
+
+
+def randomise(module: nn.Module, seed: int) -> nn.Module:
+    """Draw every parameter anew: signals stay of order one, and norms and biases matter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
+    return module
 
 
 def random_move(architecture: Architecture, seed: int) -> Alignment:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from transfusion.alignment import Alignment
 from transfusion.architecture import Architecture
+from transfusion.binding import bind
 from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, LibraryError
 from transfusion.layouts import Layout, Name
@@ -87,6 +88,8 @@ _BUILDERS: dict[str, Callable[[Model, Path], nn.Module]] = {
 
 def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
     """Random inputs of the kinds that a family takes, in the words of its library."""
+    if family.probes is not None:
+        return dict(family.probes(config))
     generator = torch.Generator().manual_seed(seed)
     settings = _flat(config)
     inputs: dict[str, Tensor] = {}
@@ -132,7 +135,8 @@ def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
-        return dict(_tensors(module(**inputs, return_dict=True)))
+        kwargs = {"return_dict": True} if family.library == "transformers" else {}
+        return dict(_tensors(module(**inputs, **kwargs)))
 
 
 class _DoubleThroughout(TorchFunctionMode):
@@ -152,12 +156,15 @@ class _DoubleThroughout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _tensors(output: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    for name, value in output.items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            yield prefix + name, value
-        elif isinstance(value, Mapping):
-            yield from _tensors(value, f"{prefix}{name}.")
+def _tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The numbers in an output, with dotted names; a bare tensor is called ``output``."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield name or "output", output
+    elif isinstance(output, Mapping | list | tuple):
+        pairs = output.items() if isinstance(output, Mapping) else enumerate(output)
+        for key, value in pairs:
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
 
 
 # ── moving ───────────────────────────────────────────────────────────────────────────────────
@@ -175,8 +182,17 @@ class Live:
     @classmethod
     def of(cls, model: Model) -> Live:
         """The model in float64, in its own library, with probes to feed it."""
-        inputs = probes(model.family, model.config)
-        return cls(build(model), model.family, model.architecture, inputs)
+        live = cls.from_module(build(model), model.family, model.config)
+        policies = model.architecture.residual, model.architecture.inner
+        return replace(live, architecture=live.architecture.under(*policies))
+
+    @classmethod
+    def from_module(cls, module: nn.Module, family: Family, config: Config) -> Live:
+        """A module that somebody built, bound by the names that its parameters have in memory."""
+        naming = Naming(family)
+        shapes = {naming.canonical(name): tuple(p.shape) for name, p in module.named_parameters()}
+        table = family.table(config, frozenset(shapes))
+        return cls(module, family, bind(table, shapes, family.name), probes(family, config))
 
     def outputs(self) -> dict[str, Tensor]:
         return run(self.module, self.family, self.inputs)

@@ -147,6 +147,12 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
             hint="put the model's config.json beside the weights, or give it with --config",
         )
     family, shapes = found[0]
+    if family.guess is None:
+        raise ArchitectureError(
+            f"{checkpoint.label}: a {family.name} by its tensors' names, but no config.json, and the number"
+            " of attention heads cannot be told from the shapes",
+            hint="put the model's config.json beside the weights, or give it with --config",
+        )
     config, assumption = family.guess(shapes)
     return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
 

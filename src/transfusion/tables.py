@@ -90,14 +90,17 @@ class Family:
     name: str
     library: str
     table: Callable[[Config, frozenset[str]], Table]
-    signature: tuple[str, ...]
+    signature: tuple[str, ...] = ()
     """Tensors that together give the family away when there is no configuration; the longest of several
     signatures counts. Empty: the family is only known by its configuration."""
-    guess: Callable[[Shapes], tuple[dict[str, Any], str]]
-    """A configuration read off the shapes, and the assumption that it rests on."""
+    guess: Callable[[Shapes], tuple[dict[str, Any], str]] | None = None
+    """A configuration read off the shapes, and the assumption that it rests on; None where the shapes
+    leave something open, such as the number of heads."""
     model_types: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     """What a live model is fed: ``image``, ``tokens``."""
+    probes: Callable[[Config], Mapping[str, Any]] | None = None
+    """Inputs for a live model, by name, where those kinds do not fit."""
     prefixes: tuple[str, ...] = ()
     """What libraries put before the names in front of a head, and drop without one."""
     aliases: tuple[tuple[str, str], ...] = ()

@@ -1,21 +1,58 @@
-"""The tables, one file per family. A file that is here and defines ``FAMILIES`` is registered."""
+"""The tables, one file per family. A file that is here and defines ``FAMILIES`` is registered.
+
+Others come from outside: an installed package may offer modules with ``FAMILIES`` under the entry point
+``transfusion.architectures``, and `register` takes a single file.
+"""
 
 from __future__ import annotations
 
 import pkgutil
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
+from transfusion.errors import ArchitectureError
 from transfusion.tables import Family
+
+ENTRY_POINT = "transfusion.architectures"
+_registered: list[Family] = []
+
+
+def families() -> tuple[Family, ...]:
+    """Every family; those that were registered later come first, and so may replace one of ours."""
+    return (*reversed(_registered), *_installed())
 
 
 @cache
-def families() -> tuple[Family, ...]:
-    """Every family, in the order of the files' names."""
-    modules = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    return tuple(
-        family
-        for name in modules
-        if not name.startswith("_")
-        for family in import_module(f"{__name__}.{name}").FAMILIES
-    )
+def _installed() -> tuple[Family, ...]:
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    ours = [import_module(f"{__name__}.{name}") for name in names if not name.startswith("_")]
+    theirs = [point.load() for point in entry_points(group=ENTRY_POINT)]
+    return tuple(family for module in (*theirs, *ours) for family in module.FAMILIES)
+
+
+def register(file: str | Path) -> ModuleType:
+    """Run a file of Python that defines ``FAMILIES``, and use its tables from now on."""
+    path = Path(file)
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise ArchitectureError(f"{path}: not a file of Python", hint="give a .py file that defines FAMILIES")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ArchitectureError(
+            f"{path}: running it failed ({type(error).__name__}: {error})",
+            hint="set TRANSFUSION_DEBUG=1 for the traceback",
+        ) from error
+    found = getattr(module, "FAMILIES", None)
+    if not found or not all(isinstance(family, Family) for family in found):
+        raise ArchitectureError(
+            f"{path}: it defines no FAMILIES",
+            hint="end the file with FAMILIES = (Family(...),); docs/your-own.md has an example",
+        )
+    _registered.extend(family for family in found if family not in _registered)
+    return module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB, needs_config
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB
+from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 ROTARY = "rotary positions turn each pair of units by its own angle"
 
@@ -114,17 +114,12 @@ def rotated(config: Config, head_size: int, default: float) -> int:
 
 def family(name: str, model_types: tuple[str, ...], table: Any, signature: str, **more: Any) -> Family:
     """A decoder of transformers; its shapes never tell how many heads it has."""
-
-    def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-        raise needs_config(name, "the number of attention heads")
-
     settings = {"prefixes": ("model.", "transformer."), "known_keys": KNOWN, "required": PLAIN, **more}
     return Family(
         name=name,
         library="transformers",
         table=table,
         signature=tuple(signature.split()),
-        guess=guess,
         model_types=model_types,
         inputs=("tokens",),
         **settings,

@@ -16,6 +16,7 @@ from transfusion import __version__
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, err, out, print_error, print_json
 from transfusion.cli.options import (
+    ArchitectureFile,
     Config,
     Device,
     DryRun,
@@ -69,7 +70,12 @@ def _common(
 
 
 @app.command()
-def inspect(model: ModelArgument, config: Config = None, as_json: Json = False) -> None:
+def inspect(
+    model: ModelArgument,
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    as_json: Json = False,
+) -> None:
     """Show what a model's axes are and which may move; or what a file of π moves."""
     from transfusion.cli import views
     from transfusion.description import inspect as describe
@@ -91,6 +97,7 @@ def align(
     inner: InnerOption = None,
     start: StartOption = None,
     config: Config = None,
+    architecture: ArchitectureFile = None,
     dtype: Dtype = None,
     device: Device = "cpu",
     seed: Seed = 0,
@@ -127,6 +134,7 @@ def apply(
     a: ModelArgument,
     output: Output,
     config: Config = None,
+    architecture: ArchitectureFile = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -140,12 +148,30 @@ def apply(
 
 @app.command()
 def verify(
-    a: ModelArgument,
-    via: Annotated[str, typer.Option(show_default=False, help="A file of π.")],
+    a: Annotated[str | None, typer.Argument(show_default=False, help="A folder or a hub id.")] = None,
+    via: Annotated[str | None, typer.Option(show_default=False, help="A file of π.")] = None,
+    architecture: ArchitectureFile = None,
+    model: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="A class to certify the table on: module:Class or Class."),
+    ] = None,
+    config: Config = None,
     tolerance: Annotated[float, typer.Option(help="The largest difference that passes.")] = 1e-9,
     as_json: Json = False,
 ) -> None:
-    """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ."""
+    """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
+
+    With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
+    """
+    if a is not None and via is not None and model is None:
+        _verify_alignment(a, via, tolerance, as_json)
+    elif architecture is not None and model is not None and a is None and via is None:
+        _verify_table(architecture, model, config, as_json)
+    else:
+        raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
+
+
+def _verify_alignment(a: str, via: str, tolerance: float, as_json: bool) -> None:
     from dataclasses import asdict
 
     from transfusion.verification import verify as run
@@ -168,6 +194,26 @@ def verify(
         )
 
 
+def _verify_table(file: Path, class_name: str, config: Path | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from transfusion.certification import certify_file
+
+    certificate = certify_file(file, class_name, config)
+    if as_json:
+        checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
+        print_json({"passed": certificate.passed, "checks": checks})
+    else:
+        for check in certificate.checks:
+            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
+    if not certificate.passed:
+        raise VerificationError(
+            f"the table in {file} does not tell the truth about {class_name}:"
+            f" {len(certificate.failures)} of {len(certificate.checks)} checks failed",
+            hint="; ".join(check.what for check in certificate.failures),
+        )
+
+
 @app.command()
 def transport(
     finetuned: Annotated[str, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")],
@@ -181,6 +227,7 @@ def transport(
     inner: InnerOption = None,
     start: StartOption = None,
     config: Config = None,
+    architecture: ArchitectureFile = None,
     dtype: Dtype = None,
     device: Device = "cpu",
     seed: Seed = 0,

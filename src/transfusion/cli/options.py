@@ -25,6 +25,15 @@ def one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
     return check
 
 
+def use_tables(file: Path | None) -> Path | None:
+    """Register the tables of a file before the verb runs."""
+    if file is not None:
+        from transfusion.architectures import register
+
+        register(file)
+    return file
+
+
 ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
 Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
 Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
@@ -55,6 +64,15 @@ StartOption = Annotated[
 Config = Annotated[
     Path | None,
     typer.Option(show_default=False, help="A config.json for weights that come without one."),
+]
+ArchitectureFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--architecture",
+        show_default=False,
+        help="A Python file with a table of your own.",
+        callback=use_tables,
+    ),
 ]
 Dtype = Annotated[
     str | None,

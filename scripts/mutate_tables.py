@@ -1,0 +1,160 @@
+"""Corrupt every table in turn and see whether certification notices: python scripts/mutate_tables.py
+
+On the small models of each family: each row dropped, two axes swapped in each row, each fixed axis freed,
+and q·k merged with v·o where q and k cannot move. Prints how many corruptions were caught, and lists those
+that were not; exits with 1 if there are any. Swapping two fixed axes changes no claim, and is left out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as View
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from families import CASES, Case
+from transfusion.architectures import families
+from transfusion.binding import bind
+from transfusion.certification import certify
+from transfusion.errors import TransfusionError
+from transfusion.layouts import parse
+from transfusion.live import Live
+from transfusion.naming import Naming
+from transfusion.tables import Family, Group, Table
+
+Mutant = tuple[str, str, Table]
+"""Kind, what was done, the corrupted table."""
+
+
+def rows_of(table: Table) -> Iterator[tuple[str, Callable[[str], Table]]]:
+    """Every row, with a function that gives the table with that row replaced."""
+    for number, stack in enumerate(table.stacks):
+        for line in stack.rows.strip().splitlines():
+
+            def in_stack(new: str, number: int = number, line: str = line) -> Table:
+                stacks = list(table.stacks)
+                stacks[number] = replace(stacks[number], rows=stacks[number].rows.replace(line, new))
+                return replace(table, stacks=tuple(stacks))
+
+            yield line, in_stack
+    for line in table.rows.strip().splitlines():
+        yield line, lambda new, line=line: replace(table, rows=table.rows.replace(line, new))
+    for line in table.heads.strip().splitlines():
+        yield line, lambda new, line=line: replace(table, heads=table.heads.replace(line, new))
+
+
+def fixed_names(table: Table) -> set[str]:
+    axes = [*table.axes, *(axis for stack in table.stacks for axis in stack.axes)]
+    return {axis.name for axis in axes if axis.group is Group.FIXED}
+
+
+def mutants(table: Table, present: set[str], axes: set[str]) -> Iterator[Mutant]:
+    """Corruptions of the rows that claim something, and of the declarations that matter here."""
+    fixed = fixed_names(table)
+    for line, replaced in rows_of(table):
+        pattern, _, layout = line.strip().partition(" ")
+        if not pattern or pattern.startswith("#") or not claims(pattern, present):
+            continue
+        yield "row dropped", pattern, replaced("")
+        names = parse(layout.strip()).names()
+        if len(names) > 1 and not set(names[:2]) <= fixed and stream(names[0]) != stream(names[1]):
+            swapped = parse(layout.strip()).rename(swap(names[0], names[1]))
+            yield "axes swapped", f"{pattern}: {swapped}", replaced(f"{pattern} {swapped}")
+    for name in sorted(fixed & axes):
+        yield "fixed axis freed", name, free(table, name)
+    if "qk" in fixed & axes and any(axis.name == "vo" for stack in table.stacks for axis in stack.axes):
+        merged = [replace(stack, rows=re.sub(r"\bqk\b", "vo", stack.rows)) for stack in table.stacks]
+        sized = [replace(s, sizes={k: v for k, v in s.sizes.items() if k != "qk"}) for s in merged]
+        yield "qk merged with vo", "qk becomes vo", replace(table, stacks=tuple(sized))
+
+
+def claims(pattern: str, present: set[str]) -> bool:
+    """Whether a row's pattern names a tensor of this model."""
+    regex = re.escape(pattern.removesuffix("?")).replace(r"\{\}", r"\d+").replace(r"\*", r"(weight|bias)")
+    return any(re.fullmatch(regex, name) for name in present)
+
+
+def stream(name: str) -> str:
+    """Points of one stream are one axis while the stream is tied; swapping them may be no corruption."""
+    point = name.split("@", maxsplit=1)[0].rsplit(".", maxsplit=1)[-1]
+    return "the stream" if point in ("x", "y", "z") else name
+
+
+def swap(first: str, second: str) -> Callable[[str], str]:
+    return lambda name: {first: second, second: first}.get(name, name)
+
+
+def free(table: Table, name: str) -> Table:
+    def loose(axes: tuple) -> tuple:  # type: ignore[type-arg]
+        return tuple(replace(a, group=Group.PERMUTATION) if a.name == name else a for a in axes)
+
+    stacks = tuple(replace(stack, axes=loose(stack.axes)) for stack in table.stacks)
+    return replace(table, axes=loose(table.axes), stacks=stacks)
+
+
+def caught(live: Live, table: Table) -> bool:
+    """Whether a corrupted table is refused, or fails its certification."""
+    naming = Naming(live.family)
+    shapes = {naming.canonical(name): tuple(p.shape) for name, p in live.module.named_parameters()}
+    try:
+        architecture = bind(table, shapes, live.family.name)
+        return not certify(replace(live, architecture=architecture)).passed
+    except TransfusionError:
+        return True
+
+
+def live_model(case: Case, family: Family) -> tuple[Live, Table]:
+    """A small model of a case, and the table that is to be corrupted."""
+    module = case.build(1).double()
+    config = getattr(module, "config", None)
+    settings = config.to_dict() if config else case.settings
+    names = frozenset(Naming(family).canonical(name) for name, _ in module.named_parameters())
+    return Live.from_module(module, family, settings), family.table(settings, names)
+
+
+def examine(cases: list[Case], family: Family) -> dict[str, tuple[int, list[str]]]:
+    """For each kind of corruption: how many there were, and which went unnoticed."""
+    tried: set[tuple[str, str]] = set()
+    result: dict[str, tuple[int, list[str]]] = {}
+    for case in cases:
+        live, table = live_model(case, family)
+        present = set(live.architecture.tensors)
+        axes = {space.axis for space in live.architecture.spaces.values() if space.size > 1}
+        for kind, what, mutant in mutants(table, present, axes):
+            if (kind, what) in tried:
+                continue
+            tried.add((kind, what))
+            count, missed = result.get(kind, (0, []))
+            result[kind] = (count + 1, missed if caught(live, mutant) else [*missed, what])
+    return result
+
+
+def main(wanted: list[str]) -> int:
+    kinds = ("row dropped", "axes swapped", "fixed axis freed", "qk merged with vo")
+    view = View("family", *kinds, title="Corruptions caught, of those tried")
+    survivors: list[str] = []
+    for family in families():
+        if wanted and family.name not in wanted:
+            continue
+        found = examine([case for case in CASES.values() if case.family == family.name], family)
+        cells = []
+        for kind in kinds:
+            count, missed = found.get(kind, (0, []))
+            cells.append(f"{count - len(missed)}/{count}" if count else "–")
+            survivors += [f"{family.name}: {kind}: {what}" for what in missed]
+        view.add_row(family.name, *cells)
+    console = Console(width=110)
+    console.print(view)
+    for survivor in survivors:
+        console.print(f"not caught: {survivor}", markup=False)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

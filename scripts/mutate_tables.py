@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -36,17 +37,25 @@ def rows_of(table: Table) -> Iterator[tuple[str, Callable[[str], Table]]]:
     """Every row, with a function that gives the table with that row replaced."""
     for number, stack in enumerate(table.stacks):
         for line in stack.rows.strip().splitlines():
-
-            def in_stack(new: str, number: int = number, line: str = line) -> Table:
-                stacks = list(table.stacks)
-                stacks[number] = replace(stacks[number], rows=stacks[number].rows.replace(line, new))
-                return replace(table, stacks=tuple(stacks))
-
-            yield line, in_stack
+            yield line, partial(in_stack, table, number, line)
     for line in table.rows.strip().splitlines():
-        yield line, lambda new, line=line: replace(table, rows=table.rows.replace(line, new))
+        yield line, partial(in_rows, table, line)
     for line in table.heads.strip().splitlines():
-        yield line, lambda new, line=line: replace(table, heads=table.heads.replace(line, new))
+        yield line, partial(in_heads, table, line)
+
+
+def in_stack(table: Table, number: int, line: str, new: str) -> Table:
+    stacks = list(table.stacks)
+    stacks[number] = replace(stacks[number], rows=stacks[number].rows.replace(line, new))
+    return replace(table, stacks=tuple(stacks))
+
+
+def in_rows(table: Table, line: str, new: str) -> Table:
+    return replace(table, rows=table.rows.replace(line, new))
+
+
+def in_heads(table: Table, line: str, new: str) -> Table:
+    return replace(table, heads=table.heads.replace(line, new))
 
 
 def fixed_names(table: Table) -> set[str]:

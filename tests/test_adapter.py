@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES
-from transfusion.errors import AdapterError, ArchitectureError, CheckpointError
+from transfusion.errors import AdapterError, ArchitectureError, CheckpointError, OutputError
 from transfusion.live import Live, largest_difference, probes, run
 from transfusion.matching import align
 from transfusion.model import Model
@@ -193,6 +193,31 @@ def test_other_kinds_are_refused_by_name(kind, adapter, made):
 def test_dora_is_refused(adapter, made):
     with pytest.raises(AdapterError, match="settings that are not understood: use_dora=True"):
         move(edit(adapter, use_dora=True), made)
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
+def test_starts_that_change_the_base_are_refused(start, adapter, made):
+    with pytest.raises(AdapterError, match=f"started by '{start}', which changes the base's weights"):
+        move(edit(adapter, init_lora_weights=start), made)
+
+
+def test_values_that_are_no_numbers_are_refused(adapter, made):
+    def spoil(tensors):
+        next(iter(tensors.values()))[0] = float("nan")
+
+    with pytest.raises(CheckpointError, match="contains NaN or infinite values"):
+        move(rewrite(adapter, spoil), made)
+
+
+def test_an_adapter_is_not_written_as_a_file(adapter, made, tmp_path):
+    moved = transport(adapter, base=made("llama", 1), onto=made("llama", 2), method="naive")
+    with pytest.raises(OutputError, match="an adapter is a folder"):
+        moved.save(tmp_path / "moved.safetensors")
+
+
+def test_the_weights_of_an_adapter_are_no_model(adapter):
+    with pytest.raises(CheckpointError, match="these are the weights of an adapter"):
+        Model.open(adapter / "adapter_model.safetensors")
 
 
 def test_an_unknown_setting_is_refused(adapter, made):

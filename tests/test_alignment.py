@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from families import PRINCIPAL
 from transfusion.alignment import Alignment, is_alignment
-from transfusion.errors import AlignmentError, MismatchError, OutputError
+from transfusion.errors import AlignmentError, CheckpointError, MismatchError, OutputError
 from transfusion.matching import align
 from transfusion.model import Model
 
@@ -102,6 +102,25 @@ def test_a_file_with_other_maps_than_were_saved_is_refused(damage, pi, tmp_path)
     save_file(tensors, path, metadata)
     with pytest.raises(AlignmentError, match="the file is damaged"):
         Alignment.load(path)
+
+
+@pytest.mark.parametrize("story", ["{", "{}", '{"format": 1}', "[]"])
+def test_a_story_that_cannot_be_read_is_refused(story, pi, tmp_path):
+    path = pi.save(tmp_path / "pi.safetensors")
+    save_file(load_file(path), path, {"transfusion": story})
+    with pytest.raises(AlignmentError, match="its story cannot be read"):
+        Alignment.load(path)
+
+
+def test_a_folder_or_nothing_is_no_pi(made, tmp_path):
+    for path in (made("vit"), tmp_path / "none"):
+        with pytest.raises(AlignmentError, match="no such file of π"):
+            Alignment.load(path)
+
+
+def test_a_pi_is_no_model(pi, tmp_path):
+    with pytest.raises(CheckpointError, match="a file of π, not a model"):
+        Model.open(pi.save(tmp_path / "pi.safetensors"))
 
 
 def test_another_safetensors_file_is_refused(made):

@@ -180,6 +180,35 @@ def test_an_index_that_names_an_absent_tensor(sharded):
         Checkpoint.open(sharded)
 
 
+def test_a_shard_with_more_than_the_index_names(sharded):
+    path = sharded / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"]["model.norm.weight"]
+    path.write_text(json.dumps(index))
+    with pytest.raises(
+        CheckpointError, match=r"1 tensor\(s\) that the index does not name: model\.norm\.weight"
+    ):
+        Checkpoint.open(sharded)
+
+
+def test_an_index_that_names_no_file(sharded):
+    (sharded / "model.safetensors.index.json").write_text('{"weight_map": {"x": 3}}')
+    with pytest.raises(CheckpointError, match="there is no weight_map in it"):
+        Checkpoint.open(sharded)
+
+
+def test_a_pickle_with_numbers_for_names(tmp_path):
+    torch.save({1: torch.zeros(1)}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="a dictionary of tensors was expected"):
+        Checkpoint.open(tmp_path / "model.pt")
+
+
+def test_a_config_of_another_name_is_the_config(made, tmp_path):
+    (tmp_path / "settings.json").write_text((made("llama") / "config.json").read_text())
+    checkpoint = Checkpoint.open(made("llama") / "model.safetensors", config=tmp_path / "settings.json")
+    assert checkpoint.config_name == "config.json"
+
+
 def test_an_index_without_a_map(sharded):
     (sharded / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="there is no weight_map in it"):

@@ -57,7 +57,10 @@ def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
         "transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved", "--residual", "tied"
     )
     assert code == 0
-    assert "carried over, because only the fine-tune has them: classifier.weight, classifier.bias" in out
+    assert (
+        "carried over from the fine-tune, where B has nothing to add to: classifier.weight, classifier.bias"
+        in out
+    )
     assert "left behind, because the fine-tune does not have them: pooler.dense.weight" in out
     story = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     assert story["alignment"]["residual"] == "tied"
@@ -174,13 +177,115 @@ def test_an_existing_output_is_refused_before_any_work(cli, made, tmp_path, monk
     assert "--force" in err
 
 
+@pytest.fixture
+def copies(made, tmp_path):
+    """A folder with copies of two bases and a fine-tune, which must survive."""
+    import shutil
+
+    shutil.copytree(made("vit", 1), tmp_path / "m" / "a")
+    shutil.copytree(made("vit", 2), tmp_path / "m" / "b")
+    finetuned(CASES["vit"], made("vit", 1), tmp_path / "m" / "tuned")
+    return tmp_path / "m"
+
+
+@pytest.mark.parametrize("output", ["", "a", "b", "tuned", "b/model.safetensors", ".."])
+def test_force_never_touches_an_input(output, cli, copies):
+    before = {path: path.read_bytes() for path in copies.rglob("*") if path.is_file()}
+    arguments = ("transport", copies / "tuned", "--base", copies / "a", "--onto", copies / "b", "--force")
+    code, _, err = cli(*arguments, "-o", copies / output)
+    assert code == 1
+    assert "is, or holds, an input" in err
+    code, _, err = cli("align", copies / "a", copies / "b", "--force", "-o", copies / output)
+    assert code == 1
+    assert {path: path.read_bytes() for path in copies.rglob("*") if path.is_file()} == before
+
+
+def test_the_root_is_no_output(cli, made):
+    code, _, err = cli("align", made("vit", 1), made("vit", 2), "-o", "/", "--force")
+    assert code == 1
+    assert "cannot be an output" in err
+
+
+def test_how_to_align_and_an_alignment_exclude_each_other(cli, made, tmp_path):
+    cli("align", made("vit", 1), made("vit", 2), "-o", tmp_path / "pi")
+    arguments = (
+        "transport",
+        made("vit", 1),
+        "--base",
+        made("vit", 1),
+        "--onto",
+        made("vit", 2),
+        "-o",
+        tmp_path / "x",
+    )
+    code, _, err = cli(*arguments, "--via", tmp_path / "pi", "--residual", "tied")
+    assert code == 2
+    assert "--via is aligned already" in err
+
+
+def test_bases_that_compute_differently_are_noted(cli, made, tmp_path):
+    import shutil
+
+    shutil.copytree(made("llama", 2), tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    _, _, err = cli("align", made("llama", 1), tmp_path / "b", "-o", tmp_path / "pi")
+    assert "the two bases are configured differently: hidden_act (silu, relu)" in err
+
+
+def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
+    from test_adapter import edit, train_adapter
+
+    train_adapter(made("llama"), tmp_path / "adapter", ["q_proj"])
+    edit(tmp_path / "adapter", base_model_name_or_path="org/other")
+    arguments = ("--base", made("llama", 1), "--onto", made("llama", 2), "-o", tmp_path / "moved")
+    code, _, err = cli("transport", tmp_path / "adapter", *arguments)
+    assert code == 0
+    assert "says that it was trained on org/other" in err
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_program_says_so_and_leaves_nothing(name, made, tmp_path):
+    import signal
+    import subprocess
+    import sys
+
+    tuned = finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
+    code = (
+        "import os, signal, sys\n"
+        "from transfusion.cli import main\n"
+        "from transfusion.transportation.dense import Transport\n"
+        "compute = Transport.tensor\n"
+        "def stop(self, entry):\n"
+        f"    if 'layer.2' in entry.name: os.kill(os.getpid(), signal.{name})\n"
+        "    return compute(self, entry)\n"
+        "Transport.tensor = stop\n"
+        "main(sys.argv[1:])\n"
+    )
+    arguments = [
+        "transport",
+        tuned,
+        "--base",
+        made("vit", 1),
+        "--onto",
+        made("vit", 2),
+        "-o",
+        tmp_path / "moved",
+    ]
+    found = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 128 + getattr(signal, name)
+    assert found.stderr == "interrupted; nothing was written\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
+
+
 def test_nan_weights_stop_the_run(cli, made, tmp_path):
     a = made("vit", 1)
     bad = tmp_path / "bad"
     bad.mkdir()
     state = load_file(a / "model.safetensors")
     state["layernorm.weight"][0] = float("nan")
-    state["encoder.layer.0.output.dense.weight"][0] = float("inf")
     save_file(state, bad / "model.safetensors")
     (bad / "config.json").write_text((a / "config.json").read_text())
     code, _, err = cli("align", a, bad, "-o", tmp_path / "pi")

@@ -9,7 +9,7 @@ import torch
 
 from families import PRINCIPAL
 from transfusion.architecture import Inner, Residual
-from transfusion.errors import MismatchError
+from transfusion.errors import MismatchError, SettingError
 from transfusion.matching import align
 from transfusion.methods import METHODS
 from transfusion.model import Model
@@ -118,7 +118,7 @@ def test_options_can_add_the_output_projection_and_the_vectors(made):
 
 
 def test_an_unknown_method_names_the_known_ones(made):
-    with pytest.raises(MismatchError, match="there is no method 'magic'") as caught:
+    with pytest.raises(SettingError, match="there is no method 'magic'") as caught:
         align(made("vit"), made("vit"), method="magic")
     assert "transfusion" in str(caught.value.hint)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, Case, transformers_model
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.model import Model
+from transfusion.model import Model, differing_settings
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -143,6 +143,39 @@ def test_settings_of_the_towers_are_looked_at_too(made, tmp_path):
 def test_settings_of_older_releases_are_known(folder):
     old = {"gradient_checkpointing": False, "position_embedding_type": "absolute", "pruned_heads": {}, "torch_dtype": "float32", "top_k": 50, "tf_legacy_loss": False, "use_bfloat16": False}  # fmt: skip
     assert Model.open(configure(folder, **old)).family.name == "bert"
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ({"num_hidden_layers": None}, "the number of blocks = None"),
+        ({"num_hidden_layers": "x"}, "the number of blocks = 'x'"),
+        ({"num_attention_heads": 0}, "head = 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(setting, shown, folder):
+    with pytest.raises(ArchitectureError, match=f"gives a value that makes no sense: {shown}"):
+        Model.open(configure(folder, **setting))
+
+
+def test_a_missing_setting_is_named(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ArchitectureError, match=r"config\.json lacks 'num_hidden_layers', which the bert table needs"
+    ):
+        Model.open(folder)
+
+
+def test_settings_that_differ_between_two_bases_are_listed(folder, made):
+    other = Model.open(
+        configure(folder, hidden_act="relu", layer_norm_eps=1e-3, attention_probs_dropout_prob=0.5)
+    )
+    assert differing_settings(Model.open(made("bert")), other) == [
+        "hidden_act (gelu, relu)",
+        "layer_norm_eps (1e-12, 0.001)",
+    ]
 
 
 def test_an_unknown_tensor_is_refused_and_listed(folder):

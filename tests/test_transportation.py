@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from families import CASES, PRINCIPAL, finetuned
-from transfusion.errors import AlignmentError, MismatchError, OutputError
+from transfusion.errors import AlignmentError, MismatchError, OutputError, SettingError
 from transfusion.live import Live, largest_difference
 from transfusion.matching import align
 from transfusion.model import Model
@@ -80,6 +82,72 @@ def test_heads_of_the_fine_tune_are_carried_over(base, kind, shuffled, tmp_path)
     config = json.loads((tmp_path / "moved" / "config.json").read_text())
     assert config["architectures"] == json.loads((tuned / "config.json").read_text())["architectures"]
     assert same_function(tmp_path / "moved", tuned) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("case", "labels"), [("vit-classifier", 5), ("bert-classifier", 3), ("bert-classifier", 7)]
+)
+def test_a_head_with_labels_of_its_own_replaces_that_of_the_base(case, labels, made, tmp_path):
+    """The bases were trained on other labels, perhaps as many: head and labels are the fine-tune's."""
+    from functools import partial
+
+    import transformers
+
+    from families import BERT, VIT, Case, transformers_model
+
+    model = {"vit-classifier": ("ViTForImageClassification", "ViTConfig", VIT)}.get(
+        case, ("BertForSequenceClassification", "BertConfig", BERT)
+    )
+    names = {i: f"own {i}" for i in range(labels)}
+    settings = {**model[2], "id2label": names, "label2id": {v: k for k, v in names.items()}}
+    settings.pop("num_labels")
+    kind = Case(case, partial(transformers_model, *model[:2], **settings), CASES[case].family)
+    a, b = made(case, 1), made(case, 2)
+    tuned = (
+        finetuned(kind, a, tmp_path / "tuned") if labels == 7 else _with_own_head(kind, a, tmp_path / "tuned")
+    )
+    moved = transport(tuned, base=a, onto=b, residual="tied").save(tmp_path / "moved")
+    loaded = getattr(transformers, model[0]).from_pretrained(moved)
+    assert loaded.config.id2label == names
+    assert loaded.classifier.weight.shape[0] == labels
+
+
+def _with_own_head(kind, base: Path, folder: Path) -> Path:
+    """A fine-tune that shares all but the classifier with its base."""
+    from transfusion.naming import Naming
+
+    origin, model = Model.open(base), kind.build(7)
+    naming = Naming(origin.family)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "classifier" not in name:
+                parameter.copy_(origin.read(naming.canonical(name)) * 1.1)
+    return kind.store(model, folder)
+
+
+def test_a_fine_tune_without_heads_leaves_those_of_b_in_place(made, tmp_path):
+    a, b = made("bert-pretraining", 1), made("bert-pretraining", 2)
+    tuned = finetuned(CASES["bert"], a, tmp_path / "tuned")
+    state = load_file(tuned / "model.safetensors")
+    for name in [name for name in state if name.startswith("pooler")]:
+        del state[name]
+    save_file(state, tuned / "model.safetensors", {"format": "pt"})
+    moved = transport(tuned, base=a, onto=b)
+    assert "cls.predictions.transform.dense.weight" in moved.names(Action.KEPT)
+    assert moved.config()["architectures"] == ["BertForPreTraining"]
+
+
+def test_a_tied_language_model_of_a_bare_base_says_what_it_is(made, tmp_path):
+    import transformers
+
+    folders = []
+    for seed in (1, 2):
+        bare = transformers.GPT2Model.from_pretrained(made("gpt2", seed))
+        bare.save_pretrained(tmp_path / f"base-{seed}")
+        folders.append(tmp_path / f"base-{seed}")
+    tuned = finetuned(CASES["gpt2"], folders[0], tmp_path / "tuned")
+    moved = transport(tuned, base=folders[0], onto=folders[1])
+    assert moved.config()["architectures"] == ["GPT2LMHeadModel"]
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)
@@ -221,6 +289,14 @@ def test_names_of_the_live_modules_are_names_of_the_same_tensors(made, tmp_path)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_values_that_a_type_cannot_hold_are_refused(made, tmp_path):
+    tuned = finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
+    moved = transport(tuned, base=made("vit", 1), onto=made("vit", 2), alpha=1e6, dtype="float16")
+    with pytest.raises(OutputError, match="has values that float16 cannot hold"):
+        moved.save(tmp_path / "moved")
+    assert not (tmp_path / "moved").exists()
+
+
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -256,6 +332,28 @@ def test_a_fine_tune_that_equals_its_base_is_refused_and_nothing_is_written(made
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), -0.5])
+def test_an_alpha_that_makes_no_sense_is_refused(alpha, made):
+    with pytest.raises(SettingError, match="cannot be negative or infinite"):
+        transport(made("vit", 1), base=made("vit", 1), onto=made("vit", 2), alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ({"dtype": "int8"}, "dtype = int8 is not a choice"),
+        ({"residual": "loose"}, "residual = 'loose' is not a choice"),
+        ({"inner": "loose"}, "inner = 'loose' is not a choice"),
+        ({"start": "late"}, "start = 'late' is not a choice"),
+        ({"seed": -1}, "a seed cannot be negative"),
+        ({"device": "moon"}, "device 'moon' cannot be used here"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(setting, shown, made):
+    with pytest.raises(SettingError, match=shown):
+        transport(made("vit", 1), base=made("vit", 1), onto=made("vit", 2), **setting)
+
+
 def test_a_pi_of_other_weights_is_refused(made, tmp_path):
     a, b, other = made("vit", 1), made("vit", 2), made("vit", 3)
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
@@ -268,36 +366,60 @@ def test_a_pi_of_other_weights_is_refused(made, tmp_path):
         transport(tuned, base=other, onto=b, via=pi, trust_base=True)
 
 
-def test_an_output_that_exists_is_kept_unless_forced(made, tmp_path):
+@pytest.fixture
+def occupied(made, tmp_path):
+    """A transport, and a place that an older model occupies."""
     a, b = made("vit", 1), made("vit", 2)
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
-    moved = transport(tuned, base=a, onto=b, method="naive")
     (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "config.json").write_text("{}")
     (tmp_path / "moved" / "precious").write_text("mine")
+    return transport(tuned, base=a, onto=b, method="naive"), tmp_path / "moved"
+
+
+def test_an_output_that_exists_is_kept_unless_forced(occupied):
+    moved, place = occupied
     with pytest.raises(OutputError, match="exists already") as caught:
-        moved.save(tmp_path / "moved")
+        moved.save(place)
     assert "--force" in str(caught.value.hint)
-    assert (tmp_path / "moved" / "precious").read_text() == "mine"
-    moved.save(tmp_path / "moved", force=True)
-    assert not (tmp_path / "moved" / "precious").exists()
-    assert (tmp_path / "moved" / "model.safetensors").exists()
+    assert (place / "precious").read_text() == "mine"
+    moved.save(place, force=True)
+    assert not (place / "precious").exists()
+    assert (place / "model.safetensors").exists()
 
 
-def test_an_interrupted_run_leaves_the_old_output_whole(made, tmp_path):
-    a, b = made("vit", 1), made("vit", 2)
-    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
-    moved = transport(tuned, base=a, onto=b, method="naive")
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "moved" / "precious").write_text("mine")
+def test_force_replaces_only_what_looks_like_a_model(occupied):
+    moved, place = occupied
+    (place / "config.json").unlink()
+    with pytest.raises(OutputError, match="does not look like a model, so it is not replaced"):
+        moved.save(place, force=True)
+    assert (place / "precious").read_text() == "mine"
+
+
+def test_an_interrupted_run_leaves_the_old_output_whole(occupied, tmp_path):
+    moved, place = occupied
 
     def interrupt(name: str) -> None:
         if "layer.2" in name:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        moved.save(tmp_path / "moved", force=True, on_tensor=interrupt)
-    assert [path.name for path in (tmp_path / "moved").iterdir()] == ["precious"]
+        moved.save(place, force=True, on_tensor=interrupt)
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "precious"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "tuned"]
+
+
+def test_what_a_killed_run_left_is_swept_away(occupied, tmp_path):
+    moved, place = occupied
+    (tmp_path / ".moved.999999999.partial").mkdir()
+    (tmp_path / ".moved.999999999.partial" / "half").write_text("")
+    (tmp_path / f".moved.{os.getppid()}.partial").mkdir()  # somebody is still at work on this one
+    moved.save(place, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f".moved.{os.getppid()}.partial",
+        "moved",
+        "tuned",
+    ]
 
 
 def test_an_unwritable_place_is_refused_before_any_work(made, tmp_path):

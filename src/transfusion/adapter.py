@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transfusion.architecture import Architecture
 from transfusion.binding import bind
-from transfusion.checkpoint import Checkpoint, read_json, resolve
+from transfusion.checkpoint import Checkpoint, headers, read_json, resolve
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
@@ -45,12 +45,9 @@ _IRRELEVANT = frozenset(
         "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
-        "loftq_config",
         "lora_alpha",
         "lora_bias",
         "lora_dropout",
-        "lora_ga_config",
-        "corda_config",
         "megatron_core",
         "modules_to_save",
         "peft_type",
@@ -66,6 +63,9 @@ _IRRELEVANT = frozenset(
     ]
 )
 
+
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Ways of starting a LoRA that leave the base as it is."""
 
 _TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
@@ -112,8 +112,7 @@ class Adapter:
             raise CheckpointError(
                 f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="fetch the adapter's weights too"
             )
-        opened = Checkpoint.open(file)
-        return cls(Checkpoint(str(reference), root, opened.tensors, opened.files), config)
+        return cls(Checkpoint(str(reference), root, headers(file), (file,)), config)
 
     def factors(self, base: Model) -> list[Factor]:
         """Every stored tensor with its layout on a base."""
@@ -206,7 +205,8 @@ class Adapter:
             )
 
     def read(self, key: str) -> Tensor:
-        return self.checkpoint.read(key)
+        """One stored tensor; values that are not numbers are refused."""
+        return self.checkpoint.read_finite(key)
 
 
 def _plain(key: str) -> str:
@@ -227,6 +227,13 @@ def _refuse_other_kinds(label: str, config: Mapping[str, Any]) -> None:
         raise AdapterError(
             f"{label}: adapters of kind {kind} cannot be moved",
             hint="LoRA adapters can; or merge the adapter into its base and move the merged model",
+        )
+    start = config.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise AdapterError(
+            f"{label}: the adapter was started by {start!r}, which changes the base's weights when it is"
+            " loaded",
+            hint="convert it to a plain LoRA (PEFT: path_initial_model_for_weight_conversion), or merge it",
         )
     odd = [
         f"{key}={value!r}"

@@ -151,6 +151,10 @@ class Alignment:
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
         """Read a file of π; a damaged or foreign one is refused."""
+        if not Path(path).is_file():
+            raise AlignmentError(
+                f"{path}: no such file of π", hint="make one with 'transfusion align A B -o PI'"
+            )
         try:
             with safe_open(path, framework="pt") as opened:
                 metadata = opened.metadata() or {}
@@ -165,13 +169,19 @@ class Alignment:
                 f"{path}: a safetensors file, but not one of π",
                 hint="make one with 'transfusion align A B -o PI'",
             )
-        story = json.loads(metadata[_KEY])
-        if story["format"] != FORMAT:
+        try:
+            story = json.loads(metadata[_KEY])
+            if story["format"] != FORMAT:
+                raise AlignmentError(
+                    f"{path}: written in format {story['format']}, and this version reads {FORMAT}",
+                    hint="make it again with this version, or install the version that wrote it",
+                )
+            return cls._from_story(path, story, tensors)
+        except (KeyError, TypeError, ValueError) as error:
             raise AlignmentError(
-                f"{path}: written in format {story['format']}, and this version reads {FORMAT}",
-                hint="make it again with this version, or install the version that wrote it",
-            )
-        return cls._from_story(path, story, tensors)
+                f"{path}: its story cannot be read ({type(error).__name__}: {error}); the file is damaged",
+                hint="make it again with 'transfusion align'",
+            ) from error
 
     @classmethod
     def _from_story(cls, path: str | Path, story: dict[str, Any], tensors: dict[str, Tensor]) -> Alignment:

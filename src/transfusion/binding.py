@@ -28,6 +28,7 @@ class _Row:
 
 def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
     """Give every tensor its layout; refuse what is unclaimed, missing, claimed twice or misfit."""
+    _refuse_nonsense(family, table)
     reader = _TableReader(table)
     rows: dict[str, _Row] = {}
     for row in reader.rows():
@@ -61,6 +62,17 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
             if (id := reader.point(name) if name else None) is None or id in spaces
         },
     )
+
+
+def _refuse_nonsense(family: str, table: Table) -> None:
+    """Sizes come from a configuration, and a configuration may say anything."""
+    for stack in table.stacks:
+        for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
+            if not isinstance(size, int) or size < 1:
+                raise ArchitectureError(
+                    f"{family}: the configuration gives a value that makes no sense: {name} = {size!r}",
+                    hint="fetch the config.json that belongs to these weights",
+                )
 
 
 def _refuse_unclaimed(family: str, unclaimed: list[str]) -> None:

@@ -100,6 +100,16 @@ class Checkpoint:
             ) from error
         return tensor
 
+    def read_finite(self, name: str) -> Tensor:
+        """One tensor; values that are not numbers are refused."""
+        tensor = self.read(name)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"{self.tensors[name].file}: {name} contains NaN or infinite values",
+                hint="the model is broken, or was saved in a type too small for it",
+            )
+        return tensor
+
     @property
     def parameters(self) -> int:
         return sum(torch.Size(info.shape).numel() for info in self.tensors.values())
@@ -128,7 +138,8 @@ class Checkpoint:
         root = resolve(reference)
         checkpoint = _open_folder(root, str(reference)) if root.is_dir() else _open_file(root, str(reference))
         if config is not None:
-            checkpoint.config, checkpoint.config_name = read_json(config), config.name
+            checkpoint.config = read_json(config)
+            checkpoint.config_name = CONFIGS["model_cfg" in checkpoint.config]
         if not checkpoint.tensors:
             raise CheckpointError(
                 f"{reference}: there is not a single tensor in it", hint="is this the right file?"
@@ -186,12 +197,19 @@ def _open_folder(root: Path, label: str) -> Checkpoint:
         files, placed = [_only_weights(root)], None
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        tensors |= _headers(file)
+        tensors |= headers(file)
     if placed is not None:
         absent = [name for name, file in placed.items() if tensors.get(name) is None]
         if absent:
             raise CheckpointError(
                 f"{root}: the index names {len(absent)} tensor(s) that no shard holds: {listing(absent)}",
+                hint="index and shards are of different models; fetch the folder again",
+            )
+        unlisted = [name for name in tensors if name not in placed]
+        if unlisted:
+            raise CheckpointError(
+                f"{root}: the shards hold {len(unlisted)} tensor(s) that the index does not name:"
+                f" {listing(unlisted)}",
                 hint="index and shards are of different models; fetch the folder again",
             )
     for name in CONFIGS:
@@ -233,7 +251,7 @@ def _only_weights(root: Path) -> Path:
 
 def _read_index(index: Path) -> tuple[list[Path], dict[str, str]]:
     placed = read_json(index).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+    if not isinstance(placed, dict) or not placed or not all(isinstance(f, str) for f in placed.values()):
         raise CheckpointError(f"{index}: there is no weight_map in it", hint="fetch the file again")
     files = [index.parent / name for name in dict.fromkeys(placed.values())]
     missing = [file.name for file in files if not file.exists()]
@@ -252,7 +270,12 @@ def _open_file(path: Path, label: str) -> Checkpoint:
             f"{path}: not a kind of file that holds weights",
             hint="give a .safetensors, .bin or .pt file, or a folder",
         )
-    checkpoint = Checkpoint(label, path, _headers(path), (path,))
+    if path.name.startswith("adapter_model"):
+        raise CheckpointError(
+            f"{path}: these are the weights of an adapter",
+            hint="give the adapter's folder, which also holds its adapter_config.json",
+        )
+    checkpoint = Checkpoint(label, path, headers(path), (path,))
     for name in CONFIGS:
         if (path.parent / name).exists():
             checkpoint.config, checkpoint.config_name = read_json(path.parent / name), name
@@ -273,7 +296,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _headers(file: Path) -> dict[str, TensorInfo]:
+def headers(file: Path) -> dict[str, TensorInfo]:
+    """What a file of weights says that it holds."""
     if file.suffix in PICKLES:
         return {
             name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file)
@@ -282,6 +306,10 @@ def _headers(file: Path) -> dict[str, TensorInfo]:
     result: dict[str, TensorInfo] = {}
     try:
         with safe_open(file, framework="pt") as opened:
+            if "transfusion" in (opened.metadata() or {}):
+                raise CheckpointError(
+                    f"{file}: a file of π, not a model", hint="the arguments may be in another order"
+                )
             for name in opened.keys():  # noqa: SIM118 (not a dictionary)
                 piece = opened.get_slice(name)
                 dtype = _SAFETENSORS_DTYPES.get(piece.get_dtype())
@@ -315,7 +343,9 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
         raise CheckpointError(
             f"{file}: a dictionary of tensors was expected",
             hint="save the model's state_dict() alone",

@@ -24,7 +24,7 @@ from transfusion.live import library
 from transfusion.matching import align
 from transfusion.transportation import apply, transport
 from transfusion.verification import verify
-from transfusion.writer import staged_folder
+from transfusion.writer import staged_folder, write_json
 
 
 class Schedule(NamedTuple):
@@ -116,13 +116,15 @@ def run(
             "successor + π(τ) (TransFusion)": onto_successor["transfusion"],
             "ceiling: successor fine-tuned itself": fine_tune(successor, *digits.for_b, seed=seed + 3),
         }
-        return {
+        result = {
             "seed": seed,
             "onto_b": {name: measure(model, digits) for name, model in rows.items()},
             "onto_successor": {name: measure(model, digits) for name, model in planted.items()},
             "proof": proof,
             "kept_in": str(keep) if keep else None,
         }
+        write_json(folder / "transfusion.json", result)
+        return result
 
 
 def shuffle(model: Any, folder: Path, seed: int) -> float:

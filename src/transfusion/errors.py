@@ -8,6 +8,7 @@
     ├── AlignmentError     a file of π that is damaged, or made for something else
     ├── AdapterError       an adapter that cannot be moved
     ├── OutputError        a place that cannot, or must not, be written
+    ├── SettingError       an argument that makes no sense
     ├── LibraryError       an optional library that is needed and not installed
     └── VerificationError  two computations that should agree and do not
 
@@ -60,6 +61,12 @@ class AdapterError(TransfusionError):
 
 class OutputError(TransfusionError):
     """A place that cannot, or must not, be written."""
+
+
+class SettingError(TransfusionError):
+    """An argument that makes no sense, whatever the models."""
+
+    exit_code = 2
 
 
 class LibraryError(TransfusionError):

@@ -195,7 +195,15 @@ class Live:
         return cls(module, family, bind(table, shapes, family.name), probes(family, config))
 
     def outputs(self) -> dict[str, Tensor]:
-        return run(self.module, self.family, self.inputs)
+        """What the module computes from its probes."""
+        try:
+            return run(self.module, self.family, self.inputs)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise ArchitectureError(
+                f"{type(self.module).__name__} cannot be run on made-up inputs ({reason})",
+                hint="verify the same weights in a class with plainer inputs, such as the base model",
+            ) from error
 
     def modules(self) -> dict[str, nn.Module]:
         """The modules by canonical name."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Inner, Residual
+from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map
 from transfusion.methods import Method, Start, preset
@@ -55,10 +58,12 @@ def align(
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = replace(
         chosen,
-        residual=Residual(residual) if residual else chosen.residual,
-        inner=Inner(inner) if inner else chosen.inner,
-        start=Start(start) if start else chosen.start,
+        residual=one_of(Residual, residual, "residual") if residual else chosen.residual,
+        inner=one_of(Inner, inner, "inner") if inner else chosen.inner,
+        start=one_of(Start, start, "start") if start else chosen.start,
     )
+    if seed < 0:
+        raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
     a, b = (
         (model if isinstance(model, Model) else Model.open(model)).under(chosen.residual, chosen.inner)
         for model in (a, b)
@@ -91,6 +96,18 @@ def align(
             objective=tuple(trace),
         ),
     )
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def one_of(kind: type[_Choice], value: str, name: str) -> _Choice:
+    """The choice that a word names, or an error that lists the choices."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind)
+        raise SettingError(f"{name} = {value!r} is not a choice", hint=f"choose one of {known}") from None
 
 
 def _sweep_until_still(

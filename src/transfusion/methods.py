@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from transfusion.architecture import Inner, Residual
-from transfusion.errors import MismatchError
+from transfusion.errors import SettingError
 
 
 class Start(StrEnum):
@@ -59,6 +59,6 @@ def preset(name: str) -> Method:
     try:
         return METHODS[name]
     except KeyError:
-        raise MismatchError(
+        raise SettingError(
             f"there is no method {name!r}", hint=f"choose one of {', '.join(METHODS)}"
         ) from None

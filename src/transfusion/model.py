@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.naming import Naming
-from transfusion.tables import Config, Family
+from transfusion.tables import Config, Family, Table
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Model:
     def of(cls, checkpoint: Checkpoint) -> Model:
         family, config, why = recognise(checkpoint)
         names = Naming(family).table(checkpoint.tensors)
-        table = family.table(config, frozenset(names))
+        table = _table(checkpoint, family, config, frozenset(names))
         _drop_second_names(checkpoint, names, table.ties)
         shapes = {ours: checkpoint.tensors[name].shape for ours, name in names.items()}
         architecture = bind(table, shapes, family.name)
@@ -60,14 +61,7 @@ class Model:
 
     def read(self, name: str) -> Tensor:
         """One tensor by canonical name; values that are not numbers are refused."""
-        tensor = self.checkpoint.read(self.names[name])
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            info = self.info(name)
-            raise CheckpointError(
-                f"{info.file}: {info.name} contains NaN or infinite values",
-                hint="the model is broken, or was saved in a type too small for it",
-            )
-        return tensor
+        return self.checkpoint.read_finite(self.names[name])
 
     def under(self, residual: Residual, inner: Inner) -> Model:
         """The same model with the axes of a policy."""
@@ -79,7 +73,7 @@ class Model:
         """A hash of the content of every tensor under its canonical name."""
         total = hashlib.sha256()
         for name in sorted(self.architecture.tensors):
-            total.update(name.encode() + tensor_digest(self.checkpoint.read(self.names[name])))
+            total.update(name.encode() + tensor_digest(self.read(name)))
         return total.hexdigest()
 
     def _refuse_quantised(self) -> None:
@@ -93,6 +87,23 @@ class Model:
                 f"{self.label}: weights in types that cannot be moved: {listing(odd)}",
                 hint="quantised checkpoints cannot be moved; use the original weights",
             )
+
+
+def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
+    """The family's table; a configuration that it cannot be made from is refused."""
+    file = checkpoint.config_name
+    try:
+        return family.table(config, names)
+    except KeyError as error:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {file} lacks {error.args[0]!r}, which the {family.name} table needs",
+            hint="fetch the config.json that belongs to these weights",
+        ) from error
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {file} has a value that makes no sense ({error})",
+            hint="fetch the config.json that belongs to these weights",
+        ) from error
 
 
 def _drop_second_names(checkpoint: Checkpoint, names: dict[str, str], ties: Mapping[str, str]) -> None:
@@ -239,6 +250,22 @@ def require_same_shape(a: Model, b: Model) -> None:
             hint="their configurations disagree, for instance about the number of heads or about tied"
             " embeddings",
         )
+
+
+_BOOKKEEPING = re.compile(
+    r".*(dropout|pdrop|token_id|initializer|init_|_dict|version|dtype|label|use_cache|architectures|name)"
+    r".*|_.*|task_specific_params|problem_type|max_length|attn_implementation"
+)
+
+
+def differing_settings(a: Model, b: Model) -> list[str]:
+    """What two configurations say differently about the computation, although the shapes agree."""
+    first, second = dict(_keys(a.checkpoint.config or {})), dict(_keys(b.checkpoint.config or {}))
+    return [
+        f"{key} ({first[key]}, {second[key]})"
+        for key in first
+        if key in second and first[key] != second[key] and not _BOOKKEEPING.fullmatch(key)
+    ]
 
 
 def shared_tensors(a: Model, b: Model) -> list[str]:

@@ -5,16 +5,13 @@ Heavy libraries are imported inside the verbs, so that ``--help`` answers at onc
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from transfusion import __version__
-from transfusion.architecture import Inner, Residual
-from transfusion.cli.console import Talk, err, out, print_error, print_json
+from transfusion.cli.console import Talk, out, print_json
 from transfusion.cli.options import (
     ArchitectureFile,
     Config,
@@ -32,17 +29,20 @@ from transfusion.cli.options import (
     ResidualOption,
     Seed,
     StartOption,
+    StoredDtype,
     Verbose,
     Via,
 )
-from transfusion.errors import OutputError, TransfusionError, VerificationError
-
-if TYPE_CHECKING:
-    import torch
-
-    from transfusion.alignment import Alignment
-    from transfusion.methods import Start
-    from transfusion.model import Model
+from transfusion.cli.work import (
+    Choices,
+    as_dtype,
+    files_of,
+    open_bases,
+    report_alignment,
+    report_transport,
+    show,
+)
+from transfusion.errors import VerificationError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -92,7 +92,7 @@ def align(
     a: ModelArgument,
     b: ModelArgument,
     output: Output,
-    method: MethodOption = "transfusion",
+    method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
     start: StartOption = None,
@@ -109,23 +109,20 @@ def align(
     verbose: Verbose = False,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
-    from transfusion.model import Model, require_same_shape
     from transfusion.writer import require_writable
 
     talk = Talk(quiet=quiet, verbose=verbose)
-    models = Model.open(a, config=config), Model.open(b, config=config)
-    talk.assumptions(*models)
-    require_same_shape(*models)
+    models = open_bases(a, b, config, talk)
     if dry_run:
-        space_count = len(models[0].architecture.free())
+        axes = len(models[0].architecture.free())
         total = sum(model.checkpoint.nbytes for model in models)
-        plan = {"would_write": str(output), "axes": space_count, "bytes_to_read": total}
-        _show(plan, as_json, f"would match {space_count} axes, read {total:,} bytes and write {output}")
+        plan = {"would_write": str(output), "axes": axes, "bytes_to_read": total}
+        show(plan, as_json, f"would match {axes} axes, read {total:,} bytes and write {output}")
         return
-    require_writable(output, force=force)
-    pi = _align(models, talk, method, (residual, inner, start), dtype, device, seed, jobs)
+    require_writable(output, force=force, inputs=files_of(a, b), folder=False)
+    pi = Choices(method, residual, inner, start, dtype, device, seed, jobs).align(models, talk)
     pi.save(output, force=force)
-    _report_alignment(pi, output, as_json)
+    report_alignment(pi, output, as_json)
 
 
 @app.command()
@@ -141,9 +138,11 @@ def apply(
     """Write π(A): the same function as A, its units in B's order."""
     from transfusion.model import Model
     from transfusion.transportation import apply as prepare
+    from transfusion.writer import require_writable
 
+    require_writable(output, force=force, inputs=files_of(pi, a))
     prepare(pi, Model.open(a, config=config)).save(output, force=force)
-    _show({"written": str(output)}, as_json, f"π(A) written to {output}")
+    show({"written": str(output)}, as_json, f"π(A) written to {output}")
 
 
 @app.command()
@@ -190,7 +189,9 @@ def _verify_alignment(a: str, via: str, tolerance: float, as_json: bool) -> None
         raise VerificationError(
             f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
             + (f", first in {found.parting}" if found.parting else ""),
-            hint="this π moves something that this architecture does not allow to move",
+            hint="this π moves something that this architecture does not allow to move"
+            if found.difference > 1e-9
+            else "float64 itself is no more exact than this; allow a larger --tolerance",
         )
 
 
@@ -222,13 +223,13 @@ def transport(
     output: Output,
     via: Via = None,
     alpha: Annotated[float, typer.Option(min=0.0, help="How much of the task vector to add.")] = 1.0,
-    method: MethodOption = "transfusion",
+    method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
     start: StartOption = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
-    dtype: Dtype = None,
+    dtype: StoredDtype = None,
     device: Device = "cpu",
     seed: Seed = 0,
     jobs: Jobs = None,
@@ -242,42 +243,42 @@ def transport(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
-    from transfusion.adapter import is_adapter
+    from transfusion.adapter import Adapter, is_adapter
     from transfusion.alignment import Alignment
-    from transfusion.model import Model, require_same_shape
+    from transfusion.model import Model
     from transfusion.transportation import transport as prepare
     from transfusion.writer import require_writable
 
     talk = Talk(quiet=quiet, verbose=verbose)
-    models = Model.open(base, config=config), Model.open(onto, config=config)
-    tuned = finetuned if is_adapter(finetuned) else Model.open(finetuned, config=config)
-    talk.assumptions(*models)
-    require_same_shape(*models)
+    choices = Choices(method, residual, inner, start, None, device, seed, jobs)
+    if via is not None:
+        choices.refuse_beside_via()
+    models = open_bases(base, onto, config, talk)
+    if adapter := is_adapter(finetuned):
+        talk.origin(Adapter.open(finetuned), base)
     if not dry_run:
-        require_writable(output, force=force)
-    pi: Alignment
+        require_writable(output, force=force, inputs=files_of(finetuned, base, onto, via))
     if via is not None:
         pi = Alignment.load(via)
     else:
-        chosen = "naive" if dry_run else method
-        pi = _align(models, talk, chosen, (residual, inner, start), None, device, seed, jobs)
+        pi = (Choices("naive") if dry_run else choices).align(models, talk)
     moved = prepare(
-        tuned,
+        finetuned if adapter else Model.open(finetuned, config=config),
         base=models[0],
         onto=models[1],
         via=pi,
         alpha=alpha,
-        dtype=_dtype(dtype),
+        dtype=as_dtype(dtype),
         trust_base=trust_base,
     )
     plan = moved.plan()
     if dry_run:
         text = ", ".join(f"{count} {what}" for what, count in plan.items())
-        _show({"would_write": str(output), **plan}, as_json, f"would write {output}: {text}")
+        show({"would_write": str(output), **plan}, as_json, f"would write {output}: {text}")
         return
     with talk.tensors(plan["tensors"]) as step:
         moved.save(output, force=force, on_tensor=step)
-    _report_transport(moved.story(), output, as_json)
+    report_transport(moved.story(), output, as_json)
 
 
 @app.command()
@@ -300,102 +301,3 @@ def demo(
         print_json(result)
     else:
         out.print(views.demo(result))
-
-
-# ── what several verbs do ────────────────────────────────────────────────────────────────────
-
-
-def _align(
-    models: tuple[Model, Model],
-    talk: Talk,
-    method: str,
-    policies: tuple[Residual | None, Inner | None, Start | None],
-    dtype: str | None,
-    device: str,
-    seed: int,
-    jobs: int | None,
-) -> Alignment:
-    import torch
-
-    from transfusion.matching import align as run
-
-    residual, inner, start = policies
-    if jobs:
-        torch.set_num_threads(jobs)
-    with talk.sweeps() as on_step:
-        return run(
-            *models,
-            method=method,
-            residual=residual,
-            inner=inner,
-            start=start,
-            dtype=_dtype(dtype) or torch.float32,
-            device=device,
-            seed=seed,
-            on_step=on_step,
-        )
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    import torch
-
-    return None if name is None else getattr(torch, name)
-
-
-def _report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
-    story = pi.provenance
-    trace = story.objective
-    moved = sum(not map_.is_identity() for map_ in pi.maps.values())
-    result = {
-        "written": str(output),
-        "method": story.method,
-        "residual": str(story.residual),
-        "inner": str(story.inner),
-        "sha256": pi.digest,
-        "axes": len(pi.maps),
-        "axes_moved": moved,
-        "sweeps": len(trace) - 1,
-        "objective": list(trace),
-    }
-    text = (
-        f"π written to {output}: {moved} of {len(pi.maps)} axes moved, objective"
-        f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweeps"
-    )
-    _show(result, as_json, text)
-
-
-def _report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None:
-    text = f"{story['moved']} tensors moved onto {story['onto']['name']} with α = {story['alpha']:g}"
-    if story["carried"]:
-        text += f"\ncarried over, because only the fine-tune has them: {', '.join(story['carried'])}"
-    if story.get("dropped"):
-        text += f"\nleft behind, because the fine-tune does not have them: {', '.join(story['dropped'])}"
-    _show({"written": str(output), **story}, as_json, f"{text}\nwritten to {output}")
-
-
-def _show(result: dict[str, Any], as_json: bool, text: str) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        out.print(text, markup=False)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 known error, 2 wrong usage, 3 failed verification."""
-    debug = bool(os.environ.get("TRANSFUSION_DEBUG"))
-    try:
-        app(arguments)
-    except TransfusionError as error:
-        if debug:
-            raise
-        print_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("interrupted; nothing was written")
-        sys.exit(130)
-    except Exception as error:
-        if debug:
-            raise
-        unexpected = f"unexpected: {type(error).__name__}: {error}"
-        print_error(OutputError(unexpected, hint="set TRANSFUSION_DEBUG=1 for the traceback, and report it"))
-        sys.exit(1)

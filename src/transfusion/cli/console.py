@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from transfusion.errors import TransfusionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transfusion.adapter import Adapter
     from transfusion.matching import Step
     from transfusion.model import Model
 
@@ -44,6 +46,13 @@ class Talk:
                 self.note(f"note: {model.label}: recognised by {model.why}")
             else:
                 self.detail(f"{model.label}: {model.family.name}, because {model.why}")
+
+    def origin(self, adapter: Adapter, base: str) -> None:
+        """Say where an adapter comes from, if it names another base than the given one."""
+        named = adapter.config.get("base_model_name_or_path")
+        same = named == base or (named and Path(named).exists() and Path(named).samefile(base))
+        if named and not same:
+            self.note(f"note: {adapter.label} says that it was trained on {named}, and --base is {base}")
 
     @contextmanager
     def sweeps(self) -> Iterator[Callable[[Step], None]]:

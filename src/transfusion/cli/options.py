@@ -38,7 +38,13 @@ ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder
 Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
 Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
 MethodOption = Annotated[
-    str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.", callback=one_of(METHODS))
+    str | None,
+    typer.Option(
+        "--method",
+        help=f"One of {', '.join(METHODS)}.",
+        callback=one_of(METHODS),
+        show_default="transfusion",
+    ),
 ]
 ResidualOption = Annotated[
     Residual | None,
@@ -57,7 +63,7 @@ InnerOption = Annotated[
 StartOption = Annotated[
     Start | None,
     typer.Option(
-        help="First sweep: leave out axes not visited yet, or count them as they are (the paper).",
+        help="First sweep: count axes not visited yet as they are (the paper), or leave them out.",
         show_default="the method's: settled",
     ),
 ]
@@ -76,11 +82,25 @@ ArchitectureFile = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(show_default=False, help=f"One of {', '.join(DTYPES)}.", callback=one_of(DTYPES)),
+    typer.Option(
+        "--dtype",
+        help=f"Compute in this type: {', '.join(DTYPES)}.",
+        callback=one_of(DTYPES),
+        show_default="float32",
+    ),
+]
+StoredDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help=f"Store in this type: {', '.join(DTYPES)}.",
+        callback=one_of(DTYPES),
+        show_default="B's",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
-Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
-Jobs = Annotated[int | None, typer.Option(help="Threads.", show_default="all cores")]
+Seed = Annotated[int, typer.Option(min=0, help="For everything that is drawn at random.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="all cores")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]

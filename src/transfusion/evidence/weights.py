@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture
+from transfusion.errors import SettingError
 from transfusion.layouts import Factor, Layout, explode
 from transfusion.maps import Map, move_dim
 from transfusion.model import Model, shared_tensors
@@ -35,7 +36,7 @@ class Weights:
     ) -> None:
         self.architecture: Architecture = a.architecture
         self.a, self.b = a, b
-        self.place: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.place: dict[str, Any] = {"dtype": dtype, "device": _usable(device)}
         self.tensors = {
             name: a.architecture.tensors[name]
             for name in shared_tensors(a, b)
@@ -165,6 +166,17 @@ class Weights:
             chain.insert(0, parent)
             parent = self.architecture.parents.get(parent)
         return chain
+
+
+def _usable(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(
+            f"device {device!r} cannot be used here ({reason})", hint="leave --device out to compute on cpu"
+        ) from error
+    return device
 
 
 def singular_values(matrices: Tensor) -> Tensor:

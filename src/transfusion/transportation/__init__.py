@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment
+from transfusion.checkpoint import FLOATS
+from transfusion.errors import SettingError
 from transfusion.matching import align
 from transfusion.model import Model, require_same_shape
 from transfusion.task_vector import TaskVector
@@ -26,7 +29,7 @@ def transport(
     onto: Model | str | Path,
     via: Alignment | str | Path | None = None,
     alpha: float = 1.0,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     trust_base: bool = False,
     **aligning: Any,
 ) -> Transport | AdapterTransport:
@@ -35,6 +38,9 @@ def transport(
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
     ``state_dict`` gives them in memory.
     """
+    if not (isfinite(alpha) and alpha >= 0):
+        raise SettingError(f"alpha = {alpha}: it cannot be negative or infinite", hint="1 adds all of τ")
+    dtype = _dtype(dtype)
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
     require_same_shape(a, b)
     alignment = alignment_between(a, b, via, **aligning)
@@ -45,6 +51,14 @@ def transport(
     tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
     tuned = tuned.under(story.residual, story.inner)
     return Transport(TaskVector.between(tuned, a, trust_base=trust_base), b, alignment, alpha, dtype)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in FLOATS:
+        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
+        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
+    return chosen
 
 
 def alignment_between(a: Model, b: Model, via: Alignment | str | Path | None, **aligning: Any) -> Alignment:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transfusion.adapter import CONFIG, Adapter, Factor
 from transfusion.alignment import Alignment
+from transfusion.errors import OutputError
 from transfusion.model import Model
 from transfusion.task_vector import working
 from transfusion.transportation.story import nobody_watching, story_of
@@ -87,6 +88,11 @@ class AdapterTransport:
     ) -> Path:
         """Write an adapter folder that PEFT loads on B."""
         path = Path(path)
+        if path.suffix == ".safetensors":
+            raise OutputError(
+                f"{path}: an adapter is a folder with a configuration beside its weights",
+                hint="give a name without .safetensors",
+            )
         with staged_folder(path, force=force) as staged:
             tensors: dict[str, Tensor] = {}
             for factor in self.factors:

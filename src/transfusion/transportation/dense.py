@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment import Alignment
-from transfusion.errors import MismatchError
+from transfusion.errors import MismatchError, OutputError
 from transfusion.model import Model
 from transfusion.task_vector import TaskVector, working
 from transfusion.transportation.story import nobody_watching, story_of
@@ -54,20 +54,22 @@ class Transport:
     """Tensors, among those computed so far, that the fine-tune had not changed."""
 
     @cached_property
-    def brings_head(self) -> bool:
-        """Whether the fine-tune has tensors that B does not have: then it decides the names."""
-        tuned = self.vector.finetuned.architecture
-        return any(name not in self.onto.architecture.tensors for name in tuned.heads)
+    def of_its_kind(self) -> bool:
+        """Whether the output is a model of the fine-tune's class: it is, if the fine-tune has heads.
+
+        A fine-tune without any says nothing about B's heads, and B keeps them.
+        """
+        return bool(self.vector.finetuned.architecture.heads) or not self.onto.architecture.heads
 
     @cached_property
     def entries(self) -> list[Entry]:
         """The tensors of the output, B's order first."""
         tuned, onto = self.vector.finetuned, self.onto
         names = [*onto.architecture.tensors, *onto.architecture.buffers]
-        if self.brings_head:
+        if self.of_its_kind:
             names = [name for name in names if name in tuned.names]
             names += [name for name in tuned.architecture.tensors if name not in set(names)]
-        stored = tuned.names if self.brings_head else onto.names
+        stored = onto.names if all(name in onto.names for name in names) else tuned.names
         return [Entry(name, stored[name], self._action(name)) for name in names]
 
     @cached_property
@@ -122,7 +124,13 @@ class Transport:
     def _as_stored(self, tensor: Tensor, owner: Model, name: str) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        return tensor.to(self.dtype or owner.info(name).dtype)
+        stored = tensor.to(self.dtype or owner.info(name).dtype)
+        if not bool(torch.isfinite(stored).all()):
+            raise OutputError(
+                f"{name} has values that {str(stored.dtype).removeprefix('torch.')} cannot hold",
+                hint="choose a wider --dtype, or a smaller --alpha",
+            )
+        return stored
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole output in memory, under the names that B's library loads."""
@@ -131,10 +139,10 @@ class Transport:
         return state
 
     def config(self) -> dict[str, Any] | None:
-        """B's configuration; with a head from the fine-tune, also what belongs to that head."""
+        """B's configuration; in a model of the fine-tune's class, also what belongs to its head."""
         config = dict(self.onto.checkpoint.config or {}) or None
         theirs = self.vector.finetuned.checkpoint.config
-        if config is not None and theirs is not None and self.brings_head:
+        if config is not None and theirs is not None and self.of_its_kind:
             for key in ("architectures", "id2label", "label2id", "num_labels", "problem_type"):
                 config.pop(key, None)  # a key that they leave out has its default there
                 if key in theirs:

@@ -1,0 +1,138 @@
+"""What several verbs do: align with a bar, report a result, protect the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from transfusion.architecture import Inner, Residual
+from transfusion.cli.console import Talk, out, print_json
+from transfusion.errors import listing
+from transfusion.methods import Start
+
+if TYPE_CHECKING:
+    import torch
+
+    from transfusion.alignment import Alignment
+    from transfusion.model import Model
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How to align, as far as the user said so."""
+
+    method: str | None = None
+    residual: Residual | None = None
+    inner: Inner | None = None
+    start: Start | None = None
+    dtype: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+    jobs: int | None = None
+
+    def refuse_beside_via(self) -> None:
+        """A π that exists already cannot be aligned otherwise."""
+        given = {
+            "--method": self.method,
+            "--residual": self.residual,
+            "--inner": self.inner,
+            "--start": self.start,
+        }
+        said = [flag for flag, value in given.items() if value is not None]
+        if said:
+            raise typer.BadParameter(f"{', '.join(said)} says how to align, and --via is aligned already")
+
+    def align(self, models: tuple[Model, Model], talk: Talk) -> Alignment:
+        """Align two models, with a bar."""
+        import torch
+
+        from transfusion.matching import align
+
+        if self.jobs:
+            torch.set_num_threads(self.jobs)
+        with talk.sweeps() as on_step:
+            return align(
+                *models,
+                method=self.method or "transfusion",
+                residual=self.residual,
+                inner=self.inner,
+                start=self.start,
+                dtype=as_dtype(self.dtype) or torch.float32,
+                device=self.device,
+                seed=self.seed,
+                on_step=on_step,
+            )
+
+
+def as_dtype(name: str | None) -> torch.dtype | None:
+    import torch
+
+    return None if name is None else getattr(torch, name)
+
+
+def open_bases(a: str, b: str, config: Path | None, talk: Talk) -> tuple[Model, Model]:
+    """Two bases of one architecture; what was assumed about them, or differs, is said aloud."""
+    from transfusion.model import Model, differing_settings, require_same_shape
+
+    models = Model.open(a, config=config), Model.open(b, config=config)
+    talk.assumptions(*models)
+    require_same_shape(*models)
+    if differing := differing_settings(*models):
+        talk.note(f"note: the two bases are configured differently: {listing(differing)}")
+    return models
+
+
+def files_of(*references: str | Path | None) -> list[Path]:
+    """The places that hold inputs, which no output may overwrite."""
+    from transfusion.checkpoint import resolve
+
+    roots = [resolve(reference) for reference in references if reference is not None]
+    inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
+    return [*roots, *inside]
+
+
+def show(result: dict[str, Any], as_json: bool, text: str) -> None:
+    """A result, for people or for programs."""
+    if as_json:
+        print_json(result)
+    else:
+        out.print(text, markup=False)
+
+
+def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
+    story = pi.provenance
+    trace = story.objective
+    moved = sum(not map_.is_identity() for map_ in pi.maps.values())
+    result = {
+        "written": str(output),
+        "method": story.method,
+        "residual": str(story.residual),
+        "inner": str(story.inner),
+        "sha256": pi.digest,
+        "axes": len(pi.maps),
+        "axes_moved": moved,
+        "sweeps": len(trace) - 1,
+        "objective": list(trace),
+    }
+    text = (
+        f"π written to {output}: {moved} of {len(pi.maps)} axes moved, objective"
+        f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweeps"
+    )
+    show(result, as_json, text)
+
+
+def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None:
+    lines = [f"{story['moved']} tensors moved onto {story['onto']['name']} with α = {story['alpha']:g}"]
+    if story.get("unchanged"):
+        lines[0] += f"; {story['unchanged']} more are as the fine-tune left them: unchanged"
+    lines += _named("carried over from the fine-tune, where B has nothing to add to", story["carried"])
+    lines += _named("left behind, because the fine-tune does not have them", story.get("dropped", ()))
+    show({"written": str(output), **story}, as_json, "\n".join([*lines, f"written to {output}"]))
+
+
+def _named(what: str, names: Iterable[str]) -> list[str]:
+    return [f"{what}: {listing(names)}"] if names else []

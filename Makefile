@@ -1,4 +1,4 @@
-# make demo    the main job end to end, in about two minutes
+# make demo    the main job end to end, in one or two minutes
 # make test    all fast tests
 # make check   lint, types, layers, tests
 # Each makes .venv first if it is not there.

@@ -49,7 +49,7 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
         )
     made = _BUILDERS[model.family.library](model, root).to(dtype).eval()
     naming = Naming(model.family)
-    for name, parameter in made.named_parameters():
+    for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:
             parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
     return made
@@ -193,14 +193,13 @@ class Live:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
-        naming = Naming(self.family)
+        layouts = self._layouts()
         kept: dict[str, Tensor] = {}
         handles: list[Any] = []
         try:
             for name, parameter in self.module.named_parameters():
-                layout = self.architecture.tensors[naming.canonical(name)]
                 kept[name] = parameter.data
-                parameter.data = alignment.move(parameter.data, layout)
+                parameter.data = alignment.move(parameter.data, layouts[parameter])
             if shortcuts:
                 handles = list(self._shortcut_hooks(alignment))
             yield
@@ -210,6 +209,15 @@ class Live:
             for name, parameter in self.module.named_parameters():
                 if name in kept:
                     parameter.data = kept[name]
+
+    def _layouts(self) -> dict[nn.Parameter, Layout]:
+        """The layout of every parameter; a tied one may meet the table under either of its names."""
+        naming = Naming(self.family)
+        return {
+            parameter: self.architecture.tensors[ours]
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+            if (ours := naming.canonical(name)) in self.architecture.tensors
+        }
 
     def _shortcut_hooks(self, alignment: Alignment) -> Iterator[Any]:
         modules = self.modules()

@@ -134,7 +134,7 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     for family in families():
         naming = Naming(family)
         shapes = {naming.canonical(name): i.shape for name, i in checkpoint.tensors.items()}
-        if all(name in shapes for name in family.signature):
+        if all(name in shapes for name in family.signature) and family.fits(shapes):
             found.append((family, shapes))
     if len(found) != 1:
         raise ArchitectureError(

@@ -94,6 +94,8 @@ class Family:
     """Tensors that together give the family away when there is no configuration."""
     guess: Callable[[Shapes], tuple[dict[str, Any], str]]
     """A configuration read off the shapes, and the assumption that it rests on."""
+    fits: Callable[[Shapes], bool] = lambda shapes: True
+    """Whether the shapes speak for the family too, where another one has the same names."""
     model_types: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     """What a live model is fed: ``image``, ``tokens``."""

@@ -1,0 +1,39 @@
+"""Encoders of text."""
+
+from __future__ import annotations
+
+from making import case
+
+ENCODER = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+    "vocab_size": 31,
+    "max_position_embeddings": 19,
+    "num_labels": 7,
+}
+QUESTIONS = {"num_labels": 2}
+ROBERTA = {**ENCODER, "type_vocab_size": 3}
+DISTILBERT = {
+    "dim": 24,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 20,
+    "vocab_size": 31,
+    "max_position_embeddings": 13,
+    "num_labels": 7,
+}
+ELECTRA = {**ENCODER, "type_vocab_size": 3, "embedding_size": 10}
+MPNET = {**ENCODER, "relative_attention_num_buckets": 32}
+
+CASES = (
+    case("roberta", "roberta", "RobertaModel", "RobertaConfig", ROBERTA),
+    case("roberta-masked", "roberta", "RobertaForMaskedLM", "RobertaConfig", ROBERTA),
+    case("roberta-untied", "roberta", "RobertaForMaskedLM", "RobertaConfig", ROBERTA, tie_word_embeddings=False),
+    case("roberta-classifier", "roberta", "RobertaForSequenceClassification", "RobertaConfig", ROBERTA),
+    case("roberta-tokens", "roberta", "RobertaForTokenClassification", "RobertaConfig", ROBERTA),
+    case("roberta-questions", "roberta", "RobertaForQuestionAnswering", "RobertaConfig", ROBERTA, **QUESTIONS),
+    case("xlm-roberta", "roberta", "XLMRobertaForMaskedLM", "XLMRobertaConfig", ROBERTA),
+    case("camembert", "roberta", "CamembertForMaskedLM", "CamembertConfig", ROBERTA),
+)  # fmt: skip

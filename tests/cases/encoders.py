@@ -36,4 +36,10 @@ CASES = (
     case("roberta-questions", "roberta", "RobertaForQuestionAnswering", "RobertaConfig", ROBERTA, **QUESTIONS),
     case("xlm-roberta", "roberta", "XLMRobertaForMaskedLM", "XLMRobertaConfig", ROBERTA),
     case("camembert", "roberta", "CamembertForMaskedLM", "CamembertConfig", ROBERTA),
+    case("distilbert", "distilbert", "DistilBertModel", "DistilBertConfig", DISTILBERT),
+    case("distilbert-masked", "distilbert", "DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
+    case("distilbert-untied", "distilbert", "DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT, tie_word_embeddings=False),
+    case("distilbert-classifier", "distilbert", "DistilBertForSequenceClassification", "DistilBertConfig", DISTILBERT),
+    case("distilbert-tokens", "distilbert", "DistilBertForTokenClassification", "DistilBertConfig", DISTILBERT),
+    case("distilbert-questions", "distilbert", "DistilBertForQuestionAnswering", "DistilBertConfig", DISTILBERT, **QUESTIONS),
 )  # fmt: skip

@@ -42,4 +42,12 @@ CASES = (
     case("distilbert-classifier", "distilbert", "DistilBertForSequenceClassification", "DistilBertConfig", DISTILBERT),
     case("distilbert-tokens", "distilbert", "DistilBertForTokenClassification", "DistilBertConfig", DISTILBERT),
     case("distilbert-questions", "distilbert", "DistilBertForQuestionAnswering", "DistilBertConfig", DISTILBERT, **QUESTIONS),
+    case("electra", "electra", "ElectraModel", "ElectraConfig", ELECTRA),
+    case("electra-wide", "electra", "ElectraForMaskedLM", "ElectraConfig", ELECTRA, embedding_size=24),
+    case("electra-discriminator", "electra", "ElectraForPreTraining", "ElectraConfig", ELECTRA),
+    case("electra-generator", "electra", "ElectraForMaskedLM", "ElectraConfig", ELECTRA),
+    case("electra-untied", "electra", "ElectraForMaskedLM", "ElectraConfig", ELECTRA, tie_word_embeddings=False),
+    case("electra-classifier", "electra", "ElectraForSequenceClassification", "ElectraConfig", ELECTRA),
+    case("electra-tokens", "electra", "ElectraForTokenClassification", "ElectraConfig", ELECTRA),
+    case("electra-questions", "electra", "ElectraForQuestionAnswering", "ElectraConfig", ELECTRA, **QUESTIONS),
 )  # fmt: skip

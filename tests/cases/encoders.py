@@ -50,4 +50,10 @@ CASES = (
     case("electra-classifier", "electra", "ElectraForSequenceClassification", "ElectraConfig", ELECTRA),
     case("electra-tokens", "electra", "ElectraForTokenClassification", "ElectraConfig", ELECTRA),
     case("electra-questions", "electra", "ElectraForQuestionAnswering", "ElectraConfig", ELECTRA, **QUESTIONS),
+    case("mpnet", "mpnet", "MPNetModel", "MPNetConfig", MPNET),
+    case("mpnet-masked", "mpnet", "MPNetForMaskedLM", "MPNetConfig", MPNET),
+    case("mpnet-untied", "mpnet", "MPNetForMaskedLM", "MPNetConfig", MPNET, tie_word_embeddings=False),
+    case("mpnet-classifier", "mpnet", "MPNetForSequenceClassification", "MPNetConfig", MPNET),
+    case("mpnet-tokens", "mpnet", "MPNetForTokenClassification", "MPNetConfig", MPNET),
+    case("mpnet-questions", "mpnet", "MPNetForQuestionAnswering", "MPNetConfig", MPNET, **QUESTIONS),
 )  # fmt: skip

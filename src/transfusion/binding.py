@@ -6,6 +6,7 @@ all shapes must agree about the size of every axis. Whatever does not fit is ref
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,9 @@ from transfusion.architecture import Architecture, Shortcut, Space
 from transfusion.errors import ArchitectureError, listing
 from transfusion.layouts import Layout, parse, solve_sizes
 from transfusion.tables import Axis, Group, Shapes, Stack, Table
+
+_BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+)?\}")
+"""``{}``, the number of a block, or ``{1+}``, the same from block 1 on."""
 
 
 @dataclass(frozen=True)
@@ -158,16 +162,17 @@ class _TableReader:
 
     def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
         """The rows of a text; lines about blocks repeat block by block, in the order written."""
-        block: list[tuple[str, str]] = []
+        block: list[tuple[int, str, str]] = []
         lines = [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
         for line in [*lines, ""]:
             pattern, _, layout = line.partition(" ")
-            if "{}" in pattern:
-                block.append((pattern, layout))
+            if number := _BLOCK.search(pattern):
+                block.append((int(number["first"] or 0), pattern, layout))
                 continue
             for i in range(stack.depth if stack else 0):
-                for one, its_layout in block:
-                    yield from self._row(one, its_layout, stack, i)
+                for first, one, its_layout in block:
+                    if i >= first:
+                        yield from self._row(one, its_layout, stack, i)
             block = []
             if pattern:
                 yield from self._row(pattern, layout, stack, 0)
@@ -175,7 +180,7 @@ class _TableReader:
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
         layout = parse(text.strip()).rename(lambda name: self._resolve(name, stack, i))
         optional = pattern.endswith("?")
-        name = pattern.removesuffix("?").replace("{}", str(i))
+        name = _BLOCK.sub(str(i), pattern.removesuffix("?"))
         if not name.endswith(".*"):
             yield _Row(name, layout, pattern, optional)
             return

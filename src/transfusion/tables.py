@@ -45,11 +45,12 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 class Stack:
     """A column of equal blocks on one residual stream, with what stands before and after it.
 
-    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block.
-    A name that ends in ``.*`` is a module with a weight and perhaps a bias: the bias has the
-    output's axes if the layout has an arrow, and the weight's otherwise. ``?`` after a name: may
-    be absent. ``shortcuts`` has one line per residual connection, ``entry  from -> to  branch``: the
-    stream goes in at module *entry*, and the output of module *branch* is added to it.
+    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
+    and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
+    a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
+    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``shortcuts`` has one line
+    per residual connection, ``entry  from -> to  branch``: the stream goes in at module *entry*, and
+    the output of module *branch* is added to it.
     """
 
     name: str

@@ -39,6 +39,7 @@ def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
         ("ElectraModel", {**SIZES, "embedding_size": 48}),
         ("ElectraForPreTraining", {**SIZES, "embedding_size": 128}),
         ("MPNetModel", SIZES),
+        ("ModernBertModel", {**SIZES, "pad_token_id": 0}),
     ],
 )
 def test_names_and_shapes_tell_encoders_apart(model, settings, tmp_path):

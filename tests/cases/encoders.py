@@ -26,6 +26,17 @@ DISTILBERT = {
 }
 ELECTRA = {**ENCODER, "type_vocab_size": 3, "embedding_size": 10}
 MPNET = {**ENCODER, "relative_attention_num_buckets": 32}
+MODERNBERT = {
+    **ENCODER,
+    "num_hidden_layers": 4,
+    "local_attention": 6,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "cls_token_id": 1,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+}
+BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
 
 CASES = (
     case("roberta", "roberta", "RobertaModel", "RobertaConfig", ROBERTA),
@@ -56,4 +67,11 @@ CASES = (
     case("mpnet-classifier", "mpnet", "MPNetForSequenceClassification", "MPNetConfig", MPNET),
     case("mpnet-tokens", "mpnet", "MPNetForTokenClassification", "MPNetConfig", MPNET),
     case("mpnet-questions", "mpnet", "MPNetForQuestionAnswering", "MPNetConfig", MPNET, **QUESTIONS),
+    case("modernbert", "modernbert", "ModernBertModel", "ModernBertConfig", MODERNBERT),
+    case("modernbert-masked", "modernbert", "ModernBertForMaskedLM", "ModernBertConfig", MODERNBERT),
+    case("modernbert-biased", "modernbert", "ModernBertForMaskedLM", "ModernBertConfig", MODERNBERT, **BIASES),
+    case("modernbert-untied", "modernbert", "ModernBertForMaskedLM", "ModernBertConfig", MODERNBERT, tie_word_embeddings=False),
+    case("modernbert-classifier", "modernbert", "ModernBertForSequenceClassification", "ModernBertConfig", MODERNBERT),
+    case("modernbert-tokens", "modernbert", "ModernBertForTokenClassification", "ModernBertConfig", MODERNBERT),
+    case("modernbert-questions", "modernbert", "ModernBertForQuestionAnswering", "ModernBertConfig", MODERNBERT, **QUESTIONS),
 )  # fmt: skip

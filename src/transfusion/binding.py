@@ -202,7 +202,8 @@ class _TableReader:
         elif stack is None and len(self.stacks) == 1:
             (stack,) = self.stacks.values()
         if stack is not None and base in stack.points:
-            block = {"": i, "next": i + 1, "first": 0, "last": stack.depth}[at]
+            places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
+            block = places[at] if at in places else int(at)
             id = f"{stack.name}.{block}.{base}"
             self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stack.name))
             return self.same_point.get(id, id)

@@ -112,8 +112,8 @@ def _rename(item: Item, new_name: Callable[[str], str]) -> Item:
             return Concat(tuple(_rename(child, new_name) for child in parts))
 
 
-_TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@[A-Za-z]\w*)?|\S)")
-_NAME = re.compile(r"_|[A-Za-z][\w.]*(@[A-Za-z]\w*)?")
+_TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@\w+)?|\S)")
+_NAME = re.compile(r"_|[A-Za-z][\w.]*(@\w+)?")
 
 
 @lru_cache(maxsize=4096)

@@ -37,6 +37,25 @@ MODERNBERT = {
     "sep_token_id": 2,
 }
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
+ALBERT = {**ENCODER, "type_vocab_size": 3, "embedding_size": 10}
+DEBERTA_3 = {
+    **ENCODER,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8,
+    "position_biased_input": False,
+}
+DEBERTA_2 = {
+    **ENCODER,
+    "type_vocab_size": 3,
+    "embedding_size": 10,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "conv_kernel_size": 3,
+    "conv_act": "gelu",
+}
 
 CASES = (
     case("roberta", "roberta", "RobertaModel", "RobertaConfig", ROBERTA),
@@ -74,4 +93,11 @@ CASES = (
     case("modernbert-classifier", "modernbert", "ModernBertForSequenceClassification", "ModernBertConfig", MODERNBERT),
     case("modernbert-tokens", "modernbert", "ModernBertForTokenClassification", "ModernBertConfig", MODERNBERT),
     case("modernbert-questions", "modernbert", "ModernBertForQuestionAnswering", "ModernBertConfig", MODERNBERT, **QUESTIONS),
+    case("albert", "albert", "AlbertModel", "AlbertConfig", ALBERT),
+    case("albert-pretraining", "albert", "AlbertForPreTraining", "AlbertConfig", ALBERT),
+    case("albert-masked", "albert", "AlbertForMaskedLM", "AlbertConfig", ALBERT),
+    case("albert-untied", "albert", "AlbertForMaskedLM", "AlbertConfig", ALBERT, tie_word_embeddings=False),
+    case("albert-classifier", "albert", "AlbertForSequenceClassification", "AlbertConfig", ALBERT),
+    case("albert-tokens", "albert", "AlbertForTokenClassification", "AlbertConfig", ALBERT),
+    case("albert-questions", "albert", "AlbertForQuestionAnswering", "AlbertConfig", ALBERT, **QUESTIONS),
 )  # fmt: skip

@@ -39,6 +39,8 @@ def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
         ("ElectraModel", {**SIZES, "embedding_size": 48}),
         ("ElectraForPreTraining", {**SIZES, "embedding_size": 128}),
         ("MPNetModel", SIZES),
+        ("DebertaV2Model", {**SIZES, "relative_attention": True, "share_att_key": True}),
+        ("DebertaV2ForMaskedLM", {**SIZES, "relative_attention": True, "pos_att_type": ["c2p"]}),
         ("ModernBertModel", {**SIZES, "pad_token_id": 0}),
     ],
 )

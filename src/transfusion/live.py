@@ -23,7 +23,7 @@ from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, LibraryError
 from transfusion.layouts import Layout, Name
 from transfusion.model import Model
-from transfusion.naming import Naming
+from transfusion.naming import Naming, without_part
 from transfusion.tables import Config, Family
 
 
@@ -213,11 +213,12 @@ class Live:
     def _layouts(self) -> dict[nn.Parameter, Layout]:
         """The layout of every parameter; a tied one may meet the table under either of its names."""
         naming = Naming(self.family)
-        return {
-            parameter: self.architecture.tensors[ours]
-            for name, parameter in self.module.named_parameters(remove_duplicate=False)
-            if (ours := naming.canonical(name)) in self.architecture.tensors
-        }
+        layouts: dict[nn.Parameter, Layout] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            ours, part = without_part(naming.canonical(name))
+            if layout := self.architecture.tensors.get(ours):
+                layouts[parameter] = layout if part is None else layout.piece(part)
+        return layouts
 
     def _shortcut_hooks(self, alignment: Alignment) -> Iterator[Any]:
         modules = self.modules()

@@ -103,7 +103,8 @@ class Family:
     prefixes: tuple[str, ...] = ()
     """What libraries put before the names in front of a head, and drop without one."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers."""
+    """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers. ``ours[1]`` is
+    the part 1 of a concatenation that files keep whole and a live module keeps apart."""
     known_keys: frozenset[str] = frozenset()
     """Configuration keys that the table takes into account, or that cannot matter to it."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -41,6 +41,7 @@ def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
         ("MPNetModel", SIZES),
         ("DebertaV2Model", {**SIZES, "relative_attention": True, "share_att_key": True}),
         ("DebertaV2ForMaskedLM", {**SIZES, "relative_attention": True, "pos_att_type": ["c2p"]}),
+        ("NomicBertModel", SIZES),
         ("ModernBertModel", {**SIZES, "pad_token_id": 0}),
     ],
 )

@@ -56,6 +56,7 @@ DEBERTA_2 = {
     "conv_kernel_size": 3,
     "conv_act": "gelu",
 }
+NOMIC = {**ENCODER, "type_vocab_size": 3}
 
 CASES = (
     case("roberta", "roberta", "RobertaModel", "RobertaConfig", ROBERTA),
@@ -110,4 +111,8 @@ CASES = (
     case("deberta-convolution", "deberta", "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA_2),
     case("deberta-shared-convolution", "deberta", "DebertaV2Model", "DebertaV2Config", DEBERTA_2, share_att_key=True),
     case("deberta-absolute", "deberta", "DebertaV2Model", "DebertaV2Config", {**ENCODER, "type_vocab_size": 3}),
+    case("nomic-bert", "nomic_bert", "NomicBertModel", "NomicBertConfig", NOMIC),
+    case("nomic-bert-masked", "nomic_bert", "NomicBertForMaskedLM", "NomicBertConfig", NOMIC),
+    case("nomic-bert-classifier", "nomic_bert", "NomicBertForSequenceClassification", "NomicBertConfig", NOMIC),
+    case("nomic-bert-tokens", "nomic_bert", "NomicBertForTokenClassification", "NomicBertConfig", NOMIC),
 )  # fmt: skip

@@ -84,9 +84,14 @@ def pooled(config: Config, names: frozenset[str], pooler: str = "pooler.dense.we
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
+    return with_heads(stack(config), config, names)
+
+
+def with_heads(stack: Stack, config: Config, names: frozenset[str]) -> Table:
+    """A stack under BERT's heads, which other families have too."""
     tied = config.get("tie_word_embeddings", True)
     return Table(
-        stacks=(stack(config),),
+        stacks=(stack,),
         axes=(
             Axis("pool", scope="model"),
             Axis("mlm", scope="model"),

@@ -106,6 +106,12 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
             inputs["token_type_ids"] = torch.randint(
                 0, settings["type_vocab_size"], (batch, length), generator=generator
             )
+        if settings.get("is_encoder_decoder"):
+            inputs["decoder_input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
+            if isinstance(end := settings.get("eos_token_id"), int):
+                for ids in inputs.values():  # classifiers look for the one end of every text
+                    ids[ids == end] = (end + 1) % vocabulary
+                    ids[:, -1] = end
     return inputs
 
 

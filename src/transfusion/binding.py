@@ -133,6 +133,11 @@ class _TableReader:
         self.stacks = {stack.name: stack for stack in table.stacks}
         self.specs: dict[str, Space] = {}
         """Every space met so far, without its size."""
+        self.streams = {name: name for name in self.stacks}
+        """The stream of every stack: stacks that have a point in common are on one stream."""
+        for one, other in table.unified:
+            kept, joined = (self.streams.get(point.partition(".")[0], "") for point in (one, other))
+            self.streams = {name: kept if own == joined else own for name, own in self.streams.items()}
         self.same_point: dict[str, str] = {}
         self.same_point = {self.point(later): self.point(first) for first, later in table.unified}
 
@@ -205,7 +210,8 @@ class _TableReader:
             places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
             block = places[at] if at in places else int(at)
             id = f"{stack.name}.{block}.{base}"
-            self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stack.name))
+            stream = self.streams[stack.name]
+            self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stream))
             return self.same_point.get(id, id)
         axis = self._declaration(base, stack)
         prefix = {

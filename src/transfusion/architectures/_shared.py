@@ -111,6 +111,13 @@ ATTENTION = (
 )
 """Multi-head attention without positions in it, and a plain MLP."""
 
+CROSS = (
+    Axis("cross_head"),
+    Axis("cross_qk", within="cross_head"),
+    Axis("cross_vo", within="cross_head", twin="cross_qk"),
+)
+"""A decoder's attention to what an encoder hands on."""
+
 LABEL = fixed("label", "the order of the labels is the meaning of the output")
 VOCAB = fixed("vocab", "token ids select its rows")
 POSITION = fixed("position", "positions select its rows", scope="stack")

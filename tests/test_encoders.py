@@ -19,6 +19,15 @@ SIZES = {
     "vocab_size": 31,
 }
 
+T5 = {"d_model": 128, "d_kv": 20, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 5}
+BART = {
+    "d_model": 128,
+    **{f"{stack}_layers": 2 for stack in ("encoder", "decoder")},
+    **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
+    **{f"{stack}_ffn_dim": 96 for stack in ("encoder", "decoder")},
+    "vocab_size": 31,
+}
+
 
 def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
     """A model with its configuration, and the file of its weights without."""
@@ -42,6 +51,10 @@ def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
         ("DebertaV2Model", {**SIZES, "relative_attention": True, "share_att_key": True}),
         ("DebertaV2ForMaskedLM", {**SIZES, "relative_attention": True, "pos_att_type": ["c2p"]}),
         ("NomicBertModel", SIZES),
+        ("T5ForConditionalGeneration", {**T5, "vocab_size": 31}),
+        ("UMT5ForConditionalGeneration", {**T5, "vocab_size": 31}),
+        ("BartForConditionalGeneration", BART),
+        ("MBartForSequenceClassification", BART),
         ("ModernBertModel", {**SIZES, "pad_token_id": 0}),
     ],
 )

@@ -19,6 +19,18 @@ T5 = {
     "decoder_start_token_id": 0,
     "num_labels": 7,
 }
+BART = {
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 20,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 3,
+    "decoder_ffn_dim": 22,
+    "vocab_size": 31,
+    "max_position_embeddings": 13,
+    "num_labels": 7,
+}
 GATED = {**T5, "feed_forward_proj": "gated-gelu"}
 
 
@@ -45,4 +57,12 @@ CASES = (
     case("umt5", "t5", "UMT5ForConditionalGeneration", "UMT5Config", GATED),
     case("umt5-encoder", "t5", "UMT5EncoderModel", "UMT5Config", GATED),
     case("umt5-classifier", "t5", "UMT5ForSequenceClassification", "UMT5Config", GATED),
+    case("bart", "bart", "BartModel", "BartConfig", BART),
+    case("bart-generation", "bart", "BartForConditionalGeneration", "BartConfig", BART),
+    case("bart-classifier", "bart", "BartForSequenceClassification", "BartConfig", BART),
+    case("bart-questions", "bart", "BartForQuestionAnswering", "BartConfig", BART, **QUESTIONS),
+    case("mbart", "mbart", "MBartModel", "MBartConfig", BART),
+    case("mbart-generation", "mbart", "MBartForConditionalGeneration", "MBartConfig", BART),
+    case("mbart-classifier", "mbart", "MBartForSequenceClassification", "MBartConfig", BART),
+    case("mbart-questions", "mbart", "MBartForQuestionAnswering", "MBartConfig", BART, **QUESTIONS),
 )  # fmt: skip

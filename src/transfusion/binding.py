@@ -140,6 +140,9 @@ class _TableReader:
             self.streams = {name: kept if own == joined else own for name, own in self.streams.items()}
         self.same_point: dict[str, str] = {}
         self.same_point = {self.point(later): self.point(first) for first, later in table.unified}
+        for point, why in table.pinned.items():
+            id = self.point(point)
+            self.specs[id] = replace(self.specs[id], group=Group.FIXED, why=why)
 
     def rows(self) -> Iterator[_Row]:
         for stack in self.table.stacks:

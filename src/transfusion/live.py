@@ -199,11 +199,13 @@ class Live:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
-        layouts = self._layouts()
+        naming, layouts = Naming(self.family), self._layouts()
         kept: dict[str, Tensor] = {}
         handles: list[Any] = []
         try:
             for name, parameter in self.module.named_parameters():
+                if parameter not in layouts and naming.canonical(name) in self.family.computed:
+                    continue
                 kept[name] = parameter.data
                 parameter.data = alignment.move(parameter.data, layouts[parameter])
             if shortcuts:

@@ -77,6 +77,8 @@ class Table:
     sizes: Mapping[str, int] = field(default_factory=dict)
     unified: tuple[tuple[str, str], ...] = ()
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Stream points that cannot move, with the reason: something that no file has is written in them."""
     ties: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one by a second name: second name → first."""
     outputs: Mapping[str, str | None] = field(default_factory=dict)
@@ -105,6 +107,8 @@ class Family:
     aliases: tuple[tuple[str, str], ...] = ()
     """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers. ``ours[1]`` is
     the part 1 of a concatenation that files keep whole and a live module keeps apart."""
+    computed: tuple[str, ...] = ()
+    """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()
     """Configuration keys that the table takes into account, or that cannot matter to it."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -31,7 +31,7 @@ BART = {
 
 def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
     """A model with its configuration, and the file of its weights without."""
-    config = model.partition("For")[0].removesuffix("Model") + "Config"
+    config = model.partition("For")[0].removesuffix("Model").removesuffix("MT") + "Config"
     made = Case("", partial(transformers_model, model, config, **settings), "")
     known = Model.open(made.save(folder / "model", 1))
     return known, (folder / "model" / "model.safetensors").rename(folder / "alone.safetensors")
@@ -55,6 +55,7 @@ def alone(folder: Path, model: str, **settings: object) -> tuple[Model, Path]:
         ("UMT5ForConditionalGeneration", {**T5, "vocab_size": 31}),
         ("BartForConditionalGeneration", BART),
         ("MBartForSequenceClassification", BART),
+        ("MarianMTModel", {**BART, "pad_token_id": 0, "decoder_start_token_id": 0}),
         ("ModernBertModel", {**SIZES, "pad_token_id": 0}),
     ],
 )

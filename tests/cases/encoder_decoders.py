@@ -31,6 +31,7 @@ BART = {
     "max_position_embeddings": 13,
     "num_labels": 7,
 }
+MARIAN = {**BART, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": 1}
 GATED = {**T5, "feed_forward_proj": "gated-gelu"}
 
 
@@ -65,4 +66,5 @@ CASES = (
     case("mbart-generation", "mbart", "MBartForConditionalGeneration", "MBartConfig", BART),
     case("mbart-classifier", "mbart", "MBartForSequenceClassification", "MBartConfig", BART),
     case("mbart-questions", "mbart", "MBartForQuestionAnswering", "MBartConfig", BART, **QUESTIONS),
+    case("marian", "marian", "MarianMTModel", "MarianConfig", MARIAN),
 )  # fmt: skip

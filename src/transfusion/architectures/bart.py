@@ -1,4 +1,4 @@
-"""BART (post-norm) and mBART (pre-norm) as in transformers: an encoder and a decoder, learned positions."""
+"""BART, mBART (pre-norm) and Marian (computed positions) as in transformers: an encoder and a decoder."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table
 
 ENCODER = """
 shared.weight                                  vocab -> x@first
-encoder.embed_positions.weight                 position -> x@first
-encoder.layernorm_embedding.*                  x@first
+{embeddings}
 encoder.layers.{{}}.self_attn.q_proj.*         (head qk) <- x
 encoder.layers.{{}}.self_attn.k_proj.*         (head qk) <- x
 encoder.layers.{{}}.self_attn.v_proj.*         (head vo) <- x
@@ -33,8 +32,7 @@ encoder.layers.{{}}.final_layer_norm.*         {last_norm}
 """
 
 DECODER = """
-decoder.embed_positions.weight                 position -> x@first
-decoder.layernorm_embedding.*                  x@first
+{embeddings}
 decoder.layers.{{}}.self_attn.q_proj.*         (head qk) <- x
 decoder.layers.{{}}.self_attn.k_proj.*         (head qk) <- x
 decoder.layers.{{}}.self_attn.v_proj.*         (head vo) <- x
@@ -48,6 +46,17 @@ decoder.layers.{{}}.encoder_attn_layer_norm.*  {cross_norm}
 decoder.layers.{{}}.fc1.*                      ffn <- z
 decoder.layers.{{}}.fc2.*                      x@next <- ffn
 decoder.layers.{{}}.final_layer_norm.*         {last_norm}
+"""
+
+LEARNED = """
+{name}.embed_positions.weight   position -> x@first
+{name}.layernorm_embedding.*    x@first
+"""
+
+# Whether a file has them or not: they are written in the order of the units, and no file keeps them
+# when the model is saved again.
+COMPUTED = """
+{name}.embed_positions.weight?   position -> x@first
 """
 
 POST_NORM = {
@@ -87,11 +96,12 @@ TIES = dict.fromkeys(
 )
 
 
-def stack(name: str, config: Config, *, before: bool) -> Stack:
+def stack(name: str, config: Config, *, before: bool, embeddings: str) -> Stack:
     """The encoder or the decoder, with norms before or behind each branch."""
     encoder = name == "encoder"
     inner = "y" if encoder else "z"
     rows = (ENCODER if encoder else DECODER).format(
+        embeddings=embeddings.strip().format(name=name),
         norm="x" if before else "y",
         cross_norm="y" if before else "z",
         last_norm=inner if before else "x@next",
@@ -113,12 +123,16 @@ def stack(name: str, config: Config, *, before: bool) -> Stack:
     )
 
 
-def table(config: Config, names: frozenset[str], *, before: bool) -> Table:
+def table(config: Config, names: frozenset[str], *, before: bool = False, embeddings: str = LEARNED) -> Table:
+    why = "the library adds positions that it computes"
     return Table(
-        stacks=(stack("encoder", config, before=before), stack("decoder", config, before=before)),
+        stacks=tuple(
+            stack(name, config, before=before, embeddings=embeddings) for name in ("encoder", "decoder")
+        ),
         axes=(Axis("sentence", scope="model"), VOCAB, LABEL),
         heads=HEADS,
         unified=(("encoder.x@first", "decoder.x@first"), ("encoder.x@first", "decoder.x@last")),
+        pinned={"encoder.x@first": why} if embeddings == COMPUTED else {},
         ties=TIES,
         outputs={
             "last_hidden_state": "decoder.x@last",
@@ -143,7 +157,6 @@ def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
 
 SIGNATURE = (
     "shared.weight",
-    "encoder.layernorm_embedding.weight",
     "encoder.layers.0.fc1.weight",
     "decoder.layers.0.encoder_attn.q_proj.weight",
     "decoder.layers.0.fc1.weight",
@@ -154,39 +167,59 @@ KNOWN = (
     | {"num_hidden_layers", "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"}
     | {"decoder_layerdrop", "max_position_embeddings", "activation_function", "activation_dropout"}
     | {"init_std", "classif_dropout", "scale_embedding", "add_bias_logits", "extra_pos_embeddings"}
-    | {"force_bos_token_to_be_generated", "normalize_embedding", "save_step"}
+    | {"force_bos_token_to_be_generated", "save_step"}
 )
-TIED = {
-    **PLAIN,
-    "tie_word_embeddings": (True,),
-    "is_decoder": (False,),
-    "static_position_embeddings": (False,),
-}
+TIED = {**PLAIN, "tie_word_embeddings": (True,), "is_decoder": (False,)}
+POSITIONS_LEARNED = {"static_position_embeddings": (False,), "normalize_embedding": (True,)}
+POSITIONS_COMPUTED = {"static_position_embeddings": (True,), "normalize_embedding": (False,)}
+NORMS_BEHIND = {"normalize_before": (False,), "add_final_layer_norm": (False,)}
+NORMS_BEFORE = {"normalize_before": (True,), "add_final_layer_norm": (True,)}
+NORMED = "encoder.layernorm_embedding.weight"
+LAST_NORM = "encoder.layer_norm.weight"
 
 FAMILIES = (
     Family(
         name="bart",
         library="transformers",
-        table=partial(table, before=False),
+        table=table,
         guess=guess,
-        signature=SIGNATURE,
-        fits=lambda shapes: "encoder.layer_norm.weight" not in shapes,
+        signature=(*SIGNATURE, NORMED),
+        fits=lambda shapes: LAST_NORM not in shapes,
         model_types=("bart",),
         inputs=("tokens",),
         prefixes=("model.",),
         known_keys=KNOWN,
-        required={**TIED, "normalize_before": (False,), "add_final_layer_norm": (False,)},
+        required={**TIED, **POSITIONS_LEARNED, **NORMS_BEHIND},
     ),
     Family(
         name="mbart",
         library="transformers",
         table=partial(table, before=True),
         guess=guess,
-        signature=(*SIGNATURE, "encoder.layer_norm.weight"),
+        signature=(*SIGNATURE, NORMED, LAST_NORM),
         model_types=("mbart",),
         inputs=("tokens",),
         prefixes=("model.",),
         known_keys=KNOWN,
-        required={**TIED, "normalize_before": (True,), "add_final_layer_norm": (True,)},
+        required={**TIED, **POSITIONS_LEARNED, **NORMS_BEFORE},
+    ),
+    Family(
+        name="marian",
+        library="transformers",
+        table=partial(table, embeddings=COMPUTED),
+        guess=guess,
+        signature=SIGNATURE,
+        fits=lambda shapes: NORMED not in shapes and LAST_NORM not in shapes,
+        model_types=("marian",),
+        inputs=("tokens",),
+        prefixes=("model.",),
+        computed=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
+        known_keys=KNOWN | {"decoder_vocab_size"},
+        required={
+            **TIED,
+            **POSITIONS_COMPUTED,
+            **NORMS_BEHIND,
+            "share_encoder_decoder_embeddings": (True,),
+        },
     ),
 )

@@ -16,6 +16,7 @@ HARMLESS = frozenset(
         "_attn_implementation_autoset",
         "_commit_hash",
         "_name_or_path",
+        "_num_labels",
         "architectures",
         "attention_dropout",
         "attention_probs_dropout_prob",
@@ -94,6 +95,7 @@ HARMLESS = frozenset(
         "use_bfloat16",
         "use_cache",
         "vocab_size",
+        "xla_device",
     ]
 )
 

@@ -131,6 +131,7 @@ def table(config: Config, names: frozenset[str], *, before: bool = False, embedd
         ),
         axes=(Axis("sentence", scope="model"), VOCAB, LABEL),
         heads=HEADS,
+        buffers="encoder.version decoder.version",
         unified=(("encoder.x@first", "decoder.x@first"), ("encoder.x@first", "decoder.x@last")),
         pinned={"encoder.x@first": why} if embeddings == COMPUTED else {},
         ties=TIES,

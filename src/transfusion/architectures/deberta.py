@@ -136,7 +136,8 @@ FAMILIES = (
         | {"embedding_size", "max_position_embeddings", "type_vocab_size", "attention_head_size"}
         | {"relative_attention", "max_relative_positions", "position_buckets", "norm_rel_ebd"}
         | {"share_att_key", "pos_att_type", "position_biased_input", "conv_act", "conv_kernel_size"}
-        | {"legacy", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"},
+        | {"legacy", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"}
+        | {"padding_idx"},
         required={**bert.REQUIRED, "conv_groups": (1,)},
     ),
 )

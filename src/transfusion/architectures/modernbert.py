@@ -98,7 +98,7 @@ FAMILIES = (
         | {"attention_bias", "mlp_bias", "norm_bias", "decoder_bias", "norm_eps", "mlp_dropout"}
         | {"classifier_activation", "classifier_bias", "classifier_pooling", "embedding_dropout"}
         | {"cls_token_id", "initializer_cutoff_factor", "deterministic_flash_attn", "reference_compile"}
-        | {"repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction"},
+        | {"loss_function_params", "repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction"},
         required=PLAIN,
     ),
 )

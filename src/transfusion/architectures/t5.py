@@ -177,7 +177,13 @@ FAMILIES = (
         known_keys=HARMLESS
         | {"d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "n_positions"}
         | {"relative_attention_num_buckets", "relative_attention_max_distance", "dropout_rate"}
-        | {"feed_forward_proj", "dense_act_fn", "is_gated_act", "scale_decoder_outputs"},
+        | {
+            "feed_forward_proj",
+            "dense_act_fn",
+            "is_gated_act",
+            "scale_decoder_outputs",
+            "scalable_attention",
+        },
         required={**PLAIN, "is_decoder": (False,)},
     ),
 )

@@ -51,7 +51,7 @@ def finetuned(case: Case, base: Path, folder: Path, seed: int = 7) -> Path:
     model = case.build(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters(remove_duplicate=False):
             if (ours := naming.canonical(name)) in origin.names:
                 noise = 0.1 * torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(origin.read(ours) + noise)

@@ -145,17 +145,19 @@ class Architecture:
 
         spaces: dict[str, Space] = {}
         for space in self.spaces.values():
+            id = same(space.id)
             frozen = space.stream is not None and residual is Residual.FIXED
-            spaces.setdefault(
-                same(space.id),
-                replace(
-                    space,
-                    id=same(space.id),
-                    parent=same(space.parent) if space.parent else None,
-                    group=Group.FIXED if frozen else space.group,
-                    why="the residual stream was asked to stay" if frozen else space.why,
-                ),
+            merged = replace(
+                space,
+                id=id,
+                parent=same(space.parent) if space.parent else None,
+                group=Group.FIXED if frozen else space.group,
+                why="the residual stream was asked to stay" if frozen else space.why,
             )
+            if id not in spaces:
+                spaces[id] = merged
+            elif merged.group is Group.FIXED:  # what moves together with something fixed is fixed
+                spaces[id] = replace(spaces[id], group=merged.group, why=merged.why)
         return replace(
             self,
             spaces=spaces,

@@ -6,6 +6,7 @@ all shapes must agree about the size of every axis. Whatever does not fit is ref
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,9 @@ from transfusion.architecture import Architecture, Shortcut, Space
 from transfusion.errors import ArchitectureError, listing
 from transfusion.layouts import Layout, parse, solve_sizes
 from transfusion.tables import Axis, Group, Shapes, Stack, Table
+
+_BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+)?\}")
+"""``{}``, the number of a block, or ``{1+}``, the same from block 1 on."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,16 @@ class _TableReader:
         self.stacks = {stack.name: stack for stack in table.stacks}
         self.specs: dict[str, Space] = {}
         """Every space met so far, without its size."""
+        self.streams = {name: name for name in self.stacks}
+        """The stream of every stack: stacks that have a point in common are on one stream."""
+        for one, other in table.unified:
+            kept, joined = (self.streams.get(point.partition(".")[0], "") for point in (one, other))
+            self.streams = {name: kept if own == joined else own for name, own in self.streams.items()}
         self.same_point: dict[str, str] = {}
         self.same_point = {self.point(later): self.point(first) for first, later in table.unified}
+        for point, why in table.pinned.items():
+            id = self.point(point)
+            self.specs[id] = replace(self.specs[id], group=Group.FIXED, why=why)
 
     def rows(self) -> Iterator[_Row]:
         for stack in self.table.stacks:
@@ -170,16 +182,17 @@ class _TableReader:
 
     def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
         """The rows of a text; lines about blocks repeat block by block, in the order written."""
-        block: list[tuple[str, str]] = []
+        block: list[tuple[int, str, str]] = []
         lines = [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
         for line in [*lines, ""]:
             pattern, _, layout = line.partition(" ")
-            if "{}" in pattern:
-                block.append((pattern, layout))
+            if number := _BLOCK.search(pattern):
+                block.append((int(number["first"] or 0), pattern, layout))
                 continue
             for i in range(stack.depth if stack else 0):
-                for one, its_layout in block:
-                    yield from self._row(one, its_layout, stack, i)
+                for first, one, its_layout in block:
+                    if i >= first:
+                        yield from self._row(one, its_layout, stack, i)
             block = []
             if pattern:
                 yield from self._row(pattern, layout, stack, 0)
@@ -187,7 +200,7 @@ class _TableReader:
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
         layout = parse(text.strip()).rename(lambda name: self._resolve(name, stack, i))
         optional = pattern.endswith("?")
-        name = pattern.removesuffix("?").replace("{}", str(i))
+        name = _BLOCK.sub(str(i), pattern.removesuffix("?"))
         if not name.endswith(".*"):
             yield _Row(name, layout, pattern, optional)
             return
@@ -209,9 +222,11 @@ class _TableReader:
         elif stack is None and len(self.stacks) == 1:
             (stack,) = self.stacks.values()
         if stack is not None and base in stack.points:
-            block = {"": i, "next": i + 1, "first": 0, "last": stack.depth}[at]
+            places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
+            block = places[at] if at in places else int(at)
             id = f"{stack.name}.{block}.{base}"
-            self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stack.name))
+            stream = self.streams[stack.name]
+            self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stream))
             return self.same_point.get(id, id)
         axis = self._declaration(base, stack)
         prefix = {

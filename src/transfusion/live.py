@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, LibraryError
 from transfusion.layouts import Layout, Name
 from transfusion.model import Model
-from transfusion.naming import Naming
+from transfusion.naming import Naming, without_part
 from transfusion.tables import Config, Family
 
 
@@ -50,7 +50,7 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
         )
     made = _BUILDERS[model.family.library](model, root).to(dtype).eval()
     naming = Naming(model.family)
-    for name, parameter in made.named_parameters():
+    for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:
             parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
     return made
@@ -109,6 +109,12 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
             inputs["token_type_ids"] = torch.randint(
                 0, settings["type_vocab_size"], (batch, length), generator=generator
             )
+        if settings.get("is_encoder_decoder"):
+            inputs["decoder_input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
+            if isinstance(end := settings.get("eos_token_id"), int):
+                for ids in inputs.values():  # classifiers look for the one end of every text
+                    ids[ids == end] = (end + 1) % vocabulary
+                    ids[:, -1] = end
     return inputs
 
 
@@ -182,16 +188,19 @@ class Live:
     @classmethod
     def of(cls, model: Model) -> Live:
         """The model in float64, in its own library, with probes to feed it."""
-        live = cls.from_module(build(model), model.family, model.config)
-        policies = model.architecture.residual, model.architecture.inner
-        return replace(live, architecture=live.architecture.under(*policies))
+        module = build(model)
+        config = getattr(module, "config", None)  # the library's knows the defaults, too
+        inputs = probes(model.family, config.to_dict() if config else model.config)
+        return cls(module, model.family, model.architecture, inputs)
 
     @classmethod
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> Live:
         """A module that somebody built, bound by the names that its parameters have in memory."""
-        naming = Naming(family)
-        shapes = {naming.canonical(name): tuple(p.shape) for name, p in module.named_parameters()}
+        shapes = _shapes_in_a_file(module, family)
         table = family.table(config, frozenset(shapes))
+        for second, first in table.ties.items():
+            if first in shapes:
+                shapes.pop(second, None)
         return cls(module, family, bind(table, shapes, family.name), probes(family, config))
 
     def outputs(self) -> dict[str, Tensor]:
@@ -217,14 +226,15 @@ class Live:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
-        naming = Naming(self.family)
+        naming, layouts = Naming(self.family), self._layouts()
         kept: dict[str, Tensor] = {}
         handles: list[Any] = []
         try:
             for name, parameter in self.module.named_parameters():
-                layout = self.architecture.tensors[naming.canonical(name)]
+                if parameter not in layouts and naming.canonical(name) in self.family.computed:
+                    continue
                 kept[name] = parameter.data
-                parameter.data = alignment.move(parameter.data, layout)
+                parameter.data = alignment.move(parameter.data, layouts[parameter])
             if shortcuts:
                 handles = list(self._shortcut_hooks(alignment))
             yield
@@ -234,6 +244,16 @@ class Live:
             for name, parameter in self.module.named_parameters():
                 if name in kept:
                     parameter.data = kept[name]
+
+    def _layouts(self) -> dict[nn.Parameter, Layout]:
+        """The layout of every parameter; a tied one may meet the table under either of its names."""
+        naming = Naming(self.family)
+        layouts: dict[nn.Parameter, Layout] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            ours, part = without_part(naming.canonical(name))
+            if layout := self.architecture.tensors.get(ours):
+                layouts[parameter] = layout if part is None else layout.piece(part)
+        return layouts
 
     def _shortcut_hooks(self, alignment: Alignment) -> Iterator[Any]:
         modules = self.modules()
@@ -277,6 +297,21 @@ class Live:
             if space is not None:
                 moved[name] = self._along(alignment, space, value) if space else value
         return moved
+
+
+def _shapes_in_a_file(module: nn.Module, family: Family) -> dict[str, tuple[int, ...]]:
+    """The shapes that a module's tensors have in a file, where parts of one tensor are one again."""
+    naming = Naming(family)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        ours, part = without_part(naming.canonical(name))
+        shape = tuple(parameter.shape)
+        if ours in family.computed:
+            continue
+        if part is not None and ours in shapes:
+            shape = (shapes[ours][0] + shape[0], *shape[1:])
+        shapes[ours] = shape
+    return shapes
 
 
 def last_dimension(id: str, ndim: int) -> Layout:

@@ -145,7 +145,8 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     for family in families():
         naming = Naming(family)
         shapes = {naming.canonical(name): i.shape for name, i in checkpoint.tensors.items()}
-        if family.signature and all(name in shapes for name in family.signature):
+        named = family.signature and all(name in shapes for name in family.signature)
+        if named and family.fits(shapes):
             found.append((family, shapes))
     found = [
         one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)

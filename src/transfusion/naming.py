@@ -57,6 +57,12 @@ def unwrapped(name: str) -> str:
     return name
 
 
+def without_part(name: str) -> tuple[str, int | None]:
+    """The tensor that a name is about, and the part of it if the name says ``[part]``."""
+    found = re.search(r"\[(\d+)\]", name)
+    return (name.replace(found[0], "", 1), int(found[1])) if found else (name, None)
+
+
 def _pattern(text: str) -> re.Pattern[str]:
     escaped = re.escape(text).replace(r"\{\}", r"(\d+)").replace(r"\*", r"(.*)")
     return re.compile(rf"^{escaped}(?=\.|$)")

@@ -45,11 +45,12 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 class Stack:
     """A column of equal blocks on one residual stream, with what stands before and after it.
 
-    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block.
-    A name that ends in ``.*`` is a module with a weight and perhaps a bias: the bias has the
-    output's axes if the layout has an arrow, and the weight's otherwise. ``?`` after a name: may
-    be absent. ``shortcuts`` has one line per residual connection, ``entry  from -> to  branch``: the
-    stream goes in at module *entry*, and the output of module *branch* is added to it.
+    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
+    and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
+    a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
+    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``shortcuts`` has one line
+    per residual connection, ``entry  from -> to  branch``: the stream goes in at module *entry*, and
+    the output of module *branch* is added to it.
     """
 
     name: str
@@ -76,6 +77,8 @@ class Table:
     sizes: Mapping[str, int] = field(default_factory=dict)
     unified: tuple[tuple[str, str], ...] = ()
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Stream points that cannot move, with the reason: something that no file has is written in them."""
     ties: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one by a second name: second name → first."""
     outputs: Mapping[str, str | None] = field(default_factory=dict)
@@ -96,6 +99,8 @@ class Family:
     guess: Callable[[Shapes], tuple[dict[str, Any], str]] | None = None
     """A configuration read off the shapes, and the assumption that it rests on; None where the shapes
     leave something open, such as the number of heads."""
+    fits: Callable[[Shapes], bool] = lambda shapes: True
+    """Whether the shapes speak for the family too, where another one has the same names."""
     model_types: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     """What a live model is fed: ``image``, ``tokens``."""
@@ -104,7 +109,10 @@ class Family:
     prefixes: tuple[str, ...] = ()
     """What libraries put before the names in front of a head, and drop without one."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers."""
+    """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers. ``ours[1]`` is
+    the part 1 of a concatenation that files keep whole and a live module keeps apart."""
+    computed: tuple[str, ...] = ()
+    """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()
     """Configuration keys that the table takes into account, or that cannot matter to it."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ HARMLESS = frozenset(
         "_attn_implementation_autoset",
         "_commit_hash",
         "_name_or_path",
+        "_num_labels",
         "architectures",
         "attention_dropout",
         "attention_probs_dropout_prob",
@@ -94,6 +95,7 @@ HARMLESS = frozenset(
         "use_bfloat16",
         "use_cache",
         "vocab_size",
+        "xla_device",
     ]
 )
 
@@ -110,6 +112,13 @@ ATTENTION = (
     Axis("ffn"),
 )
 """Multi-head attention without positions in it, and a plain MLP."""
+
+CROSS = (
+    Axis("cross_head"),
+    Axis("cross_qk", within="cross_head"),
+    Axis("cross_vo", within="cross_head", twin="cross_qk"),
+)
+"""A decoder's attention to what an encoder hands on."""
 
 LABEL = fixed("label", "the order of the labels is the meaning of the output")
 VOCAB = fixed("vocab", "token ids select its rows")
@@ -147,11 +156,3 @@ def heads_of_64(width: int, shapes_of: str) -> tuple[int, str]:
             hint="put the model's config.json beside the weights, or give it with --config",
         )
     return width // 64, "heads of 64 units, as in the published models"
-
-
-def needs_config(family: str, what: str) -> ArchitectureError:
-    """The refusal for a family whose shapes leave something open."""
-    return ArchitectureError(
-        f"{family}: {what} cannot be told from the shapes",
-        hint="put the model's config.json beside the weights, or give it with --config",
-    )

@@ -16,11 +16,14 @@ from transfusion.architectures._shared import (
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
-ROWS = """
+EMBEDDINGS = """
 embeddings.word_embeddings.weight               vocab -> x@first
 embeddings.position_embeddings.weight           position -> x@first
 embeddings.token_type_embeddings.weight         type -> x@first
 embeddings.LayerNorm.*                          x@first
+"""
+
+BLOCKS = """
 encoder.layer.{}.attention.self.query.*         (head qk) <- x
 encoder.layer.{}.attention.self.key.*           (head qk) <- x
 encoder.layer.{}.attention.self.value.*         (head vo) <- x
@@ -55,25 +58,40 @@ TIES = {
 }
 
 
-def table(config: Config, names: frozenset[str]) -> Table:
-    tied = config.get("tie_word_embeddings", True)
+TYPE = fixed("type", "segment ids select its rows", scope="stack")
+SIZES = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """The sizes of a stack, in the words that most encoders share."""
+    return {
+        "x": config["hidden_size"],
+        "head": config["num_attention_heads"],
+        "ffn": config["intermediate_size"],
+    }
+
+
+def stack(config: Config, embeddings: str = EMBEDDINGS) -> Stack:
+    """The encoder, which other families have too."""
+    axes = (*ATTENTION, POSITION, TYPE)
+    return Stack("layer", config["num_hidden_layers"], embeddings + BLOCKS, axes, sizes(config), SHORTCUTS)
+
+
+def pooled(config: Config, names: frozenset[str], pooler: str = "pooler.dense.weight") -> str:
+    """Where a plain classifier reads: behind the pooler if there is one, but never token by token."""
     by_token = (config.get("architectures") or [""])[0].endswith("ForTokenClassification")
-    pooled = "pool" if "pooler.dense.weight" in names and not by_token else "x@last"
+    return "pool" if pooler in names and not by_token else "x@last"
+
+
+def table(config: Config, names: frozenset[str]) -> Table:
+    return with_heads(stack(config), config, names)
+
+
+def with_heads(stack: Stack, config: Config, names: frozenset[str]) -> Table:
+    """A stack under BERT's heads, which other families have too."""
+    tied = config.get("tie_word_embeddings", True)
     return Table(
-        stacks=(
-            Stack(
-                "layer",
-                config["num_hidden_layers"],
-                ROWS,
-                (*ATTENTION, POSITION, fixed("type", "segment ids select its rows", scope="stack")),
-                sizes={
-                    "x": config["hidden_size"],
-                    "head": config["num_attention_heads"],
-                    "ffn": config["intermediate_size"],
-                },
-                shortcuts=SHORTCUTS,
-            ),
-        ),
+        stacks=(stack,),
         axes=(
             Axis("pool", scope="model"),
             Axis("mlm", scope="model"),
@@ -81,7 +99,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
             LABEL,
             fixed("next", "follows, or does not follow: in this order"),
         ),
-        heads=HEADS.format(pooled=pooled, words="x@first" if tied else "mlm"),
+        heads=HEADS.format(pooled=pooled(config, names), words="x@first" if tied else "mlm"),
         buffers="embeddings.position_ids",
         ties=TIES if tied else {},
         outputs={"last_hidden_state": "x@last", "pooler_output": "pool"},
@@ -90,7 +108,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
-    heads, note = heads_of_64(width, "bert")
+    heads, note = heads_of_64(width, "this encoder")
     return {
         "num_hidden_layers": depth(shapes, "encoder.layer.{}."),
         "hidden_size": width,
@@ -99,35 +117,47 @@ def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     }, note
 
 
+def segments(shapes: Shapes) -> int:
+    """How many kinds of segments there are: two in BERT and ELECTRA, one in RoBERTa."""
+    return shapes["embeddings.token_type_embeddings.weight"][0]
+
+
+def narrow(shapes: Shapes) -> bool:
+    """Whether the embeddings have a width of their own."""
+    return shapes["embeddings.word_embeddings.weight"][1] != shapes[QUERY][1]
+
+
+QUERY = "encoder.layer.0.attention.self.query.weight"
+SIGNATURE = (
+    "embeddings.word_embeddings.weight",
+    "embeddings.token_type_embeddings.weight",
+    QUERY,
+    "encoder.layer.0.attention.output.LayerNorm.weight",
+    "encoder.layer.0.intermediate.dense.weight",
+)
+ALIASES = (
+    ("*LayerNorm.gamma", "*LayerNorm.weight"),
+    ("*LayerNorm.beta", "*LayerNorm.bias"),
+)
+REQUIRED = {**PLAIN, "position_embedding_type": ("absolute", None), "is_decoder": (False, None)}
+
 FAMILIES = (
     Family(
         name="bert",
         library="transformers",
         table=table,
         guess=guess,
-        signature=(
-            "embeddings.word_embeddings.weight",
-            "embeddings.token_type_embeddings.weight",
-            "encoder.layer.0.attention.self.query.weight",
-            "encoder.layer.0.attention.output.LayerNorm.weight",
-            "encoder.layer.0.intermediate.dense.weight",
-        ),
+        signature=SIGNATURE,
+        fits=lambda shapes: segments(shapes) > 1 and not narrow(shapes),
         model_types=("bert",),
         inputs=("tokens",),
         prefixes=("bert.",),
-        aliases=(
-            ("*LayerNorm.gamma", "*LayerNorm.weight"),
-            ("*LayerNorm.beta", "*LayerNorm.bias"),
-        ),
+        aliases=ALIASES,
         known_keys=HARMLESS
-        | {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
+        | SIZES
         | {"max_position_embeddings", "type_vocab_size"}
         | {"directionality", "pooler_fc_size", "pooler_num_attention_heads"}
         | {"pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"},
-        required={
-            **PLAIN,
-            "position_embedding_type": ("absolute", None),
-            "is_decoder": (False, None),
-        },
+        required=REQUIRED,
     ),
 )

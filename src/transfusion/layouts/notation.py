@@ -78,6 +78,11 @@ class Layout:
         """A layout of only these dimensions, without the arrow (the bias of a linear map)."""
         return Layout(tuple(self.items[dim] for dim in dims))
 
+    def piece(self, part: int) -> Layout:
+        """The layout of one part of what is concatenated here."""
+        items = (item.parts[part] if isinstance(item, Concat) else item for item in self.items)
+        return Layout(tuple(items), self.arrow, self.split)
+
     def names(self) -> tuple[str, ...]:
         """Every axis, each once, in order of appearance; `_` is left out."""
         return tuple(dict.fromkeys(name for item in self.items for name in names_in(item)))
@@ -112,8 +117,8 @@ def _rename(item: Item, new_name: Callable[[str], str]) -> Item:
             return Concat(tuple(_rename(child, new_name) for child in parts))
 
 
-_TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@[A-Za-z]\w*)?|\S)")
-_NAME = re.compile(r"_|[A-Za-z][\w.]*(@[A-Za-z]\w*)?")
+_TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@\w+)?|\S)")
+_NAME = re.compile(r"_|[A-Za-z][\w.]*(@\w+)?")
 
 
 @lru_cache(maxsize=4096)

@@ -32,6 +32,7 @@ WITHOUT_CONFIG = (
     with_heads_of_64("bert", "bert", "BertForMaskedLM", "BertConfig", **SIZES, vocab_size=31),
     with_heads_of_64("gpt2", "gpt2", "GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=2, n_head=2, vocab_size=31, bos_token_id=1, eos_token_id=1),
     with_heads_of_64("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", **SIZES, vocab_size=31, bos_token_id=1, eos_token_id=2),
+    with_heads_of_64("clip", "clip", "CLIPModel", "CLIPConfig", vision_config=SIZES | {"image_size": 8, "patch_size": 4}, text_config=SIZES | {"vocab_size": 31}),
     with_heads_of_64("clip-vision", "clip-vision", "CLIPVisionModel", "CLIPVisionConfig", **SIZES, image_size=8, patch_size=4),
 )  # fmt: skip
 

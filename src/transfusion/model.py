@@ -16,9 +16,9 @@ from transfusion.architecture import Architecture, Inner, Residual
 from transfusion.architectures import families
 from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
-from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
+from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
 from transfusion.naming import Naming
-from transfusion.tables import Config, Family
+from transfusion.tables import Config, Family, Shapes
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,8 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
         shapes = {naming.canonical(name): i.shape for name, i in checkpoint.tensors.items()}
         if all(name in shapes for name in family.signature):
             found.append((family, shapes))
+    if len(found) > 1:  # a part or a cousin of the model may have all its names in the model
+        found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
     if len(found) != 1:
         raise ArchitectureError(
             f"{checkpoint.label}: no config.json, and the tensors' names belong to"
@@ -146,6 +148,16 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     family, shapes = found[0]
     config, assumption = family.guess(shapes)
     return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
+
+
+def _knows_all(family: Family, shapes: Shapes) -> bool:
+    """Whether a family's table, with what the shapes tell, describes every one of these tensors."""
+    try:
+        config, _ = family.guess(shapes)
+        bind(family.table(config, frozenset(shapes)), shapes, family.name)
+    except (ArchitectureError, LayoutError):
+        return False
+    return True
 
 
 def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:

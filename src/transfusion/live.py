@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,13 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
         rows, columns = size if isinstance(size, list | tuple) else (size, size)
         shape = (batch, settings.get("num_channels", 3), rows, columns)
         inputs["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if "patches" in family.inputs:
+        side = isqrt(settings["num_patches"])
+        pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
+        patches = (batch, side * side)
+        inputs["pixel_values"] = torch.randn((*patches, pixels), generator=generator, dtype=torch.float64)
+        inputs["pixel_attention_mask"] = torch.ones(patches, dtype=torch.int64)
+        inputs["spatial_shapes"] = torch.tensor([[side, side]] * batch)
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)
@@ -175,8 +183,10 @@ class Live:
     @classmethod
     def of(cls, model: Model) -> Live:
         """The model in float64, in its own library, with probes to feed it."""
-        inputs = probes(model.family, model.config)
-        return cls(build(model), model.family, model.architecture, inputs)
+        module = build(model)
+        config = getattr(module, "config", None)  # the library's knows the defaults, too
+        inputs = probes(model.family, config.to_dict() if config else model.config)
+        return cls(module, model.family, model.architecture, inputs)
 
     def outputs(self) -> dict[str, Tensor]:
         return run(self.module, self.family, self.inputs)

@@ -96,7 +96,7 @@ class Family:
     """A configuration read off the shapes, and the assumption that it rests on."""
     model_types: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
-    """What a live model is fed: ``image``, ``tokens``."""
+    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``."""
     prefixes: tuple[str, ...] = ()
     """What libraries put before the names in front of a head, and drop without one."""
     aliases: tuple[tuple[str, str], ...] = ()

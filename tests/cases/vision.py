@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cases.first import VIT
-from making import case
+from making import Case, case
+
+SIGLIP_TEXT = {
+    "hidden_size": 15,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 22,
+    "vocab_size": 31,
+    "max_position_embeddings": 13,
+    "projection_size": 24,
+}
+SIGLIP = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+    "image_size": 12,
+    "patch_size": 4,
+}
+SIGLIP_2 = {**SIGLIP, "num_patches": 9}
+
+
+def siglip(name: str, family: str, model: str, config: str, vision: dict[str, Any]) -> Case:
+    return case(
+        name, family, model, config, {"vision_config": vision, "text_config": SIGLIP_TEXT, "num_labels": 7}
+    )
+
 
 CASES = (
     case("deit", "deit", "DeiTModel", "DeiTConfig", VIT),
     case("deit-classifier", "deit", "DeiTForImageClassification", "DeiTConfig", VIT),
     case("deit-teacher", "deit", "DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),
     case("deit-masked", "deit", "DeiTForMaskedImageModeling", "DeiTConfig", {**VIT, "patch_size": 2}),
+    siglip("siglip", "siglip", "SiglipModel", "SiglipConfig", SIGLIP),
+    siglip("siglip-classifier", "siglip", "SiglipForImageClassification", "SiglipConfig", SIGLIP),
+    case("siglip-vision", "siglip-vision", "SiglipVisionModel", "SiglipVisionConfig", SIGLIP),
+    case(
+        "siglip-vision-headless",
+        "siglip-vision",
+        "SiglipVisionModel",
+        "SiglipVisionConfig",
+        SIGLIP,
+        vision_use_head=False,
+    ),
+    case("siglip-text", "siglip-text", "SiglipTextModel", "SiglipTextConfig", SIGLIP_TEXT),
+    siglip("siglip2", "siglip2", "Siglip2Model", "Siglip2Config", SIGLIP_2),
+    siglip("siglip2-classifier", "siglip2", "Siglip2ForImageClassification", "Siglip2Config", SIGLIP_2),
+    case("siglip2-vision", "siglip2-vision", "Siglip2VisionModel", "Siglip2VisionConfig", SIGLIP_2),
+    case("siglip2-text", "siglip-text", "Siglip2TextModel", "Siglip2TextConfig", SIGLIP_TEXT),
 )

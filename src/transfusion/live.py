@@ -196,6 +196,14 @@ class Live:
         naming = Naming(self.family)
         return {naming.canonical(name): module for name, module in self.module.named_modules()}
 
+    def _layout(self, name: str, naming: Naming) -> Layout:
+        """The layout of a live tensor, which may be stored as a piece of another."""
+        ours, tensors = naming.canonical(name), self.architecture.tensors
+        if ours not in tensors and (found := naming.piece(name)) is not None:
+            whole, place = found
+            return tensors[whole].piece(place)
+        return tensors[ours]
+
     @contextmanager
     def moved(self, alignment: Alignment, *, shortcuts: bool = True) -> Iterator[None]:
         """Within the block, the module computes with π of its weights.
@@ -208,9 +216,8 @@ class Live:
         handles: list[Any] = []
         try:
             for name, parameter in self.module.named_parameters():
-                layout = self.architecture.tensors[naming.canonical(name)]
                 kept[name] = parameter.data
-                parameter.data = alignment.move(parameter.data, layout)
+                parameter.data = alignment.move(parameter.data, self._layout(name, naming))
             if shortcuts:
                 handles = list(self._shortcut_hooks(alignment))
             yield

@@ -23,6 +23,11 @@ class Naming:
     def __init__(self, family: Family) -> None:
         self.family = family
         self.aliases = [(_pattern(other), _template(ours)) for other, ours in family.aliases]
+        self.pieces = [
+            (_pattern(theirs), _template(ours), place)
+            for ours, pieces in family.pieces
+            for place, theirs in enumerate(pieces)
+        ]
 
     def canonical(self, name: str) -> str:
         """The table's name of a tensor or module, whoever named it."""
@@ -35,6 +40,14 @@ class Naming:
             if pattern.match(name):
                 return pattern.sub(template, name, count=1)
         return name
+
+    def piece(self, name: str) -> tuple[str, int] | None:
+        """For a live tensor that is stored as a piece of another: that one's name, and which piece."""
+        name = self.canonical(name)
+        for pattern, template, place in self.pieces:
+            if pattern.match(name):
+                return pattern.sub(template, name, count=1), place
+        return None
 
     def table(self, names: Iterable[str]) -> dict[str, str]:
         """Canonical name → name, for all of ``names``; two names for one tensor are refused."""

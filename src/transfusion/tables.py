@@ -101,6 +101,8 @@ class Family:
     """What libraries put before the names in front of a head, and drop without one."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers."""
+    pieces: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Modules that are stored as one, their outputs end to end, and live as several: (ours, theirs)."""
     known_keys: frozenset[str] = frozenset()
     """Configuration keys that the table takes into account, or that cannot matter to it."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -78,6 +78,11 @@ class Layout:
         """A layout of only these dimensions, without the arrow (the bias of a linear map)."""
         return Layout(tuple(self.items[dim] for dim in dims))
 
+    def piece(self, place: int) -> Layout:
+        """The layout of one piece of a concatenation."""
+        items = (item.parts[place] if isinstance(item, Concat) else item for item in self.items)
+        return Layout(tuple(items), self.arrow, self.split)
+
     def names(self) -> tuple[str, ...]:
         """Every axis, each once, in order of appearance; `_` is left out."""
         return tuple(dict.fromkeys(name for item in self.items for name in names_in(item)))

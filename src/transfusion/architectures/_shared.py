@@ -97,6 +97,22 @@ HARMLESS = frozenset(
     ]
 )
 
+BACKBONE = frozenset(
+    [
+        "_out_features",
+        "_out_indices",
+        "apply_layernorm",
+        "drop_path_rate",
+        "layerscale_value",
+        "out_features",
+        "out_indices",
+        "reshape_hidden_states",
+        "return_class_token",
+        "stage_names",
+    ]
+)
+"""Keys of vision models that serve as backbones: which outputs are given, how training starts."""
+
 PLAIN = {
     "pruned_heads": ({}, None),
     "add_cross_attention": (False, None),

@@ -26,6 +26,18 @@ SIGLIP = {
 }
 SIGLIP_2 = {**SIGLIP, "num_patches": 9}
 
+DINO = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2,
+    "image_size": 12,
+    "patch_size": 4,
+    "num_labels": 7,
+}
+
+DINO_3 = {**VIT, "num_attention_heads": 3, "num_register_tokens": 2}
+
 
 def siglip(name: str, family: str, model: str, config: str, vision: dict[str, Any]) -> Case:
     return case(
@@ -54,4 +66,26 @@ CASES = (
     siglip("siglip2-classifier", "siglip2", "Siglip2ForImageClassification", "Siglip2Config", SIGLIP_2),
     case("siglip2-vision", "siglip2-vision", "Siglip2VisionModel", "Siglip2VisionConfig", SIGLIP_2),
     case("siglip2-text", "siglip-text", "Siglip2TextModel", "Siglip2TextConfig", SIGLIP_TEXT),
+    case("dinov2", "dinov2", "Dinov2Model", "Dinov2Config", DINO),
+    case("dinov2-gated", "dinov2", "Dinov2Model", "Dinov2Config", DINO, use_swiglu_ffn=True),
+    case("dinov2-classifier", "dinov2", "Dinov2ForImageClassification", "Dinov2Config", DINO),
+    case("dinov2-registers", "dinov2", "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", DINO),
+    case(
+        "dinov2-registers-classifier",
+        "dinov2",
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        DINO,
+        use_swiglu_ffn=True,
+    ),
+    case("dinov3", "dinov3", "DINOv3ViTModel", "DINOv3ViTConfig", DINO_3),
+    case(
+        "dinov3-gated",
+        "dinov3",
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        DINO_3,
+        use_gated_mlp=True,
+        key_bias=True,
+    ),
 )

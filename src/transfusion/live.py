@@ -249,8 +249,10 @@ class Live:
                 source: str = cut.source,
                 target: str = cut.target,
             ) -> Any:
+                if not stream:  # a module that ends several branches, and this one is not on its way
+                    return output
                 branch = output[0] if isinstance(output, tuple) else output
-                straight = stream[0]
+                straight = stream.pop()
                 turned = self._along(alignment, target, self._along(alignment.inverse(), source, straight))
                 added = branch + (turned - straight).reshape(branch.shape)
                 return (added, *output[1:]) if isinstance(output, tuple) else added

@@ -38,6 +38,14 @@ DINO = {
 
 DINO_3 = {**VIT, "num_attention_heads": 3, "num_register_tokens": 2}
 
+BEIT = {**VIT, "vocab_size": 31, "use_relative_position_bias": True}
+BEIT_SHARED = {
+    **VIT,
+    "vocab_size": 31,
+    "use_shared_relative_position_bias": True,
+    "use_absolute_position_embeddings": True,
+}
+
 
 def siglip(name: str, family: str, model: str, config: str, vision: dict[str, Any]) -> Case:
     return case(
@@ -88,4 +96,12 @@ CASES = (
         use_gated_mlp=True,
         key_bias=True,
     ),
+    case("beit", "beit", "BeitModel", "BeitConfig", BEIT, use_mask_token=True),
+    case("beit-shared", "beit", "BeitModel", "BeitConfig", BEIT_SHARED, use_mean_pooling=False),
+    case("beit-masked", "beit", "BeitForMaskedImageModeling", "BeitConfig", BEIT_SHARED),
+    case("beit-classifier", "beit", "BeitForImageClassification", "BeitConfig", BEIT),
+    case(
+        "beit-unscaled", "beit", "BeitForImageClassification", "BeitConfig", BEIT, layer_scale_init_value=0.0
+    ),
+    case("data2vec-vision", "beit", "Data2VecVisionForImageClassification", "Data2VecVisionConfig", BEIT),
 )

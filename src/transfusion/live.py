@@ -77,9 +77,17 @@ def _build_open_clip(model: Model, root: Path) -> nn.Module:
     return module
 
 
+def _build_timm(model: Model, root: Path) -> nn.Module:
+    timm = library("timm")
+    classes = model.config.get("num_classes")
+    module: nn.Module = timm.create_model(f"local-dir:{root}", pretrained=False, num_classes=classes)
+    return module  # the weights come from the model
+
+
 _BUILDERS: dict[str, Callable[[Model, Path], nn.Module]] = {
     "transformers": _build_transformers,
     "open_clip": _build_open_clip,
+    "timm": _build_timm,
 }
 
 
@@ -92,9 +100,9 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
     settings = _flat(config)
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
-        size = settings["image_size"]
+        size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
         rows, columns = size if isinstance(size, list | tuple) else (size, size)
-        shape = (batch, settings.get("num_channels", 3), rows, columns)
+        shape = (batch, settings.get("num_channels") or settings.get("in_chans", 3), rows, columns)
         inputs["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
     if "patches" in family.inputs:
         side = isqrt(settings["num_patches"])
@@ -127,6 +135,8 @@ def _flat(config: Config) -> dict[str, Any]:
             "model_cfg",
             "vision_cfg",
             "text_cfg",
+            "pretrained_cfg",
+            "model_args",
         ):
             flat |= _flat(value)
         else:
@@ -140,6 +150,8 @@ def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
+        if family.library == "timm":
+            return {"output": module(inputs["pixel_values"])}
         return dict(_tensors(module(**inputs, return_dict=True)))
 
 

@@ -94,7 +94,10 @@ class Family:
     """Tensors that together give the family away when there is no configuration."""
     guess: Callable[[Shapes], tuple[dict[str, Any], str]]
     """A configuration read off the shapes, and the assumption that it rests on."""
+    complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config
+    """A configuration together with what it leaves to the shapes."""
     model_types: tuple[str, ...] = ()
+    """What configurations call the family; for timm, patterns of its names, with ``*``."""
     inputs: tuple[str, ...] = ()
     """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``."""
     prefixes: tuple[str, ...] = ()

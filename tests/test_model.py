@@ -19,7 +19,7 @@ from transfusion.model import Model
 def test_a_configuration_tells_the_family(case, made):
     model = Model.open(made(case))
     assert model.family.name == CASES[case].family
-    assert 'says model_type "' in model.why
+    assert 'says model_type "' in model.why or 'says architecture "' in model.why
 
 
 def with_heads_of_64(name: str, family: str, model: str, config: str, **settings: object) -> Case:
@@ -58,6 +58,15 @@ def test_open_clip_weights_without_a_configuration(tmp_path):
     found = Model.open(tmp_path / "clip.pt")
     assert found.family.name == "open_clip"
     assert found.architecture.sizes["vision.0.head"] == 2
+
+
+def test_a_timm_architecture_without_a_table_is_refused_by_its_name(made):
+    folder = made("timm-vit")
+    assert Model.open(folder).why == 'config.json says architecture "vit_tiny_patch16_224"'
+    other = json.loads((folder / "config.json").read_text()) | {"architecture": "resnet50"}
+    (folder.parent / "resnet.json").write_text(json.dumps(other))
+    with pytest.raises(ArchitectureError, match="no table for architecture 'resnet50'"):
+        Model.open(folder, config=folder.parent / "resnet.json")
 
 
 def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from cases.first import VIT
@@ -46,11 +47,37 @@ BEIT_SHARED = {
     "use_absolute_position_embeddings": True,
 }
 
+TIMM = {
+    "embed_dim": 24,
+    "depth": 3,
+    "num_heads": 4,
+    "mlp_ratio": 0.84,
+    "img_size": 12,
+    "patch_size": 4,
+    "num_classes": 7,
+}
+
 
 def siglip(name: str, family: str, model: str, config: str, vision: dict[str, Any]) -> Case:
     return case(
         name, family, model, config, {"vision_config": vision, "text_config": SIGLIP_TEXT, "num_labels": 7}
     )
+
+
+def timm_vit(name: str, architecture: str = "vit_tiny_patch16_224", **more: Any) -> Case:
+    arguments = {**TIMM, **more}
+
+    def make() -> Any:
+        import timm
+
+        return timm.create_model(architecture, **arguments)
+
+    def keep(model: Any, folder: Path) -> None:
+        import timm
+
+        timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+
+    return Case(name, make, "timm-vit", keep)
 
 
 CASES = (
@@ -104,4 +131,12 @@ CASES = (
         "beit-unscaled", "beit", "BeitForImageClassification", "BeitConfig", BEIT, layer_scale_init_value=0.0
     ),
     case("data2vec-vision", "beit", "Data2VecVisionForImageClassification", "Data2VecVisionConfig", BEIT),
+    timm_vit("timm-vit"),
+    timm_vit("timm-vit-scaled", qkv_bias=False, init_values=0.1, qk_norm=True, pre_norm=True),
+    timm_vit("timm-vit-bare", class_token=False, global_pool="avg", num_classes=0, reg_tokens=2),
+    timm_vit("timm-vit-pooling", class_token=False, global_pool="map"),
+    timm_vit("timm-vit-pooled", class_token=False, global_pool="map", num_classes=0),
+    timm_vit("timm-vit-normed", scale_attn_norm=True, scale_mlp_norm=True),
+    timm_vit("timm-vit-gated", "vit_giant_patch14_dinov2", num_classes=7, mlp_ratio=1.67),
+    timm_vit("timm-deit", "deit_tiny_distilled_patch16_224"),
 )

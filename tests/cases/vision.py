@@ -57,6 +57,18 @@ TIMM = {
     "num_classes": 7,
 }
 
+SWIN = {
+    "embed_dim": 12,
+    "depths": [2, 3],
+    "num_heads": [2, 3],
+    "window_size": 3,
+    "mlp_ratio": 1.5,
+    "image_size": 24,
+    "patch_size": 4,
+    "num_labels": 7,
+    "encoder_stride": 2,
+}
+
 
 def siglip(name: str, family: str, model: str, config: str, vision: dict[str, Any]) -> Case:
     return case(
@@ -139,4 +151,10 @@ CASES = (
     timm_vit("timm-vit-normed", scale_attn_norm=True, scale_mlp_norm=True),
     timm_vit("timm-vit-gated", "vit_giant_patch14_dinov2", num_classes=7, mlp_ratio=1.67),
     timm_vit("timm-deit", "deit_tiny_distilled_patch16_224"),
+    case("swin", "swin", "SwinModel", "SwinConfig", SWIN, use_absolute_embeddings=True),
+    case("swin-classifier", "swin", "SwinForImageClassification", "SwinConfig", SWIN),
+    case("swin-masked", "swin", "SwinForMaskedImageModeling", "SwinConfig", SWIN),
+    case("swinv2", "swinv2", "Swinv2Model", "Swinv2Config", SWIN),
+    case("swinv2-classifier", "swinv2", "Swinv2ForImageClassification", "Swinv2Config", SWIN),
+    case("swinv2-masked", "swinv2", "Swinv2ForMaskedImageModeling", "Swinv2Config", SWIN),
 )

@@ -8,7 +8,6 @@ from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 ROWS = """
 embeddings.cls_token                                            _ _ x@first
-embeddings.mask_token?                                          _ _ x@first
 embeddings.position_embeddings?                                 _ position x@first
 embeddings.patch_embeddings.projection.*                        x@first <- channel row column
 encoder.relative_position_bias.relative_position_bias_table?    distance head
@@ -32,10 +31,11 @@ encoder.layer.{}.layernorm_after    y -> x@next   encoder.layer.{}.drop_path
 """
 
 HEADS = """
-layernorm.*          x@last
-pooler.layernorm.*   x@last
-classifier.*         label <- x@last
-lm_head.*            token <- x@last
+layernorm.*             x@last
+pooler.layernorm.*      x@last
+classifier.*            label <- x@last
+embeddings.mask_token   _ _ x@first
+lm_head.*               token <- x@last
 """
 
 BUFFERS = """

@@ -20,7 +20,6 @@ from transfusion.architectures._shared import (
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
 START = """
-embeddings.mask_token?                     _ _ x@first
 embeddings.position_embeddings?            _ position x@first
 embeddings.patch_embeddings.projection.*   x@first <- channel row column
 embeddings.norm.*                          x@first
@@ -75,9 +74,10 @@ downsample.norm.*        {next}.x@first
 """
 
 HEADS = """
-layernorm.*    {last}.x@last
-classifier.*   label <- {last}.x@last
-decoder.0.*    pixel <- {last}.x@last _ _
+layernorm.*             {last}.x@last
+classifier.*            label <- {last}.x@last
+embeddings.mask_token   _ _ stage0.x@first
+decoder.0.*             pixel <- {last}.x@last _ _
 """
 
 BUFFERS = """

@@ -274,3 +274,8 @@ def test_pieces_hold_everything_once(item, sizes):
     array = column(item, sizes)
     pieces = [piece for piece, _ in explode(array, Layout((item,)), sizes)]
     assert sorted(np.concatenate([piece.reshape(-1) for piece in pieces])) == list(array)
+
+
+def test_a_piece_of_a_concatenation_has_a_layout_of_its_own():
+    layout = parse("[(head qk)|ffn] <- x")
+    assert [str(layout.piece(place)) for place in (0, 1)] == ["(head qk) <- x", "ffn <- x"]

@@ -19,7 +19,7 @@ from transfusion.model import Model, differing_settings
 def test_a_configuration_tells_the_family(case, made):
     model = Model.open(made(case))
     assert model.family.name == CASES[case].family
-    assert 'says model_type "' in model.why
+    assert 'says model_type "' in model.why or 'says architecture "' in model.why
 
 
 def with_heads_of_64(name: str, family: str, model: str, config: str, **settings: object) -> Case:
@@ -29,9 +29,14 @@ def with_heads_of_64(name: str, family: str, model: str, config: str, **settings
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
 WITHOUT_CONFIG = (
     with_heads_of_64("vit", "vit", "ViTForImageClassification", "ViTConfig", **SIZES, image_size=8, patch_size=4),
+    with_heads_of_64("deit", "deit", "DeiTModel", "DeiTConfig", **SIZES, image_size=8, patch_size=4),
+    with_heads_of_64("beit", "beit", "BeitModel", "BeitConfig", **SIZES, image_size=8, patch_size=4),
+    with_heads_of_64("dinov2", "dinov2", "Dinov2Model", "Dinov2Config", hidden_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4),
+    with_heads_of_64("dinov3", "dinov3", "DINOv3ViTModel", "DINOv3ViTConfig", **SIZES, image_size=8, patch_size=4),
     with_heads_of_64("bert", "bert", "BertForMaskedLM", "BertConfig", **SIZES, vocab_size=31),
     with_heads_of_64("gpt2", "gpt2", "GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=2, n_head=2, vocab_size=31, bos_token_id=1, eos_token_id=1),
     with_heads_of_64("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", **SIZES, vocab_size=31, bos_token_id=1, eos_token_id=2),
+    with_heads_of_64("clip", "clip", "CLIPModel", "CLIPConfig", vision_config=SIZES | {"image_size": 8, "patch_size": 4}, text_config=SIZES | {"vocab_size": 31}),
     with_heads_of_64("clip-vision", "clip-vision", "CLIPVisionModel", "CLIPVisionConfig", **SIZES, image_size=8, patch_size=4),
 )  # fmt: skip
 
@@ -47,6 +52,39 @@ def test_names_and_shapes_tell_the_family_too_and_the_assumption_is_stated(case,
     assert alone.architecture.spaces == known.architecture.spaces
 
 
+PUBLISHED = SIZES | {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 1}
+SWIN = {"embed_dim": 12, "depths": [2, 1], "num_heads": [2, 3], "window_size": 3, "image_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "settings"),
+    [
+        ("siglip", "Siglip", {"vision_config": {**PUBLISHED, "image_size": 8, "patch_size": 4}, "text_config": {**PUBLISHED, "vocab_size": 31}}),
+        ("siglip2", "Siglip2", {"vision_config": {**PUBLISHED, "num_patches": 4}, "text_config": {**PUBLISHED, "vocab_size": 31}}),
+        ("swin", "Swin", SWIN),
+        ("swinv2", "Swinv2", SWIN),
+    ],
+)  # fmt: skip
+def test_shapes_tell_enough_where_heads_are_not_of_64(family, model, settings, tmp_path):
+    folder = tmp_path / "model"
+    transformers_model(f"{model}Model", f"{model}Config", **settings).save_pretrained(folder)
+    known = Model.open(folder)
+    alone = Model.open((folder / "model.safetensors").rename(tmp_path / "alone.safetensors"))
+    assert alone.family.name == family
+    assert alone.architecture.spaces == known.architecture.spaces
+
+
+def test_what_shapes_cannot_tell_about_a_timm_model_is_refused(made, tmp_path):
+    weights = tmp_path / "alone.safetensors"
+    weights.write_bytes((made("timm-vit") / "model.safetensors").read_bytes())
+    with pytest.raises(ArchitectureError, match=r"the number of attention heads \(width 24\) cannot be told"):
+        Model.open(weights)
+    config = json.loads((made("timm-vit") / "config.json").read_text())
+    (tmp_path / "rotary.json").write_text(json.dumps(config | {"architecture": "vit_pe_spatial_tiny"}))
+    with pytest.raises(ArchitectureError, match="rotary positions or norms elsewhere"):
+        Model.open(weights, config=tmp_path / "rotary.json")
+
+
 def test_open_clip_weights_without_a_configuration(tmp_path):
     import open_clip
 
@@ -57,6 +95,15 @@ def test_open_clip_weights_without_a_configuration(tmp_path):
     found = Model.open(tmp_path / "clip.pt")
     assert found.family.name == "open_clip"
     assert found.architecture.sizes["vision.0.head"] == 2
+
+
+def test_a_timm_architecture_without_a_table_is_refused_by_its_name(made):
+    folder = made("timm-vit")
+    assert Model.open(folder).why == 'config.json says architecture "vit_tiny_patch16_224"'
+    other = json.loads((folder / "config.json").read_text()) | {"architecture": "resnet50"}
+    (folder.parent / "resnet.json").write_text(json.dumps(other))
+    with pytest.raises(ArchitectureError, match="no table for architecture 'resnet50'"):
+        Model.open(folder, config=folder.parent / "resnet.json")
 
 
 def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
@@ -72,7 +119,7 @@ def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
 def test_odd_widths_without_a_configuration_are_refused(made, tmp_path):
     weights = tmp_path / "alone.safetensors"
     weights.write_bytes((made("vit") / "model.safetensors").read_bytes())
-    with pytest.raises(ArchitectureError, match=r"cannot be told from the shapes \(width 24\)"):
+    with pytest.raises(ArchitectureError, match=r"\(width 24\) cannot be told from the shapes"):
         Model.open(weights)
 
 

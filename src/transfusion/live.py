@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,17 @@ def _build_open_clip(model: Model, root: Path) -> nn.Module:
     return module
 
 
+def _build_timm(model: Model, root: Path) -> nn.Module:
+    timm = library("timm")
+    classes = model.config.get("num_classes")
+    module: nn.Module = timm.create_model(f"local-dir:{root}", pretrained=False, num_classes=classes)
+    return module  # the weights come from the model
+
+
 _BUILDERS: dict[str, Callable[[Model, Path], nn.Module]] = {
     "transformers": _build_transformers,
     "open_clip": _build_open_clip,
+    "timm": _build_timm,
 }
 
 
@@ -94,10 +103,17 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
     settings = _flat(config)
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
-        size = settings["image_size"]
+        size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
         rows, columns = size if isinstance(size, list | tuple) else (size, size)
-        shape = (batch, settings.get("num_channels", 3), rows, columns)
+        shape = (batch, settings.get("num_channels") or settings.get("in_chans", 3), rows, columns)
         inputs["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if "patches" in family.inputs:
+        side = isqrt(settings["num_patches"])
+        pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
+        patches = (batch, side * side)
+        inputs["pixel_values"] = torch.randn((*patches, pixels), generator=generator, dtype=torch.float64)
+        inputs["pixel_attention_mask"] = torch.ones(patches, dtype=torch.int64)
+        inputs["spatial_shapes"] = torch.tensor([[side, side]] * batch)
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)
@@ -128,6 +144,8 @@ def _flat(config: Config) -> dict[str, Any]:
             "model_cfg",
             "vision_cfg",
             "text_cfg",
+            "pretrained_cfg",
+            "model_args",
         ):
             flat |= _flat(value)
         else:
@@ -141,6 +159,8 @@ def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
+        if family.library == "timm":
+            return {"output": module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library == "transformers" else {}
         return dict(_tensors(module(**inputs, **kwargs)))
 
@@ -276,8 +296,10 @@ class Live:
                 source: str = cut.source,
                 target: str = cut.target,
             ) -> Any:
+                if not stream:  # a module that ends several branches, and this one is not on its way
+                    return output
                 branch = output[0] if isinstance(output, tuple) else output
-                straight = stream[0]
+                straight = stream.pop()
                 turned = self._along(alignment, target, self._along(alignment.inverse(), source, straight))
                 added = branch + (turned - straight).reshape(branch.shape)
                 return (added, *output[1:]) if isinstance(output, tuple) else added

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from transfusion.architecture import Architecture, Inner, Residual
 from transfusion.architectures import families
 from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
-from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
+from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
 from transfusion.naming import Naming
-from transfusion.tables import Config, Family, Table
+from transfusion.tables import Config, Family, Shapes, Table
 
 
 @dataclass(frozen=True)
@@ -128,29 +129,50 @@ def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
         return _by_names(checkpoint)
     config = checkpoint.config
     _refuse_quantisation(checkpoint.label, config)
-    model_type = "open_clip" if "model_cfg" in config else config.get("model_type")
-    family = next((f for f in families() if model_type in f.model_types), None)
+    kind, name, family = _by_config(config)
     if family is None:
         known = sorted(t for f in families() for t in f.model_types)
         raise ArchitectureError(
-            f"{checkpoint.label}: no table for model_type {model_type!r} ({checkpoint.config_name})",
+            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.config_name})",
             hint=f"there are tables for {', '.join(known)}",
         )
     _refuse_unknown_keys(checkpoint, family, config)
-    return family, config, f'{checkpoint.config_name} says model_type "{model_type}"'
+    why = f'{checkpoint.config_name} says {kind} "{name}"'
+    return family, family.complete(config, _shapes(checkpoint, family)), why
+
+
+def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
+    """What a configuration calls the model, and the family of that name; timm names every size."""
+    if "architecture" in config and "model_type" not in config:
+        name = config["architecture"]
+        of_timm = (f for f in families() if f.library == "timm")
+        return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
+    name = "open_clip" if "model_cfg" in config else config.get("model_type")
+    return "model_type", name, next((f for f in families() if name in f.model_types), None)
+
+
+def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors by canonical name."""
+    naming = Naming(family)
+    return {naming.canonical(name): info.shape for name, info in checkpoint.tensors.items()}
 
 
 def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     found: list[tuple[Family, dict[str, tuple[int, ...]]]] = []
     for family in families():
-        naming = Naming(family)
-        shapes = {naming.canonical(name): i.shape for name, i in checkpoint.tensors.items()}
+        shapes = _shapes(checkpoint, family)
         named = family.signature and all(name in shapes for name in family.signature)
         if named and family.fits(shapes):
             found.append((family, shapes))
     found = [
         one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)
     ]
+    if len(found) > 1:  # a part or a cousin of the model may have all its names in the model
+        found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
     if len(found) != 1:
         raise ArchitectureError(
             f"{checkpoint.label}: no config.json, and the tensors' names belong to"
@@ -167,6 +189,18 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
         )
     config, assumption = family.guess(shapes)
     return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
+
+
+def _knows_all(family: Family, shapes: Shapes) -> bool:
+    """Whether a family's table, with what the shapes tell, describes every one of these tensors."""
+    if family.guess is None:
+        return False
+    try:
+        config, _ = family.guess(shapes)
+        bind(family.table(config, frozenset(shapes)), shapes, family.name)
+    except (ArchitectureError, LayoutError):
+        return False
+    return True
 
 
 def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
@@ -199,7 +233,7 @@ def _refuse_unknown_keys(checkpoint: Checkpoint, family: Family, config: Mapping
         )
 
 
-_SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg")
+_SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
 
 
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

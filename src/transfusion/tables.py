@@ -101,9 +101,12 @@ class Family:
     leave something open, such as the number of heads."""
     fits: Callable[[Shapes], bool] = lambda shapes: True
     """Whether the shapes speak for the family too, where another one has the same names."""
+    complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config
+    """A configuration together with what it leaves to the shapes."""
     model_types: tuple[str, ...] = ()
+    """What configurations call the family; for timm, patterns of its names, with ``*``."""
     inputs: tuple[str, ...] = ()
-    """What a live model is fed: ``image``, ``tokens``."""
+    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
     prefixes: tuple[str, ...] = ()

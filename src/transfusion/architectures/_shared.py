@@ -99,6 +99,22 @@ HARMLESS = frozenset(
     ]
 )
 
+BACKBONE = frozenset(
+    [
+        "_out_features",
+        "_out_indices",
+        "apply_layernorm",
+        "drop_path_rate",
+        "layerscale_value",
+        "out_features",
+        "out_indices",
+        "reshape_hidden_states",
+        "return_class_token",
+        "stage_names",
+    ]
+)
+"""Keys of vision models that serve as backbones: which outputs are given, how training starts."""
+
 PLAIN = {
     "pruned_heads": ({}, None),
     "add_cross_attention": (False, None),
@@ -151,8 +167,13 @@ def depth(names: Iterable[str], pattern: str) -> int:
 def heads_of_64(width: int, shapes_of: str) -> tuple[int, str]:
     """A head count for a width, by the convention of the published models, and a note on it."""
     if width % 64:
-        raise ArchitectureError(
-            f"{shapes_of}: the number of attention heads cannot be told from the shapes (width {width})",
-            hint="put the model's config.json beside the weights, or give it with --config",
-        )
+        raise needs_config(shapes_of, f"the number of attention heads (width {width})")
     return width // 64, "heads of 64 units, as in the published models"
+
+
+def needs_config(family: str, what: str) -> ArchitectureError:
+    """The refusal for a model whose shapes leave something open."""
+    return ArchitectureError(
+        f"{family}: {what} cannot be told from the shapes",
+        hint="put the model's config.json beside the weights, or give it with --config",
+    )

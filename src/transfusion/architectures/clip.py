@@ -60,10 +60,27 @@ logit_scale
 
 JOINT = fixed("joint", "images and texts are compared in it, and embeddings are kept outside the model")
 
+DEFAULTS: dict[str, dict[str, int]] = {
+    "vision": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+    "text": {
+        "hidden_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+    },
+}
+"""What transformers 4 does not write into the configurations of towers."""
+
 
 def tower(name: str, config: Config, prefix: str = "") -> Stack:
     """One tower; ``prefix`` is what the names of its modules begin with."""
     vision = name == "vision"
+    config = {**DEFAULTS[name], **config}
     return Stack(
         name,
         config["num_hidden_layers"],

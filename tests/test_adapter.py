@@ -283,3 +283,15 @@ def test_an_adapter_given_as_a_base_is_refused(adapter, made):
     with pytest.raises(CheckpointError, match="this is an adapter, not a model"):
         Model.open(adapter)
     shutil.rmtree(adapter)
+
+
+def test_an_adapter_on_a_part_of_a_fused_tensor_moves_with_that_part(made, tmp_path):
+    """transformers 5 keeps DINOv2's gate and up apart in memory, and as one tensor in files."""
+    a = made("dinov2-gated")
+    shuffle = align(a, a, method="random", residual="tied", seed=3)
+    b = apply(shuffle, a).save(tmp_path / "b")
+    train_adapter(a, tmp_path / "adapter", ["gate_proj", "up_proj", "down_proj"])
+    transport(tmp_path / "adapter", base=a, onto=b, via=align(a, b, residual="tied")).save(tmp_path / "moved")
+    model = Model.open(a).under(shuffle.provenance.residual, shuffle.provenance.inner)
+    wanted = Live.of(model).expected(shuffle, outputs_with(tmp_path / "adapter", a))
+    assert largest_difference(wanted, outputs_with(tmp_path / "moved", b)) < 1e-5

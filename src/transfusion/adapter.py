@@ -20,7 +20,7 @@ from transfusion.checkpoint import Checkpoint, headers, read_json, resolve
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
-from transfusion.naming import Naming
+from transfusion.naming import Naming, without_part
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -116,7 +116,7 @@ class Adapter:
 
     def factors(self, base: Model) -> list[Factor]:
         """Every stored tensor with its layout on a base."""
-        naming = Naming(base.family)
+        naming = Naming(base.family, live=True)
         architecture = self._architecture_on(base, naming)
         found = [self._factor(key, naming, architecture) for key in self.checkpoint.tensors]
         self._require_pairs(found)
@@ -147,8 +147,10 @@ class Adapter:
         if match is None:
             tensor = naming.canonical(_plain(key))
             return Factor(key, tensor, self._layout_of(tensor, key, architecture), whole=True)
-        tensor = naming.canonical(match["module"]) + ".weight"
+        tensor, part = without_part(naming.canonical(match["module"]) + ".weight")
         weight = self._layout_of(tensor, key, architecture)
+        if part is not None:
+            weight = weight.piece(part)
         if weight.arrow is None:
             raise AdapterError(
                 f"{self.label}: {key} changes {tensor}, which is not a linear map ('{weight}')",

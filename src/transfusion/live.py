@@ -50,7 +50,7 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
             hint="put the weights and the config.json into one folder and give that",
         )
     made = _BUILDERS[model.family.library](model, root).to(dtype).eval()
-    naming = Naming(model.family)
+    naming = Naming(model.family, live=True)
     for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:
             parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
@@ -236,7 +236,7 @@ class Live:
 
     def modules(self) -> dict[str, nn.Module]:
         """The modules by canonical name."""
-        naming = Naming(self.family)
+        naming = Naming(self.family, live=True)
         return {naming.canonical(name): module for name, module in self.module.named_modules()}
 
     @contextmanager
@@ -246,7 +246,7 @@ class Live:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
-        naming, layouts = Naming(self.family), self._layouts()
+        naming, layouts = Naming(self.family, live=True), self._layouts()
         kept: dict[str, Tensor] = {}
         handles: list[Any] = []
         try:
@@ -267,12 +267,12 @@ class Live:
 
     def _layouts(self) -> dict[nn.Parameter, Layout]:
         """The layout of every parameter; a tied one may meet the table under either of its names."""
-        naming = Naming(self.family)
         layouts: dict[nn.Parameter, Layout] = {}
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            ours, part = without_part(naming.canonical(name))
-            if layout := self.architecture.tensors.get(ours):
-                layouts[parameter] = layout if part is None else layout.piece(part)
+        for naming in (Naming(self.family, live=True), Naming(self.family)):
+            for name, parameter in self.module.named_parameters(remove_duplicate=False):
+                ours, part = without_part(naming.canonical(name))
+                if layout := self.architecture.tensors.get(ours):
+                    layouts[parameter] = layout if part is None else layout.piece(part)
         return layouts
 
     def _shortcut_hooks(self, alignment: Alignment) -> Iterator[Any]:
@@ -323,7 +323,7 @@ class Live:
 
 def _shapes_in_a_file(module: nn.Module, family: Family) -> dict[str, tuple[int, ...]]:
     """The shapes that a module's tensors have in a file, where parts of one tensor are one again."""
-    naming = Naming(family)
+    naming = Naming(family, live=True)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         ours, part = without_part(naming.canonical(name))

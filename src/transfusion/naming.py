@@ -20,9 +20,12 @@ WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 class Naming:
     """Translates the names of one family."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, *, live: bool = False) -> None:
+        """``live`` names may be those of parts of a tensor that files keep whole."""
         self.family = family
-        self.aliases = [(_pattern(other), _template(ours)) for other, ours in family.aliases]
+        self.aliases = [
+            (_pattern(other), _template(ours)) for other, ours in family.aliases if live or "[" not in ours
+        ]
 
     def canonical(self, name: str) -> str:
         """The table's name of a tensor or module, whoever named it."""

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transfusion.checkpoint import Checkpoint, resolve
+from transfusion.checkpoint import Checkpoint
 from transfusion.errors import CheckpointError
 from transfusion.model import Model
+from transfusion.references import resolve
 
 
 @pytest.fixture

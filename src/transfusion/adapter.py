@@ -16,11 +16,12 @@ from torch import Tensor
 
 from transfusion.architecture import Architecture
 from transfusion.binding import bind
-from transfusion.checkpoint import Checkpoint, headers, read_json, resolve
+from transfusion.checkpoint import Checkpoint, headers, read_json
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
 from transfusion.naming import Naming, without_part
+from transfusion.references import resolve
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

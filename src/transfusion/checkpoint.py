@@ -1,9 +1,8 @@
 """Checkpoints: headers first, bytes when asked for.
 
-A reference is an existing path (a safetensors file, a ``.pt``/``.bin`` file, a folder in the style of
-transformers or open_clip) or else a hub id, ``org/name`` or ``org/name@revision``. Opening one reads
-the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through torch's restricted
-unpickler and nothing else.
+A safetensors file, a ``.pt``/``.bin`` file, or a folder in the style of transformers, open_clip or timm.
+Opening one reads the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through
+torch's restricted unpickler and nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transfusion.errors import CheckpointError, listing
+from transfusion.references import PICKLES, resolve
 
 WEIGHTS = (
     "model.safetensors",
@@ -32,7 +32,6 @@ WEIGHTS = (
     "open_clip_pytorch_model.bin",
 )
 CONFIGS = ("config.json", "open_clip_config.json")
-PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
 _SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -145,46 +144,6 @@ class Checkpoint:
                 f"{reference}: there is not a single tensor in it", hint="is this the right file?"
             )
         return checkpoint
-
-
-# ── references ───────────────────────────────────────────────────────────────────────────────
-
-_HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w][\w./-]*))?")
-
-
-def resolve(reference: str | Path) -> Path:
-    """The path that a reference means; a hub id is fetched, unless a path of that name exists."""
-    path = Path(reference).expanduser()
-    if path.exists():
-        return path
-    match = _HUB_ID.fullmatch(str(reference))
-    if match is None or path.suffix in PICKLES | {".safetensors", ".json"}:
-        raise CheckpointError(
-            f"{reference}: no such file or folder",
-            hint="give a path that exists, or a hub id such as org/name or org/name@revision",
-        )
-    return _fetch(str(reference), match["repo"], match["revision"])
-
-
-def _fetch(reference: str, repo: str, revision: str | None) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    def snapshot(patterns: list[str]) -> Path:
-        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns))
-
-    beside = ["*.json", "*.txt", "*.model", "*.jinja"]
-    try:
-        folder = snapshot([*beside, "*.safetensors"])
-        if not any(folder.glob("*.safetensors")):
-            folder = snapshot([*beside, "*.bin"])
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{reference}: no such file or folder here, and the hub could not provide it ({reason})",
-            hint="check the spelling, the network and your access, or give a local path",
-        ) from error
-    return folder
 
 
 # ── folders and files ────────────────────────────────────────────────────────────────────────

@@ -88,7 +88,7 @@ def open_bases(a: str, b: str, config: Path | None, talk: Talk) -> tuple[Model, 
 
 def files_of(*references: str | Path | None) -> list[Path]:
     """The places that hold inputs, which no output may overwrite."""
-    from transfusion.checkpoint import resolve
+    from transfusion.references import resolve
 
     roots = [resolve(reference) for reference in references if reference is not None]
     inside = [path for root in roots if root.is_dir() for path in root.iterdir()]

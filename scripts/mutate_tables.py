@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import transformers
 from rich.console import Console
 from rich.table import Table as View
 
@@ -26,8 +28,8 @@ from transfusion.certification import certify
 from transfusion.errors import TransfusionError
 from transfusion.layouts import parse
 from transfusion.live import Live
-from transfusion.naming import Naming
-from transfusion.tables import Family, Group, Table
+from transfusion.model import Model
+from transfusion.tables import Group, Table
 
 Mutant = tuple[str, str, Table]
 """Kind, what was done, the corrupted table."""
@@ -85,7 +87,12 @@ def mutants(table: Table, present: set[str], axes: set[str]) -> Iterator[Mutant]
 
 def claims(pattern: str, present: set[str]) -> bool:
     """Whether a row's pattern names a tensor of this model."""
-    regex = re.escape(pattern.removesuffix("?")).replace(r"\{\}", r"\d+").replace(r"\*", r"(weight|bias)")
+    regex = (
+        re.escape(pattern.removesuffix("?"))
+        .replace(r"\{\}", r"\d+")
+        .replace(r"\{1\+\}", r"\d+")
+        .replace(r"\*", r"(weight|bias)")
+    )
     return any(re.fullmatch(regex, name) for name in present)
 
 
@@ -107,40 +114,32 @@ def free(table: Table, name: str) -> Table:
     return replace(table, axes=loose(table.axes), stacks=stacks)
 
 
-def caught(live: Live, table: Table) -> bool:
+def caught(model: Model, live: Live, table: Table) -> bool:
     """Whether a corrupted table is refused, or fails its certification."""
-    naming = Naming(live.family)
-    shapes = {naming.canonical(name): tuple(p.shape) for name, p in live.module.named_parameters()}
+    shapes = {name: model.info(name).shape for name in model.names}
     try:
-        architecture = bind(table, shapes, live.family.name)
+        architecture = bind(table, shapes, model.family.name)
         return not certify(replace(live, architecture=architecture)).passed
     except TransfusionError:
         return True
 
 
-def live_model(case: Case, family: Family) -> tuple[Live, Table]:
-    """A small model of a case, and the table that is to be corrupted."""
-    module = case.build(1).double()
-    config = getattr(module, "config", None)
-    settings = config.to_dict() if config else case.settings
-    names = frozenset(Naming(family).canonical(name) for name, _ in module.named_parameters())
-    return Live.from_module(module, family, settings), family.table(settings, names)
-
-
-def examine(cases: list[Case], family: Family) -> dict[str, tuple[int, list[str]]]:
+def examine(cases: list[Case]) -> dict[str, tuple[int, list[str]]]:
     """For each kind of corruption: how many there were, and which went unnoticed."""
     tried: set[tuple[str, str]] = set()
     result: dict[str, tuple[int, list[str]]] = {}
     for case in cases:
-        live, table = live_model(case, family)
-        present = set(live.architecture.tensors)
-        axes = {space.axis for space in live.architecture.spaces.values() if space.size > 1}
-        for kind, what, mutant in mutants(table, present, axes):
+        with tempfile.TemporaryDirectory() as folder:
+            model = Model.open(case.save(Path(folder) / "model", 1))
+            live = Live.of(model)
+        table = model.family.table(model.config, frozenset(model.names))
+        axes = {space.axis for space in model.architecture.spaces.values() if space.size > 1}
+        for kind, what, mutant in mutants(table, set(model.architecture.tensors), axes):
             if (kind, what) in tried:
                 continue
             tried.add((kind, what))
             count, missed = result.get(kind, (0, []))
-            result[kind] = (count + 1, missed if caught(live, mutant) else [*missed, what])
+            result[kind] = (count + 1, missed if caught(model, live, mutant) else [*missed, what])
     return result
 
 
@@ -148,10 +147,11 @@ def main(wanted: list[str]) -> int:
     kinds = ("row dropped", "axes swapped", "fixed axis freed", "qk merged with vo")
     view = View("family", *kinds, title="Corruptions caught, of those tried")
     survivors: list[str] = []
+    transformers.utils.logging.disable_progress_bar()
     for family in families():
         if wanted and family.name not in wanted:
             continue
-        found = examine([case for case in CASES.values() if case.family == family.name], family)
+        found = examine([case for case in CASES.values() if case.family == family.name])
         cells = []
         for kind in kinds:
             count, missed = found.get(kind, (0, []))

@@ -6,8 +6,8 @@ hide a mistake; biases and norm weights are far from their defaults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ class Case:
     family: str
     keep: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder)
     """Saves a live model as its own library does."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration, where the live model does not carry it."""
 
     def build(self, seed: int) -> Any:
         torch.manual_seed(seed)

@@ -134,7 +134,7 @@ CASES = (
         CLIP_VISION,
     ),
     case("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", CLIP_TEXT),
-    Case("open_clip", _open_clip, "open_clip", _keep_open_clip, {"model_cfg": OPEN_CLIP}),
+    Case("open_clip", _open_clip, "open_clip", _keep_open_clip),
     case("bert", "bert", "BertModel", "BertConfig", BERT),
     case("bert-pretraining", "bert", "BertForPreTraining", "BertConfig", BERT),
     case("bert-untied", "bert", "BertForMaskedLM", "BertConfig", BERT, tie_word_embeddings=False),

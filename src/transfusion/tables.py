@@ -106,7 +106,8 @@ class Family:
     model_types: tuple[str, ...] = ()
     """What configurations call the family; for timm, patterns of its names, with ``*``."""
     inputs: tuple[str, ...] = ()
-    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``."""
+    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``,
+    ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
     prefixes: tuple[str, ...] = ()

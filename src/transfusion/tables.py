@@ -43,7 +43,7 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 
 @dataclass(frozen=True)
 class Stack:
-    """A column of equal blocks on one residual stream, with what stands before and after it.
+    """A column of equal blocks, usually on one residual stream, with what stands before and after it.
 
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
     and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
@@ -60,6 +60,8 @@ class Stack:
     sizes: Mapping[str, int] = field(default_factory=dict)
     shortcuts: str = ""
     points: tuple[str, ...] = ("x", "y")
+    residual: bool = True
+    """Whether the points are on one residual stream; if not, each moves for itself under any policy."""
 
 
 @dataclass(frozen=True)

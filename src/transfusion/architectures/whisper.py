@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transfusion.architectures import bart
-from transfusion.architectures._shared import LABEL, PLAIN, VOCAB, depth, heads_of_64
+from transfusion.architectures._shared import LABEL, PLAIN, SPEC_AUGMENT, VOCAB, depth, heads_of_64
 from transfusion.tables import Axis, Config, Family, Shapes, Table, fixed
 
 # The encoder's positions are sines that the library would compute, but every file has them: they are
@@ -86,11 +86,10 @@ FAMILIES = (
         inputs=("spectrogram",),
         prefixes=("model.",),
         known_keys=bart.KNOWN
+        | SPEC_AUGMENT
         | {"num_mel_bins", "max_source_positions", "max_target_positions", "classifier_proj_size"}
         | {"median_filter_width", "forced_decoder_ids", "alignment_heads", "task", "is_multilingual"}
-        | {"no_timestamps_token_id", "lang_to_id", "task_to_id", "max_initial_timestamp_index"}
-        | {"apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks"}
-        | {"mask_feature_prob", "mask_feature_length", "mask_feature_min_masks"},
+        | {"no_timestamps_token_id", "lang_to_id", "task_to_id", "max_initial_timestamp_index"},
         required={**PLAIN, "is_decoder": (False,), "use_weighted_layer_sum": (False,)},
     ),
 )

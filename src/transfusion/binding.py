@@ -225,7 +225,7 @@ class _TableReader:
             places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
             block = places[at] if at in places else int(at)
             id = f"{stack.name}.{block}.{base}"
-            stream = self.streams[stack.name]
+            stream = self.streams[stack.name] if stack.residual else None
             self.specs.setdefault(id, Space(id, base, 0, Group.PERMUTATION, stream=stream))
             return self.same_point.get(id, id)
         axis = self._declaration(base, stack)

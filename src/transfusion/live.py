@@ -114,6 +114,19 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
         inputs["pixel_values"] = torch.randn((*patches, pixels), generator=generator, dtype=torch.float64)
         inputs["pixel_attention_mask"] = torch.ones(patches, dtype=torch.int64)
         inputs["spatial_shapes"] = torch.tensor([[side, side]] * batch)
+    if "spectrogram" in family.inputs:
+        sound = (batch, settings["num_mel_bins"], 2 * settings["max_source_positions"])
+        inputs["input_features"] = torch.randn(sound, generator=generator, dtype=torch.float64)
+        length = min(settings["max_target_positions"], 16)
+        inputs["decoder_input_ids"] = torch.randint(
+            0, settings["vocab_size"], (batch, length), generator=generator
+        )
+    if "waveform" in family.inputs:
+        samples = 16  # frames; and as many samples as it takes to hear them
+        steps = zip(settings["conv_kernel"], settings["conv_stride"], strict=True)
+        for kernel, stride in reversed(list(steps)):
+            samples = (samples - 1) * stride + kernel
+        inputs["input_values"] = torch.randn((batch, samples), generator=generator, dtype=torch.float64)
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)

@@ -43,7 +43,7 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 
 @dataclass(frozen=True)
 class Stack:
-    """A column of equal blocks on one residual stream, with what stands before and after it.
+    """A column of equal blocks, usually on one residual stream, with what stands before and after it.
 
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
     and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
@@ -60,6 +60,8 @@ class Stack:
     sizes: Mapping[str, int] = field(default_factory=dict)
     shortcuts: str = ""
     points: tuple[str, ...] = ("x", "y")
+    residual: bool = True
+    """Whether the points are on one residual stream; if not, each moves for itself under any policy."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Family:
     model_types: tuple[str, ...] = ()
     """What configurations call the family; for timm, patterns of its names, with ``*``."""
     inputs: tuple[str, ...] = ()
-    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``."""
+    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``,
+    ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
     prefixes: tuple[str, ...] = ()

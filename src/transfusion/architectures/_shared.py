@@ -115,6 +115,12 @@ BACKBONE = frozenset(
 )
 """Keys of vision models that serve as backbones: which outputs are given, how training starts."""
 
+SPEC_AUGMENT = frozenset(
+    ["apply_spec_augment"]
+    + [f"mask_{along}_{what}" for along in ("time", "feature") for what in ("prob", "length", "min_masks")]
+)
+"""Keys of audio models: what is hidden while they are trained."""
+
 PLAIN = {
     "pruned_heads": ({}, None),
     "add_cross_attention": (False, None),

@@ -19,7 +19,6 @@ from transfusion.architectures._shared import (
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table
 
 ENCODER = """
-shared.weight                                  vocab -> x@first
 {embeddings}
 encoder.layers.{{}}.self_attn.q_proj.*         (head qk) <- x
 encoder.layers.{{}}.self_attn.k_proj.*         (head qk) <- x
@@ -46,6 +45,10 @@ decoder.layers.{{}}.encoder_attn_layer_norm.*  {cross_norm}
 decoder.layers.{{}}.fc1.*                      ffn <- z
 decoder.layers.{{}}.fc2.*                      x@next <- ffn
 decoder.layers.{{}}.final_layer_norm.*         {last_norm}
+"""
+
+SHARED = """
+shared.weight   vocab -> encoder.x@first
 """
 
 LEARNED = """
@@ -130,6 +133,7 @@ def table(config: Config, names: frozenset[str], *, before: bool = False, embedd
             stack(name, config, before=before, embeddings=embeddings) for name in ("encoder", "decoder")
         ),
         axes=(Axis("sentence", scope="model"), VOCAB, LABEL),
+        rows=SHARED,
         heads=HEADS,
         buffers="encoder.version decoder.version",
         unified=(("encoder.x@first", "decoder.x@first"), ("encoder.x@first", "decoder.x@last")),

@@ -271,6 +271,12 @@ class Live:
             for name, parameter in self.module.named_parameters():
                 if parameter not in layouts and naming.canonical(name) in self.family.computed:
                     continue
+                if parameter not in layouts:
+                    raise ArchitectureError(
+                        f"{type(self.module).__name__} has {name} in memory, which the table describes"
+                        " otherwise",
+                        hint="install a later release of the library; files can be moved all the same",
+                    )
                 kept[name] = parameter.data
                 parameter.data = alignment.move(parameter.data, layouts[parameter])
             if shortcuts:

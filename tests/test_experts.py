@@ -196,6 +196,24 @@ def test_the_losses_of_training_do_not_speak_against_a_move(made, tmp_path):
     assert largest_difference(one.expected(pi, one.outputs()), two.outputs()) < 1e-9
 
 
+def test_a_module_is_certified_as_it_is_in_memory():
+    import transformers
+
+    from cases.moe import MIXTRAL
+    from transfusion.architectures import families
+    from transfusion.certification import certify_class
+
+    family = next(family for family in families() if family.name == "mixtral")
+    assert certify_class(transformers.MixtralForCausalLM, MIXTRAL, family).passed
+
+
+def test_running_a_model_leaves_its_choice_of_kernels_alone(made):
+    live = Live.of(Model.open(made("mixtral")))
+    before = live.module.config._experts_implementation
+    live.outputs()
+    assert live.module.config._experts_implementation == before != "eager"
+
+
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -12,8 +12,8 @@ from transfusion.errors import AlignmentError, LayoutError
 from transfusion.layouts import parse
 from transfusion.maps import Map, Permutation, _move_by_factors, move
 
-SIZES = {"group": 2, "rep": 3, "qk": 4, "vo": 5, "x": 6, "ffn": 3}
-PARENTS = {"rep": "group", "qk": "group", "vo": "group"}
+SIZES = {"group": 2, "rep": 3, "qk": 4, "vo": 5, "x": 6, "ffn": 3, "unit": 2}
+PARENTS = {"rep": "group", "qk": "group", "vo": "group", "unit": "rep"}
 LAYOUTS = (
     "(group rep qk) <- x",
     "x -> [(group qk)|(group qk)|(group vo)]",
@@ -24,6 +24,7 @@ LAYOUTS = (
     "group [qk|qk] <- x",
     "group x <- vo",
     "x group (rep qk)",
+    "group x rep [unit|unit] _",
 )
 
 
@@ -33,13 +34,15 @@ def shape_of(text: str) -> tuple[int, ...]:
     return tuple(2 if item == Name("_") else size_of(item, SIZES) for item in parse(text).items)
 
 
+def rows(name: str) -> int:
+    """How many maps an axis has: one per element of its ancestors."""
+    return rows(parent) * SIZES[parent] if (parent := PARENTS.get(name)) else 1
+
+
 @st.composite
 def all_maps(draw: st.DrawFn) -> dict[str, Map]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return {
-        name: Permutation.random(size, SIZES[PARENTS[name]] if name in PARENTS else 1, rng)
-        for name, size in SIZES.items()
-    }
+    return {name: Permutation.random(size, rows(name), rng) for name, size in SIZES.items()}
 
 
 @pytest.mark.parametrize("text", LAYOUTS)

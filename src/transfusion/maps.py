@@ -162,10 +162,24 @@ def move_dim(
     index = index_map(item, sizes, permutations, parents, tuple(outside))
     if index is None:
         return tensor
-    if not outside:
-        return tensor.index_select(dim, torch.from_numpy(index).to(tensor.device))
-    shape = [tensor.shape[at] if at in (*outside.values(), dim) else 1 for at in range(tensor.ndim)]
-    return torch.take_along_dim(tensor, torch.from_numpy(index).to(tensor.device).reshape(shape), dim)
+    where = torch.from_numpy(index).to(tensor.device)
+    return (
+        _select(tensor, dim, where, tuple(outside.values())) if outside else tensor.index_select(dim, where)
+    )
+
+
+def _select(tensor: Tensor, dim: int, index: Tensor, outside: tuple[int, ...]) -> Tensor:
+    """One dimension gathered by an index for every element of earlier ones; element by element, which is
+    several times faster than one gather of everything.
+    """
+    front = tuple(range(len(outside)))
+    turned = tensor.movedim(outside, front)
+    elements = turned.flatten(0, front[-1])
+    moved = [
+        element.index_select(dim - len(outside), one)
+        for element, one in zip(elements, index.flatten(0, front[-1]), strict=True)
+    ]
+    return torch.stack(moved).reshape(turned.shape).movedim(front, outside)
 
 
 def _move_by_factors(

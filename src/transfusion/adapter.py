@@ -148,6 +148,12 @@ class Adapter:
         if match is None:
             tensor = naming.canonical(_plain(key))
             return Factor(key, tensor, self._layout_of(tensor, key, architecture), whole=True)
+        if "#" in (piece := naming.canonical(match["module"] + ".weight")):
+            raise AdapterError(
+                f"{self.label}: {key} changes one of the stacked matrices {piece.partition('#')[0]}",
+                hint="adapters on single experts cannot be moved; merge the adapter into its base and move"
+                " the merged model",
+            )
         tensor, part = without_part(naming.canonical(match["module"]) + ".weight")
         weight = self._layout_of(tensor, key, architecture)
         if part is not None:

@@ -168,7 +168,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Everything that a model computes from the inputs, by name."""
-    with torch.no_grad(), _DoubleThroughout():
+    with torch.no_grad(), _DoubleThroughout(), _plain_experts(module):
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
@@ -193,6 +193,24 @@ class _DoubleThroughout(TorchFunctionMode):
             key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()
         }
         return func(*args, **kwargs)
+
+
+@contextmanager
+def _plain_experts(module: nn.Module) -> Iterator[None]:
+    """Within the block, experts are computed by the model's own code.
+
+    The faster kernels that transformers 5 prefers know no float64.
+    """
+    config = getattr(module, "config", None)
+    chosen = getattr(config, "_experts_implementation", None)
+    if config is None or chosen in (None, "eager"):
+        yield
+        return
+    config._experts_implementation = "eager"
+    try:
+        yield
+    finally:
+        config._experts_implementation = chosen
 
 
 def _tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -266,6 +284,12 @@ class Live:
             for name, parameter in self.module.named_parameters():
                 if parameter not in layouts and naming.canonical(name) in self.family.computed:
                     continue
+                if parameter not in layouts:
+                    raise ArchitectureError(
+                        f"{type(self.module).__name__} has {name} in memory, which the table describes"
+                        " otherwise",
+                        hint="install a later release of the library; files can be moved all the same",
+                    )
                 kept[name] = parameter.data
                 parameter.data = alignment.move(parameter.data, layouts[parameter])
             if shortcuts:

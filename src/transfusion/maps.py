@@ -140,28 +140,46 @@ def move(
     parents: Mapping[str, str],
 ) -> Tensor:
     """The tensor with every axis of its layout mapped; axes without a map stay."""
-    for dim, item in enumerate(layout.items):
-        tensor = move_dim(tensor, dim, item, maps, sizes, parents)
+    for dim in range(len(layout.items)):
+        tensor = move_dim(tensor, dim, layout, maps, sizes, parents)
     return tensor
 
 
 def move_dim(
     tensor: Tensor,
     dim: int,
-    item: Item,
+    layout: Layout,
     maps: Mapping[str, Map],
     sizes: Mapping[str, int],
     parents: Mapping[str, str],
 ) -> Tensor:
-    """The tensor with the axes of one dimension mapped."""
+    """The tensor with the axes of one dimension mapped; those before it have been mapped already."""
+    item, outside = layout.items[dim], layout.outside(dim, parents)
     here = {name: maps[name] for name in names_in(item) if name in maps}
     permutations = {name: map_.index for name, map_ in here.items() if isinstance(map_, Permutation)}
     if len(permutations) < len(here):
-        return _move_by_factors(tensor, dim, item, here, sizes, parents, {})
-    index = index_map(item, sizes, permutations, parents)
+        return _move_by_factors(tensor, dim, item, here, sizes, parents, outside)
+    index = index_map(item, sizes, permutations, parents, tuple(outside))
     if index is None:
         return tensor
-    return tensor.index_select(dim, torch.from_numpy(index).to(tensor.device))
+    where = torch.from_numpy(index).to(tensor.device)
+    return (
+        _select(tensor, dim, where, tuple(outside.values())) if outside else tensor.index_select(dim, where)
+    )
+
+
+def _select(tensor: Tensor, dim: int, index: Tensor, outside: tuple[int, ...]) -> Tensor:
+    """One dimension gathered by an index for every element of earlier ones; element by element, which is
+    several times faster than one gather of everything.
+    """
+    front = tuple(range(len(outside)))
+    turned = tensor.movedim(outside, front)
+    elements = turned.flatten(0, front[-1])
+    moved = [
+        element.index_select(dim - len(outside), one)
+        for element, one in zip(elements, index.flatten(0, front[-1]), strict=True)
+    ]
+    return torch.stack(moved).reshape(turned.shape).movedim(front, outside)
 
 
 def _move_by_factors(

@@ -20,6 +20,7 @@ from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
 from transfusion.naming import Naming
+from transfusion.storage import Stored, gather
 from transfusion.tables import Config, Family, Shapes, Table
 
 
@@ -31,8 +32,8 @@ class Model:
     family: Family
     config: Config
     architecture: Architecture
-    names: Mapping[str, str]
-    """Canonical name → the name in the checkpoint."""
+    names: Mapping[str, Stored]
+    """Canonical name → the name in the checkpoint, or the names of its pieces."""
     why: str
     """How the family was recognised."""
 
@@ -44,10 +45,10 @@ class Model:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Model:
         family, config, why = recognise(checkpoint)
-        names = Naming(family).table(checkpoint.tensors)
+        names = gather(Naming(family).table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
         table = _table(checkpoint, family, config, frozenset(names))
         _drop_second_names(checkpoint, names, table.ties)
-        shapes = {ours: checkpoint.tensors[name].shape for ours, name in names.items()}
+        shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
         architecture = bind(table, shapes, family.name)
         model = cls(checkpoint, family, config, architecture, names, why)
         model._refuse_quantised()
@@ -58,11 +59,12 @@ class Model:
         return self.checkpoint.label
 
     def info(self, name: str) -> TensorInfo:
-        return self.checkpoint.tensors[self.names[name]]
+        """What the headers say about a tensor; of one in pieces, about the whole."""
+        return self.names[name].info(self.checkpoint.tensors)
 
     def read(self, name: str) -> Tensor:
         """One tensor by canonical name; values that are not numbers are refused."""
-        return self.checkpoint.read_finite(self.names[name])
+        return self.names[name].join(self.checkpoint.read_finite)
 
     def under(self, residual: Residual, inner: Inner) -> Model:
         """The same model with the axes of a policy."""
@@ -107,14 +109,15 @@ def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozen
         ) from error
 
 
-def _drop_second_names(checkpoint: Checkpoint, names: dict[str, str], ties: Mapping[str, str]) -> None:
+def _drop_second_names(checkpoint: Checkpoint, names: dict[str, Stored], ties: Mapping[str, str]) -> None:
     """Keep tied tensors once, under their first name, as the libraries store them today."""
     for second, first in ties.items():
         if second in names and first in names:
-            if not torch.equal(checkpoint.read(names[second]), checkpoint.read(names[first])):
+            two, one = names[second], names[first]
+            if not torch.equal(two.join(checkpoint.read), one.join(checkpoint.read)):
                 raise ArchitectureError(
-                    f"{checkpoint.label}: the configuration ties {names[second]} to {names[first]}, and"
-                    " their values differ",
+                    f"{checkpoint.label}: the configuration ties {listing(two.names)} to"
+                    f" {listing(one.names)}, and their values differ",
                     hint='say "tie_word_embeddings": false in config.json if they are meant to differ',
                 )
             del names[second]

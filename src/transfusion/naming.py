@@ -24,7 +24,9 @@ class Naming:
         """``live`` names may be those of parts of a tensor that files keep whole."""
         self.family = family
         self.aliases = [
-            (_pattern(other), _template(ours)) for other, ours in family.aliases if live or "[" not in ours
+            (_pattern(other), _template(ours))
+            for other, ours in family.aliases
+            if live or "[" not in ours or "#" in ours
         ]
 
     def canonical(self, name: str) -> str:

@@ -85,7 +85,8 @@ class Table:
     """Tensors that are another one by a second name: second name → first."""
     outputs: Mapping[str, str | None] = field(default_factory=dict)
     """Outputs of the live model whose last dimension is an axis that may move; None for an output
-    that is in different spaces in different releases of the library, and is not compared."""
+    that is in different spaces in different releases of the library, or serves training only, and is
+    not compared."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ class Family:
     """What libraries put before the names in front of a head, and drop without one."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers. ``ours[1]`` is
-    the part 1 of a concatenation that files keep whole and a live module keeps apart."""
+    the part 1 of a concatenation that files keep whole and a live module keeps apart. ``ours#{}`` is a
+    member, by its number, of a stack along a first dimension that files keep apart and a live module
+    keeps whole; ``ours#{}[1]`` is the part 1 of that member, if it is in parts of one size, too."""
     computed: tuple[str, ...] = ()
     """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()

@@ -96,10 +96,18 @@ def decoder(
     )
 
 
-def grouped_decoder(config: Config, rows: str, shortcuts: str, *, tied: bool, **sizes: int) -> Table:
+def grouped_decoder(
+    config: Config,
+    rows: str,
+    shortcuts: str,
+    *,
+    tied: bool,
+    axes: tuple[Axis, ...] = GROUPED,
+    **sizes: int,
+) -> Table:
     """A decoder with rotary positions and grouped queries, under Llama's names."""
     sizes = {**grouped_sizes(config), **sizes}
-    stack = Stack("layer", config["num_hidden_layers"], rows, GROUPED, sizes, shortcuts)
+    stack = Stack("layer", config["num_hidden_layers"], rows, axes, sizes, shortcuts)
     return decoder(stack, tied=bool(config.get("tie_word_embeddings", tied)))
 
 

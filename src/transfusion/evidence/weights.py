@@ -57,11 +57,11 @@ class Weights:
     ) -> Tensor:
         """A tensor of A under ``maps``, leaving out one axis in one dimension."""
         layout, tensor = self.tensors[name], self.read("a", name)
-        for dim, item in enumerate(layout.items):
+        for dim in range(len(layout.items)):
             here = maps
             if except_for is not None and except_for[1] == dim:
                 here = {id: map_ for id, map_ in maps.items() if id != except_for[0]}
-            tensor = move_dim(tensor, dim, item, here, self.architecture.sizes, self.architecture.parents)
+            tensor = move_dim(tensor, dim, layout, here, self.architecture.sizes, self.architecture.parents)
         return tensor
 
     def objective(self, maps: Mapping[str, Map]) -> float:
@@ -140,22 +140,27 @@ class Weights:
         """Every piece as (rows of the axis, the axis, everything else)."""
         ancestors = self._ancestors(id)
         for piece, factors in explode(tensor, layout, self.architecture.sizes):
-            names = [factor.name for factor in factors if factor.dim == dim]
-            if id not in names:
+            if Factor(id, dim) not in factors:
                 continue
-            first = [_position(factors, name, dim) for name in (*ancestors, id)]
+            own = factors.index(Factor(id, dim))
+            first = [*(_enclosing(factors[:own], name) for name in ancestors), own]
             rest = [i for i in range(piece.ndim) if i not in first]
             rows, size = self.architecture.rows(id), self.architecture.sizes[id]
             yield piece.permute(*first, *rest).reshape(rows, size, -1)
 
     def _blocks(self, tensor: Tensor, layout: Layout, id: str, dim: int) -> Iterator[Tensor]:
-        """Every piece as one matrix per unit of the axis: what shares its dimension × the rest."""
+        """Every piece as one matrix per unit of the axis: what is in it × the rest.
+
+        In it is what shares its dimension, and, where it has a dimension of its own, what lies within it.
+        """
+        parents = self.architecture.parents
         for piece, factors in explode(tensor, layout, self.architecture.sizes):
-            if id not in [factor.name for factor in factors if factor.dim == dim]:
+            if Factor(id, dim) not in factors:
                 continue
-            first = _position(factors, id, dim)
-            inside = [i for i, f in enumerate(factors) if f.dim == dim and i != first]
-            outside = [i for i, f in enumerate(factors) if f.dim != dim]
+            first = factors.index(Factor(id, dim))
+            others = [i for i in range(len(factors)) if i != first]
+            inside = [i for i in others if factors[i].dim == dim or parents.get(factors[i].name) == id]
+            outside = [i for i in others if i not in inside]
             height = torch.Size([piece.shape[i] for i in inside]).numel()
             yield piece.permute(first, *inside, *outside).reshape(piece.shape[first], height, -1)
 
@@ -188,5 +193,6 @@ def singular_values(matrices: Tensor) -> Tensor:
     return squares.clamp(min=0).sqrt().flip(-1)
 
 
-def _position(factors: list[Factor], name: str, dim: int) -> int:
-    return next(i for i, factor in enumerate(factors) if factor == Factor(name, dim))
+def _enclosing(factors: list[Factor], name: str) -> int:
+    """The nearest place of an axis among the factors before another."""
+    return max(i for i, factor in enumerate(factors) if factor.name == name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,11 +21,13 @@ def index_map(
     sizes: Mapping[str, int],
     permutations: Mapping[str, Index],
     parents: Mapping[str, str],
+    outside: Sequence[str] = (),
 ) -> Index | None:
     """Where each position of a dimension comes from: ``new[j] = old[index[j]]``.
 
     ``permutations[axis]`` has one row for every element of the axis's ancestors (one row for an
     axis without a parent), in the order of the destination. None if nothing in this item moves.
+    Ancestors that have dimensions of their own are ``outside``; the index has their dimensions first.
     """
     if not any(name in permutations for name in names_in(item)):
         return None
@@ -38,7 +40,8 @@ def index_map(
         if parent not in places:
             raise LayoutError(
                 f"axis {name} lies within {parent}, which does not enclose it in '{item}'",
-                hint=f"write the two together, as in ({parent} {name})",
+                hint=f"write the two together, as in ({parent} {name}), or give {parent} a"
+                " dimension of its own before this one",
             )
         return row_of(parent, places, shape) * sizes[parent] + places[parent]
 
@@ -67,7 +70,8 @@ def index_map(
                         here[child.text] = np.broadcast_to(np.arange(size), inner)
                 return total.reshape(*shape, -1)
 
-    return sources(item, {}, ())
+    around = tuple(sizes[name] for name in outside)
+    return sources(item, dict(zip(outside, np.indices(around), strict=True)), around)
 
 
 @dataclass(frozen=True, slots=True)

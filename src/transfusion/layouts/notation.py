@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -90,6 +90,16 @@ class Layout:
     def dims_with(self, name: str) -> tuple[int, ...]:
         """The dimensions in which an axis occurs."""
         return tuple(dim for dim, item in enumerate(self.items) if name in names_in(item))
+
+    def outside(self, dim: int, parents: Mapping[str, str]) -> dict[str, int]:
+        """Ancestors of a dimension's axes that have earlier dimensions of their own, and which."""
+        wanted: set[str] = set()
+        for name in names_in(self.items[dim]):
+            while (parent := parents.get(name)) is not None:
+                wanted.add(parent)
+                name = parent
+        earlier = enumerate(self.items[:dim])
+        return {item.text: at for at, item in earlier if isinstance(item, Name) and item.text in wanted}
 
     def rename(self, new_name: Callable[[str], str]) -> Layout:
         """The same layout with every axis renamed; `_` stays."""

@@ -30,13 +30,18 @@ class Applied:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole of it in memory, under A's names."""
-        return {stored: self.tensor(name) for name, stored in self.model.names.items()}
+        return {
+            piece: value
+            for name, stored in self.model.names.items()
+            for piece, value in stored.split(self.tensor(name)).items()
+        }
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write it like A: the same files, configuration and companions."""
         shards: Shards = {file: {} for file in self.model.checkpoint.files}
         for name, stored in self.model.names.items():
-            shards[self.model.info(name).file][stored] = partial(self.tensor, name)
+            for piece, get in stored.apart(partial(self.tensor, name)).items():
+                shards[self.model.checkpoint.tensors[piece].file][piece] = get
         return write_model(
             Path(path),
             shards,

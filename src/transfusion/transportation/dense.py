@@ -15,6 +15,7 @@ from torch import Tensor
 from transfusion.alignment import Alignment
 from transfusion.errors import MismatchError, OutputError
 from transfusion.model import Model
+from transfusion.storage import Stored
 from transfusion.task_vector import TaskVector, working
 from transfusion.transportation.story import nobody_watching, story_of
 from transfusion.writer import Shards, write_model
@@ -37,7 +38,7 @@ class Entry:
 
     name: str
     """Canonical."""
-    stored_as: str
+    stored_as: Stored
     action: Action
 
 
@@ -134,7 +135,9 @@ class Transport:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole output in memory, under the names that B's library loads."""
-        state = {entry.stored_as: self.tensor(entry) for entry in self.entries}
+        state: dict[str, Tensor] = {}
+        for entry in self.entries:
+            state |= entry.stored_as.split(self.tensor(entry))
         self._require_change()
         return state
 
@@ -177,7 +180,9 @@ class Transport:
         for entry in self.entries:
             mine = entry.name in self.onto.names
             file = self.onto.info(entry.name).file if mine else self.onto.checkpoint.files[-1]
-            shards[file][entry.stored_as] = partial(compute, entry)
+            for piece, get in entry.stored_as.apart(partial(compute, entry)).items():
+                own = self.onto.checkpoint.tensors.get(piece) if mine else None
+                shards[own.file if own else file][piece] = get
         return {file: tensors for file, tensors in shards.items() if tensors}
 
     def story(self) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES
 from transfusion.errors import AdapterError, ArchitectureError, CheckpointError, OutputError
-from transfusion.live import Live, largest_difference, probes, run
+from transfusion.live import Live, largest_difference
 from transfusion.matching import align
 from transfusion.model import Model
+from transfusion.probes import probes, run
 from transfusion.transportation import AdapterTransport, apply, transport
 
 TARGETS = {

@@ -1,16 +1,19 @@
-"""Planted truths at the depth of real models, with noise on top."""
+"""Planted truths: in every family, and at the depth of real models with noise on top."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import Case, transformers_model
+from families import CASES, Case, finetuned, transformers_model
+from transfusion.live import Live, largest_difference
 from transfusion.matching import align
-from transfusion.transportation import apply
+from transfusion.model import Model
+from transfusion.transportation import apply, transport
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 200, "num_hidden_layers": 12}
 DEEP = (
@@ -53,3 +56,25 @@ def test_deep_models_are_recovered_under_noise(family, model, config, settings, 
     for id, map_ in found.maps.items():
         on_stream = id.endswith((".x", ".y", ".stream"))
         assert map_ == planted.maps["layer.stream" if on_stream else id], id
+
+
+FIRST = {case.family: name for name, case in reversed(CASES.items())}
+
+
+@pytest.mark.parametrize("family", sorted(FIRST))
+def test_every_family_goes_the_whole_way(family, made, tmp_path):
+    """B is A shuffled: the shuffle is found again, and the moved fine-tune computes what it computed."""
+    case = CASES[FIRST[family]]
+    a = made(case)
+    planted = align(a, a, method="random", residual="tied", seed=2)
+    b = apply(planted, a).save(tmp_path / "b")
+    pi = align(a, b, residual="tied")
+    model, target = Model.open(a).under(pi.provenance.residual, pi.provenance.inner), Model.open(b)
+    for name, layout in model.architecture.tensors.items():
+        assert torch.equal(pi.move(model.read(name), layout), target.read(name)), name
+    tuned = finetuned(case, a, tmp_path / "tuned")
+    moved = transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "moved")
+    wanted = replace(Live.of(Model.open(tuned)), architecture=model.architecture)
+    expected = wanted.expected(pi, wanted.outputs())
+    scale = max(float(value.abs().max()) for value in expected.values())
+    assert largest_difference(expected, Live.of(Model.open(moved)).outputs()) / scale < 1e-5

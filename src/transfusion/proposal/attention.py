@@ -129,6 +129,7 @@ def _readings(projections: Sequence[Part], reader: Part, heads: Heads) -> Iterat
     plain = heads.heads == heads.groups
     q, k, v, o = MANY if plain else GROUPED
     outer = "head" if plain else "group"
+    ways: list[tuple[tuple[Part, str], ...]]
     if len(projections) == 1:
         ways = [((projections[0], text),) for text in FUSED[outer]]
     elif len(projections) == 2:

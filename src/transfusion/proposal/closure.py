@@ -146,7 +146,9 @@ class _Search:
         found: list[tuple[int, Part, tuple[Slot, ...]]] = []
         for part in lab.parts:
             began = lab.began.get(part.module)
-            if began is None or began >= end or not part.module.startswith(self.within):
+            if began is None or not part.module.startswith(self.within):
+                continue
+            if began > end or (part.is_called and began == end):
                 continue
             if part.is_called:
                 options = [part.outputs]
@@ -180,6 +182,18 @@ class _Search:
             closure.last = point = point + 1
         for _, slots in some:
             closure.slots |= dict.fromkeys(slots, point)
+
+
+def is_folded(lab: Laboratory, writer: Part, reader: Part) -> bool:
+    """Whether the two halves of what a part writes meet element by element in what another reads."""
+    size = lab.extent(reader.inputs[0])
+    if lab.extent(writer.outputs[0]) != 2 * size:
+        return False
+    index = lab.permutation(size)
+    moves = dict.fromkeys(writer.outputs, torch.cat([index, index + size]))
+    place = next(i for i, call in enumerate(lab.original.calls) if call.module == reader.module)
+    now = lab.run(moves, until=place).calls[place].input
+    return permuted(lab.original.calls[place].input, now, index, -1)
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

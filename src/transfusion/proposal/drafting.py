@@ -163,7 +163,14 @@ class _Drafter:
     def _name_inner(self) -> dict[str, str]:
         """Name the axes beside the stream; gives the outputs that lie on one."""
         outputs: dict[str, str] = {}
-        seen: dict[int, int] = defaultdict(int)
+        seen: dict[int | None, int] = defaultdict(int)
+        for writer, reader in self.found.folded:
+            block = self.blocks.number(writer.module)
+            seen[block] += 1
+            name = "ffn" if seen[block] == 1 else f"ffn{seen[block]}"
+            self.axes[name] = Axis(name, scope="model" if block is None else "layer")
+            self.items |= dict.fromkeys(writer.outputs, f"[{name}|{name}]")
+            self.items[reader.inputs[0]] = name
         for part, closure in self.found.inner:
             numbers = {self.blocks.number(name) for name, _ in closure.slots}
             block = self.blocks.number(part.module)
@@ -180,7 +187,8 @@ class _Drafter:
 
     def _name_ends(self) -> None:
         lab = self.found.lab
-        by_slot = {slot: part for part in lab.parts for slot in (*part.rows, *part.inputs, *part.outputs)}
+        parts = reversed(lab.parts)
+        by_slot = {slot: part for part in parts for slot in (*part.rows, *part.inputs, *part.outputs)}
         rows = {slot for part in lab.parts if part.kind is Kind.EMBEDDING for slot in part.rows}
         selected: dict[int, str] = {}
         for slots in sorted(self.found.ends, key=lambda slots: not rows & set(slots)):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.certification import randomise
+from transfusion.errors import ArchitectureError, listing
 from transfusion.live import run
 from transfusion.proposal.parts import Call, Part, Slot, find_parts
 from transfusion.tables import Family
@@ -54,7 +55,13 @@ class Laboratory:
         self.watched = frozenset(owners)
         self.began: dict[str, int] = {"": 0}
         """For every module that was called, how many calls of parts were over when it began."""
-        first = self.run()
+        try:
+            first = self.run()
+        except Exception as error:
+            raise ArchitectureError(
+                f"the model does not run on {listing(inputs)} ({type(error).__name__}: {error})",
+                hint="give inputs, by name, that its forward takes",
+            ) from error
         self.parts = find_parts(self.modules, self.names, first.calls)
         self.watched = frozenset(part.module for part in self.parts if part.is_called)
         self.began.clear()
@@ -103,7 +110,7 @@ class Laboratory:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
             main = output[0] if isinstance(output, tuple) else output
             if name in self.watched and given is not None and isinstance(main, Tensor):
-                trace.calls.append(Call(name, given, main))
+                trace.calls.append(Call(name, given, main.clone()))  # sums may be made in place
                 if until is not None and len(trace.calls) > until:
                     raise _Enough
             if silent or extra is not None:

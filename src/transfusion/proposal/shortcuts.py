@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transfusion.proposal.closure import Join
-from transfusion.proposal.laboratory import Laboratory, Trace, same
+from transfusion.proposal.laboratory import CLOSE, Laboratory, Trace, same
 from transfusion.proposal.parts import Kind
 
 
@@ -36,10 +36,18 @@ def find_passage(lab: Laboratory, join: Join, size: int) -> Passage | None:
 def _entry(lab: Laboratory, join: Join) -> str | None:
     silenced = frozenset(part.module for part in join.writers if part.kind is not Kind.BARE)
     straight = _arrives(join, lab.run(silenced=silenced, until=_place(join)))
-    for call in lab.original.calls:
-        if call.input.numel() == straight.numel() and same(call.input.reshape(straight.shape), straight):
-            return call.module
-    return None
+    return next((call.module for call in lab.original.calls if _holds(call.input, straight)), None)
+
+
+def _holds(given: Tensor, straight: Tensor) -> bool:
+    """Whether all places of the stream that arrive are among those that a module was given."""
+    if not given.is_floating_point() or given.shape[-1] != straight.shape[-1]:
+        return False
+    if given.numel() == straight.numel():
+        return same(given.reshape(straight.shape), straight)
+    rows, wanted = given.reshape(-1, given.shape[-1]), straight.reshape(-1, straight.shape[-1])
+    apart = (wanted[:, None] - rows[None]).abs().amax(-1).amin(-1)
+    return len(wanted) < len(rows) and bool(apart.max() <= CLOSE * (1 + straight.abs().max()))
 
 
 def _branch(lab: Laboratory, join: Join, size: int) -> str | None:

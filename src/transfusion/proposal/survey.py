@@ -10,7 +10,7 @@ from typing import Any
 
 from transfusion.errors import VerificationError
 from transfusion.proposal.attention import Attention, head_counts, heads_in, understand
-from transfusion.proposal.closure import Closure, close
+from transfusion.proposal.closure import Closure, close, is_folded
 from transfusion.proposal.laboratory import Laboratory, same
 from transfusion.proposal.parts import Kind, Part, Slot
 
@@ -49,6 +49,8 @@ class Survey:
     stream: Closure
     inner: list[tuple[Part, Closure]] = field(default_factory=list)
     """Axes beside the stream that may move, by the part that writes them."""
+    folded: list[tuple[Part, Part]] = field(default_factory=list)
+    """Projections whose two halves meet element by element, and who reads the result."""
     attentions: list[Attention] = field(default_factory=list)
     ends: list[tuple[Slot, ...]] = field(default_factory=list)
     """Dimensions that outsiders know by number: ids, labels, pixels."""
@@ -152,6 +154,11 @@ def _attentions(found: Survey, unexplained: list[Part], config: Mapping[str, Any
             and found.blocks.number(part.module) == block
         ]
         size = lab.extent(reader.inputs[0])
+        if len(before) == 1 and is_folded(lab, before[0], reader):
+            found.folded.append((before[0], reader))
+            found.taken |= {*before[0].outputs, *reader.inputs}
+            waiting.remove(before[0])
+            continue
         attention = understand(lab, reader, before, head_counts(counts, size)) if before else None
         if attention is not None:
             found.attentions.append(attention)

@@ -22,15 +22,24 @@ MANY = "(head qk)", "(head qk)", "(head vo)", "(head vo)"
 GROUPED = "(group rep qk)", "(group qk)", "(group vo)", "(group rep vo)"
 
 FUSED = {
-    "head": ("[(head qk)|(head qk)|(head vo)]", "(head [qk|qk|vo])", "[(head vo)|(head qk)|(head qk)]")
-    + ("(head [vo|qk|qk])", "[(head qk)|(head vo)|(head qk)]", "(head [qk|vo|qk])"),
-    "group": ("[(group rep qk)|(group qk)|(group vo)]", "(group [(rep qk)|qk|vo])")
-    + ("[(group rep qk)|(group vo)|(group qk)]",),
+    "head": (
+        "[(head qk)|(head qk)|(head vo)]",
+        "(head [qk|qk|vo])",
+        "[(head vo)|(head qk)|(head qk)]",
+        "(head [vo|qk|qk])",
+        "[(head qk)|(head vo)|(head qk)]",
+        "(head [qk|vo|qk])",
+    ),
+    "group": (
+        "[(group rep qk)|(group qk)|(group vo)]",
+        "(group [(rep qk)|qk|vo])",
+        "[(group rep qk)|(group vo)|(group qk)]",
+    ),
 }
 """Layouts of one projection for q, k and v."""
 HALF_FUSED = {
-    "head": ("[(head qk)|(head vo)]", "(head [qk|vo])", "[(head vo)|(head qk)]"),
-    "group": ("[(group qk)|(group vo)]", "(group [qk|vo])", "[(group vo)|(group qk)]"),
+    "head": ("[(head qk)|(head vo)]", "(head [qk|vo])", "[(head vo)|(head qk)]", "(head [vo|qk])"),
+    "group": ("[(group qk)|(group vo)]", "(group [qk|vo])", "[(group vo)|(group qk)]", "(group [vo|qk])"),
 }
 """Layouts of one projection for k and v, beside one for q."""
 

@@ -53,8 +53,10 @@ class Closure:
 def close(
     lab: Laboratory, start: Part, taken: Collection[Slot] = (), *, within: str = "", most: int = 3
 ) -> Closure:
-    """The closure of a part's outputs; ``broken`` says where it failed. ``taken`` belongs to other axes;
-    parts outside the module ``within`` are not suspected, nor more than ``most`` at once."""
+    """The closure of a part's outputs; ``broken`` says where it failed, if it did.
+
+    ``taken`` belongs to other axes; parts outside ``within`` are not suspected, nor more than ``most`` at once.
+    """
     closure = Closure(lab.extent(start.outputs[0]), dict.fromkeys(start.outputs, 0))
     return _Search(lab, closure, frozenset(taken), within, most).finish()
 

@@ -13,7 +13,7 @@ from transfusion.proposal.attention import Attention, heads_in
 from transfusion.proposal.parts import Kind, Part, Slot
 from transfusion.proposal.shortcuts import find_passage
 from transfusion.proposal.survey import Survey
-from transfusion.tables import Axis, Group, fixed
+from transfusion.tables import Axis, fixed
 
 LETTERS = ("x", "y", "z", "w")
 GENERIC = {"dense", "linear", "proj", "projection", "out", "weight", "fc"}
@@ -43,6 +43,8 @@ class Draft:
     ties: dict[str, str]
     buffers: list[str]
     prefix: str
+    extents: set[int]
+    """All sizes that occur: of dimensions, counts of heads, the number of blocks."""
     lost: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
 
@@ -92,13 +94,10 @@ class _Drafter:
             outputs=outputs,
             ties={self._short(n): self._short(first) for n, first in lab.names.items() if n != first},
             buffers=sorted(
-                {
-                    self._pattern(name)
-                    for name in lab.module.state_dict()
-                    if name not in lab.names
-                }
+                {self._pattern(name) for name in lab.module.state_dict() if name not in lab.names}
             ),
             prefix=self.prefix,
+            extents=self._extents(),
             lost=found.lost,
             idle=found.idle,
         )
@@ -232,7 +231,6 @@ class _Drafter:
 
     def _rows(self) -> Iterator[tuple[str, str, bool]]:
         """A row for every tensor, blocks told once; the third says whether it is outside the base."""
-        lab = self.found.lab
         texts: dict[str, dict[int | None, str]] = {}
         heads: dict[str, bool] = {}
         for name in self._in_order():
@@ -252,7 +250,6 @@ class _Drafter:
         told = {pattern: next(iter(one.values())) for pattern, one in texts.items()}
         for pattern, layout in _merged(told):
             yield pattern, layout, heads.get(pattern, heads.get(pattern.removesuffix("*") + "weight", False))
-        del lab
 
     def _in_order(self) -> list[str]:
         """The tensors in the order in which a signal meets them, each block in one piece."""
@@ -274,7 +271,9 @@ class _Drafter:
     def _layout(self, name: str) -> str:
         lab = self.found.lab
         dims = [self.items.get((name, dim), "_") for dim in range(lab.parameters[name].ndim)]
-        owner = next((part for part in lab.parts if (name, 0) in (*part.rows, *part.inputs, *part.outputs)), None)
+        owner = next(
+            (part for part in lab.parts if (name, 0) in (*part.rows, *part.inputs, *part.outputs)), None
+        )
         if len(dims) < 2 or owner is None or owner.kind in (Kind.BARE, Kind.ELEMENTWISE):
             return " ".join(dims)
         backwards = (name, 0) in owner.outputs
@@ -313,15 +312,26 @@ class _Drafter:
     def _key(self, count: int) -> str:
         """A head count as the configuration gives it; a number where it does not."""
         keys = [key for key, value in heads_in(self.config).items() if value == count]
-        plain = [key for key in keys if ("kv" in key or "key_value" in key) == (len(keys) > 1 and False)]
-        return f'config["{(plain or keys)[0]}"]' if keys else str(count)
+        return f'config["{keys[0]}"]' if keys else str(count)
+
+    def _extents(self) -> set[int]:
+        shapes = {extent for one in self.found.lab.parameters.values() for extent in one.shape}
+        heads = {n for one in self.found.attentions for n in (one.heads.heads, one.heads.groups)}
+        return (
+            shapes | heads | {n for one in self.found.attentions for n in one.sizes.values()} | {self.depth}
+        )
 
     def _depth_key(self) -> str:
-        words = ("layer", "block", "depth")
-        for key, value in self.config.items():
-            if isinstance(value, int) and value == self.depth and any(word in key for word in words):
-                return f'config["{key}"]'
-        return str(self.depth)
+        keys = (k for k, value in self.config.items() if counts_blocks(k, value) and value == self.depth)
+        key = next(keys, None)
+        return f'config["{key}"]' if key else str(self.depth)
+
+
+def counts_blocks(key: str, value: object) -> bool:
+    """Whether a setting may be the number of blocks, by its name."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return any(word in key for word in ("layer", "block", "depth"))
 
 
 def _suffixed(layout: str, axes: Iterable[str], suffix: str) -> str:
@@ -344,10 +354,5 @@ def _merged(rows: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _bias_of(layout: str) -> str:
-    if " <- " in layout:
-        return layout.split(" <- ")[0]
-    return layout.split(" -> ")[-1]
-
-
-def is_fixed(axis: Axis) -> bool:
-    return axis.group is Group.FIXED
+    before, arrow, after = layout.partition(" -> ")
+    return after if arrow else before.partition(" <- ")[0]

@@ -73,7 +73,9 @@ def find_parts(
     return tuple(part for name in (*called, *never) for part in _parts(name, modules[name], names, first))
 
 
-def _parts(name: str, module: nn.Module, names: Mapping[str, str], calls: Mapping[str, Call]) -> Iterator[Part]:
+def _parts(
+    name: str, module: nn.Module, names: Mapping[str, str], calls: Mapping[str, Call]
+) -> Iterator[Part]:
     prefix = f"{name}." if name else ""
     owned = {own: parameter.data for own, parameter in module.named_parameters(recurse=False)}
     slot = {own: names[prefix + own] for own in owned}

@@ -150,8 +150,7 @@ def _attentions(found: Survey, unexplained: list[Part], config: Mapping[str, Any
         before = [
             part
             for part in waiting
-            if lab.began[part.module] < lab.began[reader.module]
-            and found.blocks.number(part.module) == block
+            if lab.began[part.module] < lab.began[reader.module] and found.blocks.number(part.module) == block
         ]
         size = lab.extent(reader.inputs[0])
         if len(before) == 1 and is_folded(lab, before[0], reader):

@@ -16,7 +16,12 @@ PROBES = {"pixel_values": "image", "input_ids": "tokens", "token_type_ids": "tok
 
 
 def write(
-    draft: Draft, name: str, class_name: str, library: str, config: Mapping[str, Any], inputs: Mapping[str, Tensor]
+    draft: Draft,
+    name: str,
+    class_name: str,
+    library: str,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, Tensor],
 ) -> str:
     """The whole file."""
     known = library == "transformers" and set(inputs) <= set(PROBES)
@@ -37,11 +42,13 @@ def write(
 
 def _head(draft: Draft, name: str, class_name: str) -> str:
     lines = [f'"""{name}, as in {class_name}: a draft, made by trials on a live model.', ""]
-    lines += ["The names are those of the module's parameters in memory; a checkpoint may call them otherwise,"]
+    lines += [
+        "The names are those of the module's parameters in memory; a checkpoint may call them otherwise,"
+    ]
     lines += ["which is what aliases are for. It holds for the configuration that it was made with."]
     if draft.idle:
         lines += ["", "Tensors that nothing depended on, and that are left alone:", *draft.idle]
-    return "\n".join([*lines, '"""', ""])
+    return "\n".join([*lines, '"""'])
 
 
 def _imports(draft: Draft, known: bool, library: str) -> str:
@@ -64,11 +71,11 @@ def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _text(name: str, lines: list[str]) -> str:
-    return "\n".join(['', f'{name} = """', *lines, '"""'])
+    return "\n".join([f'{name} = """', *lines, '"""'])
 
 
 def _declarations(name: str, axes: list[Axis]) -> str:
-    return "\n".join(["", f"{name} = (", *(f"    {_declaration(axis)}," for axis in axes), ")"])
+    return "\n".join([f"{name} = (", *(f"    {_declaration(axis)}," for axis in axes), ")"])
 
 
 def _declaration(axis: Axis) -> str:
@@ -83,10 +90,10 @@ def _declaration(axis: Axis) -> str:
 
 
 def _table(draft: Draft) -> str:
-    sizes = ", ".join(f'"{axis}": {size}' for axis, size in draft.sizes.items())
+    sizes = [f'"{axis}": {size}' for axis, size in draft.sizes.items()]
     points = ", ".join(f'"{point}"' for point in draft.points) + ("," if len(draft.points) == 1 else "")
-    lines = ["", "", "def table(config: Config, names: frozenset[str]) -> Table:"]
-    lines += [f"    sizes = {{{sizes}}}"]
+    lines = ["", "def table(config: Config, names: frozenset[str]) -> Table:"]
+    lines += ["    sizes = {", *(f"        {size}," for size in sizes), "    }"]
     lines += [f'    stack = Stack("layer", {draft.depth}, ROWS, AXES, sizes, SHORTCUTS, points=({points}))']
     lines += ["    return Table(", "        stacks=(stack,),"]
     if draft.outer_axes:
@@ -105,7 +112,7 @@ def _table(draft: Draft) -> str:
 
 
 def _probes(inputs: Mapping[str, Tensor]) -> str:
-    lines = ["", "", "def probes(config: Config) -> dict[str, Tensor]:"]
+    lines = ["", "def probes(config: Config) -> dict[str, Tensor]:"]
     lines += ["    generator = torch.Generator().manual_seed(0)", "    return {"]
     for name, value in inputs.items():
         shape = tuple(value.shape)
@@ -117,30 +124,46 @@ def _probes(inputs: Mapping[str, Tensor]) -> str:
     return "\n".join([*lines, "    }"])
 
 
-def _family(
-    draft: Draft, name: str, library: str, config: Mapping[str, Any], kinds: list[str] | None
-) -> str:
+def _family(draft: Draft, name: str, library: str, config: Mapping[str, Any], kinds: list[str] | None) -> str:
     of_library = library == "transformers"
     own = sorted(set(config) - (HARMLESS if of_library else frozenset()) - {"model_type"})
-    required = {key: (config[key],) for key in own if _is_switch(config[key])}
+    required = {key: (config[key],) for key in own if _must_stay(key, config[key], draft)}
     if draft.ties and "tie_word_embeddings" in config:
         required["tie_word_embeddings"] = (config["tie_word_embeddings"],)
-    keys = _literal(own if of_library else sorted({*config, "model_type"}))
-    lines = ["", "", "FAMILIES = (", "    Family("]
+    keys = own if of_library else sorted({*config, "model_type"})
+    lines = ["", "FAMILIES = (", "    Family("]
     lines += [f'        name="{name}",', f'        library="{library}",', "        table=table,"]
     lines += [f"        model_types={_literal((config.get('model_type', name),))},"]
     lines += [f"        inputs={_literal(tuple(kinds))}," if kinds is not None else "        probes=probes,"]
     if draft.prefix:
         lines += [f"        prefixes={_literal((draft.prefix,))},"]
-    lines += [f"        known_keys={'HARMLESS | ' if of_library else 'frozenset('}{{{keys[1:-1]}}}" + ("," if of_library else "),")]
+    lines += [f"        known_keys={'HARMLESS' if of_library else 'frozenset()'}"]
+    lines += [f"        | {{{line}}}" for line in _wrapped(_literal(key) for key in keys)]
+    lines[-1] += ","
     if required:
-        lines += [f"        required={_literal(required)},"]
+        lines += ["        required={"]
+        lines += [f"            {_literal(key)}: {_literal(value)}," for key, value in required.items()]
+        lines += ["        },"]
     return "\n".join([*lines, "    ),", ")"])
 
 
-def _is_switch(value: object) -> bool:
+def _must_stay(key: str, value: object, draft: Draft) -> bool:
     """Whether a setting may decide what a model computes, rather than how large it is."""
-    return value is None or isinstance(value, bool | str)
+    if isinstance(value, list):
+        return False
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value not in draft.extents or "rot" in key or str(value) == draft.sizes.get("rot")
+    return True
+
+
+def _wrapped(words: Iterable[str], width: int = 90) -> list[str]:
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) + 2 <= width:
+            lines[-1] += f", {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _literal(value: object) -> str:

@@ -18,9 +18,12 @@ from transfusion.layouts import Index, Item, index_map, parse, solve_sizes
 from transfusion.proposal.laboratory import Laboratory, same
 from transfusion.proposal.parts import Kind, Part, Slot
 
-MANY = "(head qk)", "(head qk)", "(head vo)", "(head vo)"
-GROUPED = "(group rep qk)", "(group qk)", "(group vo)", "(group rep vo)"
-
+SEPARATE = {
+    "head": ("(head qk)", "(head qk)", "(head vo)", "(head vo)"),
+    "group": ("(group rep qk)", "(group qk)", "(group vo)", "(group rep vo)"),
+    "one": ("(head qk)", "qk", "vo", "(head vo)"),
+}
+"""Layouts of q, k, v and of their reader: a key per head, per group of heads, or one for all."""
 FUSED = {
     "head": (
         "[(head qk)|(head qk)|(head vo)]",
@@ -35,11 +38,13 @@ FUSED = {
         "(group [(rep qk)|qk|vo])",
         "[(group rep qk)|(group vo)|(group qk)]",
     ),
+    "one": ("[(head qk)|qk|vo]", "[(head qk)|vo|qk]", "[vo|(head qk)|qk]"),
 }
 """Layouts of one projection for q, k and v."""
 HALF_FUSED = {
     "head": ("[(head qk)|(head vo)]", "(head [qk|vo])", "[(head vo)|(head qk)]", "(head [vo|qk])"),
     "group": ("[(group qk)|(group vo)]", "(group [qk|vo])", "[(group vo)|(group qk)]", "(group [vo|qk])"),
+    "one": ("[qk|vo]", "[vo|qk]"),
 }
 """Layouts of one projection for k and v, beside one for q."""
 
@@ -52,8 +57,15 @@ class Heads:
     groups: int
 
     @property
+    def kind(self) -> str:
+        """A key per head, per group of heads, or one for all: a word of the tables above."""
+        if self.groups == self.heads:
+            return "head"
+        return "one" if self.groups == 1 else "group"
+
+    @property
     def sizes(self) -> dict[str, int]:
-        if self.heads == self.groups:
+        if self.kind != "group":
             return {"head": self.heads}
         return {"group": self.groups, "rep": self.heads // self.groups}
 
@@ -82,6 +94,8 @@ class _Hypothesis:
     reader: Part
     layouts: dict[Slot, str]
     sizes: dict[str, int]
+    shared: bool = False
+    """Whether all heads have one key and one value."""
     parents: dict[str, str] = field(default_factory=dict)
 
     def solved(self) -> bool:
@@ -92,7 +106,7 @@ class _Hypothesis:
         except LayoutError:
             return False
         outer = "head" if "head" in self.sizes else "group"
-        self.parents = {"qk": outer, "vo": outer, "rep": outer}
+        self.parents = {} if self.shared else {"qk": outer, "vo": outer, "rep": outer}
         return self.sizes.keys() >= {"qk", "vo"}
 
     def holds(self, *axes: str) -> bool:
@@ -124,7 +138,7 @@ def understand(
     best: Attention | None = None
     for heads in counts:
         for layouts in _readings(projections, reader, heads):
-            found = _Hypothesis(lab, reader, layouts, dict(heads.sizes))
+            found = _Hypothesis(lab, reader, layouts, dict(heads.sizes), heads.kind == "one")
             if not (found.solved() and found.sizes["vo"] > 1 and found.holds("vo")):
                 continue
             attention = _explored(found, norms, heads)
@@ -135,14 +149,12 @@ def understand(
 
 def _readings(projections: Sequence[Part], reader: Part, heads: Heads) -> Iterator[dict[Slot, str]]:
     """Every way to read the projections as q, k and v."""
-    plain = heads.heads == heads.groups
-    q, k, v, o = MANY if plain else GROUPED
-    outer = "head" if plain else "group"
+    q, k, v, o = SEPARATE[heads.kind]
     ways: list[tuple[tuple[Part, str], ...]]
     if len(projections) == 1:
-        ways = [((projections[0], text),) for text in FUSED[outer]]
+        ways = [((projections[0], text),) for text in FUSED[heads.kind]]
     elif len(projections) == 2:
-        ways = [((a, q), (b, text)) for a, b in permutations(projections) for text in HALF_FUSED[outer]]
+        ways = [((a, q), (b, text)) for a, b in permutations(projections) for text in HALF_FUSED[heads.kind]]
     elif len(projections) == 3:
         ways = [tuple(zip(order, (q, k, v), strict=True)) for order in permutations(projections)]
     else:
@@ -160,7 +172,7 @@ def _explored(found: _Hypothesis, norms: Sequence[Part], heads: Heads) -> Attent
             return None
         found.layouts |= dict.fromkeys(norm.outputs, text)
     if any(text == "qk" for text in found.layouts.values()):
-        del found.parents["qk"]  # one weight for all heads: their units move alike, or not at all
+        found.parents.pop("qk", None)  # one weight for all heads: their units move alike, or not at all
     free = {"vo"}
     free |= {axis for axis in ("head", "group", "rep") if axis in found.sizes and found.holds(axis)}
     if found.sizes["qk"] > 1 and found.holds("qk"):
@@ -189,7 +201,7 @@ def _partly_turned(found: _Hypothesis) -> _Hypothesis | None:
     def with_fixed(turned: int) -> _Hypothesis:
         layouts = {slot: _split(text) for slot, text in found.layouts.items()}
         sizes = {**found.sizes, "rot": turned, "qk": size - turned}
-        return _Hypothesis(found.lab, found.reader, layouts, sizes, found.parents)
+        return _Hypothesis(found.lab, found.reader, layouts, sizes, found.shared, found.parents)
 
     fewest, most = 1, size - 2
     if most < 1 or not with_fixed(most).holds("qk"):

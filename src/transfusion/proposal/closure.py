@@ -55,7 +55,7 @@ def close(
 ) -> Closure:
     """The closure of a part's outputs; ``broken`` says where it failed, if it did.
 
-    ``taken`` belongs to other axes; parts outside ``within`` are not suspected, nor more than ``most`` at once.
+    ``taken`` belongs to other axes. Parts outside ``within`` are not suspected, nor ever more than ``most``.
     """
     closure = Closure(lab.extent(start.outputs[0]), dict.fromkeys(start.outputs, 0))
     return _Search(lab, closure, frozenset(taken), within, most).finish()

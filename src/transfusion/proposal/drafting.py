@@ -281,25 +281,28 @@ class _Drafter:
 
     def _shortcuts(self) -> Iterator[tuple[str, str, str]]:
         stream = self.found.stream
-        told: dict[int, set[tuple[str, str, str]]] = defaultdict(set)
+        told: dict[int, set[tuple[str, str, str]]] = {step: set() for step in range(self.each)}
         for join in stream.joins:
             passage = find_passage(self.found.lab, join, stream.size)
-            if passage is None:
-                writers = listing(part.module or part.parameter for part in join.writers)
-                raise VerificationError(
-                    f"where the stream passes {writers} by could not be told",
-                    hint="no module is given exactly what is added to; write the shortcuts by hand",
-                )
+            if passage is None:  # the stream may be read as a mean behind the last block: others will tell
+                continue
             block, step = divmod(join.source, self.each)
             way = f"{self._point(join.source, block)} -> {self._point(join.target, block)}"
             told[step].add((self._pattern(passage.entry), way, self._pattern(passage.branch)))
-        for step in sorted(told):
-            if len(told[step]) > 1:
+        for step, ways in told.items():
+            if not ways:
+                writers = listing(part.module for part in stream.joins[step].writers)
                 raise VerificationError(
-                    f"the blocks differ in their shortcuts: {listing(entry for entry, _, _ in told[step])}",
+                    f"where the stream passes {writers} by could not be told",
+                    hint="no module is given exactly what the branch is added to; write a table by hand, as"
+                    " docs/your-own.md shows",
+                )
+            if len(ways) > 1:
+                raise VerificationError(
+                    f"the blocks differ in their shortcuts: {listing(entry for entry, _, _ in ways)}",
                     hint="a table repeats one block; write this one by hand",
                 )
-            yield from told[step]
+            yield from ways
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
 

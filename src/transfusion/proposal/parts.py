@@ -104,7 +104,8 @@ def _understood(
         window = tuple((weight_name, dim) for dim in range(2, weight.ndim))
         outputs = ((weight_name, 0), *bias_slots)
         return Part(name, Kind.CONVOLUTION, ((weight_name, 1),), outputs, window)
-    if known and weight.ndim == 2 and not given.is_floating_point() and output.shape[-1:] == weight.shape[1:]:
+    by_id = isinstance(module, nn.Embedding) or not given.is_floating_point()
+    if known and by_id and weight.ndim == 2 and output.shape[-1:] == weight.shape[1:]:
         return Part(name, Kind.EMBEDDING, (), ((weight_name, 1),), ((weight_name, 0),))
     if known and weight.ndim == 2 and given.is_floating_point():
         for read, written in ((1, 0), (0, 1)):

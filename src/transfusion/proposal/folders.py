@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transfusion.checkpoint import read_json, resolve
 from transfusion.errors import ArchitectureError
 from transfusion.live import library, probes
-from transfusion.proposal.drafting import counts_blocks
+from transfusion.proposal.labels import counts_blocks
 from transfusion.proposal.proposing import Proposal, propose
 from transfusion.tables import Config, Family
 

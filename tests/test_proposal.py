@@ -241,6 +241,34 @@ def test_a_model_without_a_stream_is_refused():
         propose(plain, {}, "plain", {"input": torch.randn(4, 6, dtype=torch.float64)})
 
 
+def test_two_towers_are_refused():
+    module = CASES["clip"].make()
+    inputs = {"input_ids": GRAIN["grain"], "pixel_values": torch.randn(3, 3, 12, 12, dtype=torch.float64)}
+    with pytest.raises(VerificationError, match=r"several columns of blocks: vision_model.* text_model"):
+        propose(module, module.config.to_dict(), "clip", inputs)
+
+
+class Opaque(nn.Module):
+    """Its projections are no modules that could be watched."""
+
+    def __init__(self, width, voices, sluice):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, voices, batch_first=True)
+        self.between = Scale(width)
+        self.wide, self.narrow = nn.Linear(width, sluice), nn.Linear(sluice, width)
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.narrow(torch.relu(self.wide(self.between(x))))
+
+
+def test_a_stream_that_is_lost_is_refused_with_the_place():
+    module = Mills()
+    module.mills = nn.ModuleList(Opaque(24, 3, 10) for _ in range(2))
+    with pytest.raises(VerificationError, match=r"the residual stream is lost at mills.0.between"):
+        propose(module, {"num_heads": 3}, "opaque", GRAIN)
+
+
 def test_a_model_without_blocks_is_refused():
     with pytest.raises(VerificationError, match="no column of numbered blocks"):
         propose(nn.Linear(6, 8), {}, "plain", {"input": torch.randn(4, 6, dtype=torch.float64)})

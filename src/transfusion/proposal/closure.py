@@ -69,12 +69,12 @@ class _Search:
         self.index = lab.permutation(closure.size)
 
     def finish(self) -> Closure:
-        while (trouble := self._walk()) is not None:
-            if trouble == "again":
-                continue
-            if not self._mend(int(trouble) if trouble.isdigit() else trouble.removeprefix("output ")):
-                self.closure.broken = int(trouble) if trouble.isdigit() else trouble.removeprefix("output ")
-                break
+        again = True
+        while again:
+            again, trouble = self._walk()
+            if trouble is not None:
+                again = self._mend(trouble)
+                self.closure.broken = None if again else trouble
         return self.closure
 
     def _trial(self, more: Collection[Slot] = (), until: int | None = None) -> Trace:
@@ -87,8 +87,8 @@ class _Search:
             return "moved"
         return "same" if same(original, now.input) else "mixed"
 
-    def _walk(self) -> str | None:
-        """One run: take in new readers. None when all is whole, ``again``, or the place of a trouble."""
+    def _walk(self) -> tuple[bool, int | str | None]:
+        """One run that takes in new readers: whether another is needed, and what stands in its way."""
         closure = self.closure
         trace = self._trial()
         news = False
@@ -97,24 +97,24 @@ class _Search:
             state = self._state(place, call)
             reads = any(slot in closure.slots for slot in part.inputs)
             if state == "mixed" or (state == "same" and reads):
-                return "again" if news else str(place)
+                return (True, None) if news else (False, place)
             if state == "moved" and place not in closure.calls:
                 point = self._point(place, part)
                 closure.calls[place] = point
                 for slot in part.inputs:
                     if slot in self.taken:
-                        return str(place)
+                        return False, place
                     if (there := closure.slots.setdefault(slot, point)) != point:
                         closure.unified.add((min(there, point), max(there, point)))
                 news = news or not reads
         if news:
-            return "again"
+            return True, None
         for name, original in self.lab.original.outputs.items():
             if permuted(original, trace.outputs[name], self.index, -1):
                 closure.outputs.setdefault(name, closure.last)
             elif not same(original, trace.outputs[name]):
-                return f"output {name}"
-        return None
+                return False, name
+        return False, None
 
     def _point(self, place: int, part: Part) -> int:
         """The point that a call reads: where its very input was seen before, or else the latest."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.certification import Certificate, certify, free_axes, randomise
-from transfusion.errors import VerificationError, listing
+from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
 from transfusion.live import Live
 from transfusion.proposal.drafting import draft
 from transfusion.proposal.laboratory import Laboratory
@@ -60,7 +60,7 @@ class Proposal:
     def certified(self, module: nn.Module, config: Config, on: str) -> Proposal:
         """The same draft, certified on another module of its class."""
         module = randomise(deepcopy(module).double().eval(), 1)
-        live = replace(Live.from_module(module, self.family, config), inputs=self.inputs)
+        live = _bound(module, self.family, config, self.inputs)
         return replace(self, certificate=_certificate(live), certified_on=on)
 
 
@@ -76,7 +76,7 @@ def propose(module: nn.Module, config: Config, family_name: str, inputs: Mapping
         drafted = draft(survey(lab, config), config, prefix)
         text = write(drafted, family_name, type(module).__name__, library, config, inputs)
         family = _run(text, family_name)
-        live = replace(Live.from_module(lab.module, family, config), inputs=inputs)
+        live = _bound(lab.module, family, config, inputs)
         certificate = _certificate(live)
     table = family.table(config, frozenset(live.architecture.tensors))
     return Proposal(family, table, text, certificate, tuple(drafted.lost), inputs)
@@ -88,6 +88,16 @@ def _run(text: str, name: str) -> Family:
     exec(compile(text, f"<draft of {name}>", "exec"), space)
     family: Family = space["FAMILIES"][0]
     return family
+
+
+def _bound(module: nn.Module, family: Family, config: Config, inputs: Mapping[str, Tensor]) -> Live:
+    try:
+        return replace(Live.from_module(module, family, config), inputs=inputs)
+    except (ArchitectureError, LayoutError) as error:
+        raise VerificationError(
+            f"the draft does not fit the model it was made for: {error.message}",
+            hint="write a table by hand, as docs/your-own.md shows",
+        ) from error
 
 
 def _certificate(live: Live) -> Certificate:

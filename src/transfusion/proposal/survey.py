@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from transfusion.errors import VerificationError
+from transfusion.errors import VerificationError, listing
 from transfusion.proposal.attention import Attention, head_counts, heads_in, understand
 from transfusion.proposal.closure import Closure, close, is_folded
 from transfusion.proposal.laboratory import Laboratory, same
@@ -81,7 +81,12 @@ def find_blocks(lab: Laboratory) -> Blocks:
             "no column of numbered blocks among the tensors' names",
             hint="a table needs blocks with names such as layers.0, layers.1; write this one by hand",
         )
-    prefix = counts.most_common(1)[0][0]
+    (prefix, most), *others = counts.most_common()
+    if rivals := [other for other, count in others if 2 * count > most]:
+        raise VerificationError(
+            f"several columns of blocks: {listing([prefix, *rivals])}",
+            hint="a draft is made for one column; write this table by hand, as docs/your-own.md shows",
+        )
     numbered = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
     numbers = {int(match[1]) for name in lab.parameters if (match := numbered.match(name))}
     return Blocks(prefix, len(numbers))
@@ -100,11 +105,12 @@ def _stream(lab: Laboratory) -> Closure:
         if closure.joins:
             break
     best = max(broken, key=lambda one: len(one.joins), default=None)
-    if best is not None and best.joins and best.broken is not None:
+    if best is not None and best.broken is not None:
         where = lab.original.calls[best.broken].module if isinstance(best.broken, int) else best.broken
         raise VerificationError(
             f"the residual stream is lost at {where}: what is added there could not be found",
-            hint=f"{len(best.joins)} residual connections before it were understood; write the table by hand",
+            hint=f"{len(best.joins)} residual connections before it were understood; write a table by hand,"
+            " as docs/your-own.md shows",
         )
     raise VerificationError(
         "no residual stream was found: moving the first layers' outputs leads to no sum with a branch",

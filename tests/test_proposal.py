@@ -45,7 +45,7 @@ def no_tables(monkeypatch):
     monkeypatch.setattr(architectures, "_installed", tuple)
 
 
-def proposed(module, **kinds):
+def proposed(module):
     config = module.config.to_dict()
     kind = "image" if module.main_input_name == "pixel_values" else "tokens"
     inputs = probes(Family("any", "transformers", None, inputs=(kind,)), config)
@@ -102,6 +102,30 @@ def test_a_class_that_shows_less_than_its_family_is_certified_all_the_same(name)
 def test_no_table_is_needed(name, no_tables):
     assert families() == ()
     assert proposed(CASES[name].make()).passed
+
+
+SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 31}
+STRANGERS = {
+    "RobertaModel": {**SMALL, "intermediate_size": 20, "max_position_embeddings": 19},
+    "DistilBertModel": {"dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 20, "vocab_size": 31},
+    "ElectraModel": {**SMALL, "intermediate_size": 20, "embedding_size": 15},
+    "AlbertModel": {**SMALL, "intermediate_size": 20, "embedding_size": 15},
+    "Dinov2Model": {**SMALL, "mlp_ratio": 2, "image_size": 12, "patch_size": 4},
+    "CohereForCausalLM": {**SMALL, "intermediate_size": 20},
+    "GPTBigCodeForCausalLM": {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "vocab_size": 31},
+    "MptForCausalLM": {"d_model": 24, "n_layers": 2, "n_heads": 4, "expansion_ratio": 2, "vocab_size": 31},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("name", STRANGERS)
+def test_families_that_have_no_table(name):
+    import transformers
+
+    made_by = getattr(transformers, name)
+    module = made_by(made_by.config_class(**STRANGERS[name], pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    assert module.config.model_type not in {t for family in families() for t in family.model_types}
+    assert proposed(module).require().passed
 
 
 def test_every_fixed_axis_of_a_draft_has_a_reason():

@@ -82,7 +82,7 @@ def _inputs(module: nn.Module, config: Config) -> dict[str, Tensor]:
     """Random inputs of the kind that the class says it takes first."""
     kind = "image" if getattr(module, "main_input_name", "") == "pixel_values" else "tokens"
     try:
-        return probes(Family("draft", "transformers", _none, inputs=(kind,)), config)
+        return probes(Family("draft", "transformers", _none, inputs=(kind,)), config, batch=2)
     except KeyError as error:
         raise ArchitectureError(
             f"no inputs can be made for {type(module).__name__}: its configuration has no {error}",

@@ -23,6 +23,9 @@ Moves: TypeAlias = Mapping[Slot, Tensor]
 CLOSE = 1e-9
 """Two activations are equal if they differ by no more than this share of their size."""
 
+MODEST = 32
+"""Up to this width, parameters may be as large as `randomise` draws them."""
+
 
 @dataclass
 class Trace:
@@ -40,7 +43,7 @@ class Laboratory:
     """A float64 copy of a module, every parameter drawn anew, with one run of it to compare with."""
 
     def __init__(self, module: nn.Module, library: str, inputs: Mapping[str, Tensor], seed: int = 1) -> None:
-        self.module = randomise(deepcopy(module).double().eval(), seed)
+        self.module = drawn(module, seed)
         self.family = Family("draft", library, lambda config, names: _no_table())
         self.inputs = inputs
         self.generator = torch.Generator().manual_seed(seed)
@@ -152,6 +155,16 @@ class Laboratory:
         index = self.permutation(self.extent(slots[0]))
         outputs = self.run(dict.fromkeys(slots, index)).outputs
         return not all(same(value, outputs[name]) for name, value in self.original.outputs.items())
+
+
+def drawn(module: nn.Module, seed: int) -> nn.Module:
+    """A float64 copy with every parameter drawn anew; in wide models smaller, so that rounding stays small."""
+    copy = randomise(deepcopy(module).double().eval(), seed)
+    for parameter in copy.parameters():
+        if parameter.ndim > 1:
+            width = min(parameter.shape[0], parameter.numel() // parameter.shape[0])
+            parameter.data *= min(1.0, (MODEST / width) ** 0.5)
+    return copy
 
 
 def same(first: Tensor, second: Tensor) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transfusion.certification import Certificate, certify, free_axes, randomise
+from transfusion.certification import Certificate, certify, free_axes
 from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
 from transfusion.live import Live
 from transfusion.proposal.drafting import draft
-from transfusion.proposal.laboratory import Laboratory
+from transfusion.proposal.laboratory import Laboratory, drawn
 from transfusion.proposal.survey import survey
 from transfusion.proposal.writing import write
 from transfusion.tables import Config, Family, Table
@@ -59,8 +58,7 @@ class Proposal:
 
     def certified(self, module: nn.Module, config: Config, on: str) -> Proposal:
         """The same draft, certified on another module of its class."""
-        module = randomise(deepcopy(module).double().eval(), 1)
-        live = _bound(module, self.family, config, self.inputs)
+        live = _bound(drawn(module, seed=1), self.family, config, self.inputs)
         return replace(self, certificate=_certificate(live), certified_on=on)
 
 

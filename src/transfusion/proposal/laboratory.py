@@ -158,7 +158,7 @@ class Laboratory:
 
 
 def drawn(module: nn.Module, seed: int) -> nn.Module:
-    """A float64 copy with every parameter drawn anew; in wide models smaller, so that rounding stays small."""
+    """A float64 copy with every parameter drawn anew; in wide models smaller, to keep rounding small."""
     copy = randomise(deepcopy(module).double().eval(), seed)
     for parameter in copy.parameters():
         if parameter.ndim > 1:

@@ -22,9 +22,11 @@ from transfusion.cli.options import (
     InnerOption,
     Jobs,
     Json,
+    MaybeOutput,
     MethodOption,
     ModelArgument,
     Output,
+    Propose,
     Quiet,
     ResidualOption,
     Seed,
@@ -74,9 +76,20 @@ def inspect(
     model: ModelArgument,
     config: Config = None,
     architecture: ArchitectureFile = None,
+    propose: Propose = False,
+    output: MaybeOutput = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model's axes are and which may move; or what a file of π moves."""
+    """Show what a model's axes are and which may move; or what a file of π moves.
+
+    With --propose: draft a table for a model that has none.
+    """
+    if propose:
+        _propose(model, config, output, force, as_json)
+        return
+    if output is not None:
+        raise typer.BadParameter("--output goes with --propose")
     from transfusion.cli import views
     from transfusion.description import inspect as describe
 
@@ -85,6 +98,33 @@ def inspect(
         print_json(description)
     else:
         out.print(views.model(description) if "model" in description else views.alignment(description))
+
+
+def _propose(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from transfusion.proposal import propose_for
+    from transfusion.writer import publish_file, require_writable
+
+    if output is not None:
+        require_writable(output, force=force)
+    proposal = propose_for(model, config=config).require()
+    checks = proposal.certificate.checks
+    if output is not None:
+        publish_file(output, lambda staged: staged.write_text(proposal.text), force=force)
+    if as_json:
+        written = {} if output is None else {"written": str(output)}
+        told = [{**asdict(check), "passed": check.passed} for check in checks]
+        print_json({**written, "certified_on": proposal.certified_on, "checks": told, "text": proposal.text})
+        return
+    if output is None:
+        print(proposal.text, end="")
+    talk = err if output is None else out
+    for check in checks:
+        talk.print(f"✓ {check}", markup=False)
+    talk.print(f"certified on {proposal.certified_on}", markup=False)
+    if output is not None:
+        out.print(f"draft written to {output}", markup=False)
 
 
 @app.command()

@@ -36,6 +36,16 @@ def use_tables(file: Path | None) -> Path | None:
 
 ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
 Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
+MaybeOutput = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", show_default=False, help="With --propose: where to write the draft."),
+]
+Propose = Annotated[
+    bool,
+    typer.Option(
+        "--propose", help="Draft a table for the model's class by trials, and certify it; or exit 3."
+    ),
+]
 Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
 MethodOption = Annotated[
     str | None,

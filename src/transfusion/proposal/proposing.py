@@ -1,0 +1,106 @@
+"""Proposing: from a live module to a certified draft. What is certified is the text, run as a file is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.certification import Certificate, certify, free_axes
+from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
+from transfusion.live import Live
+from transfusion.proposal.drafting import draft
+from transfusion.proposal.laboratory import Laboratory, drawn
+from transfusion.proposal.survey import survey
+from transfusion.proposal.writing import write
+from transfusion.tables import Config, Family, Table
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A drafted table: as an object, as a file, and with what certification found."""
+
+    family: Family
+    table: Table
+    text: str
+    """A file for ``--architecture``."""
+    certificate: Certificate
+    lost: tuple[str, ...] = ()
+    """Tensors that were not understood."""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the model was fed."""
+    certified_on: str = "the model as given"
+
+    @property
+    def passed(self) -> bool:
+        return self.certificate.passed and not self.lost
+
+    def require(self) -> Proposal:
+        """The proposal itself, if all of it was understood and certified."""
+        checks, failures = self.certificate.checks, self.certificate.failures
+        said = f"{len(failures)} of {len(checks)} checks failed: {listing(failures)}"
+        if self.lost:
+            raise VerificationError(
+                f"{len(self.lost)} tensor(s) were not understood: {listing(self.lost)}"
+                + (f"; {said}" if failures else ""),
+                hint="no layout that was tried leaves the outputs as they are; write a table by hand, as"
+                " docs/your-own.md shows",
+            )
+        if failures:
+            raise VerificationError(
+                f"the draft does not tell the truth about the model: {said}",
+                hint="write a table by hand, as docs/your-own.md shows",
+            )
+        return self
+
+    def certified(self, module: nn.Module, config: Config, on: str) -> Proposal:
+        """The same draft, certified on another module of its class."""
+        live = _bound(drawn(module, seed=1), self.family, config, self.inputs)
+        return replace(self, certificate=_certificate(live), certified_on=on)
+
+
+def propose(module: nn.Module, config: Config, family_name: str, inputs: Mapping[str, Tensor]) -> Proposal:
+    """A table for a live module, drafted from its tensors' names and shapes, the head counts in its
+    configuration and numerical trials on ``inputs``, and certified on the same module.
+    """
+    library = "transformers" if hasattr(module, "base_model_prefix") else "mine"
+    with torch.no_grad():
+        lab = Laboratory(module, library, inputs)
+        base = f"{getattr(module, 'base_model_prefix', '')}."
+        prefix = base if base != "." and any(name.startswith(base) for name in lab.parameters) else ""
+        drafted = draft(survey(lab, config), config, prefix)
+        text = write(drafted, family_name, type(module).__name__, library, config, inputs)
+        family = _run(text, family_name)
+        live = _bound(lab.module, family, config, inputs)
+        certificate = _certificate(live)
+    table = family.table(config, frozenset(live.architecture.tensors))
+    return Proposal(family, table, text, certificate, tuple(drafted.lost), inputs)
+
+
+def _run(text: str, name: str) -> Family:
+    """The family that the text of a draft defines."""
+    space: dict[str, Any] = {"__name__": name}
+    exec(compile(text, f"<draft of {name}>", "exec"), space)
+    family: Family = space["FAMILIES"][0]
+    return family
+
+
+def _bound(module: nn.Module, family: Family, config: Config, inputs: Mapping[str, Tensor]) -> Live:
+    try:
+        return replace(Live.from_module(module, family, config), inputs=inputs)
+    except (ArchitectureError, LayoutError) as error:
+        raise VerificationError(
+            f"the draft does not fit the model it was made for: {error.message}",
+            hint="write a table by hand, as docs/your-own.md shows",
+        ) from error
+
+
+def _certificate(live: Live) -> Certificate:
+    certificate = certify(live)
+    if certificate.passed:
+        return certificate
+    broken = (check for check in free_axes(live) if not check.passed)
+    return Certificate((*certificate.checks, *broken))

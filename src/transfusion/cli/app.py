@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from transfusion import __version__
-from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.console import Talk, err, out, print_json
 from transfusion.cli.options import (
     ArchitectureFile,
     Config,
@@ -107,7 +107,7 @@ def _propose(model: str, config: Path | None, output: Path | None, force: bool, 
     from transfusion.writer import publish_file, require_writable
 
     if output is not None:
-        require_writable(output, force=force)
+        require_writable(output, force=force, inputs=files_of(model), folder=False)
     proposal = propose_for(model, config=config).require()
     checks = proposal.certificate.checks
     if output is not None:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.checkpoint import read_json, resolve
+from transfusion.checkpoint import read_json
 from transfusion.errors import ArchitectureError
-from transfusion.live import library, probes
+from transfusion.live import library
+from transfusion.probes import probes
 from transfusion.proposal.labels import counts_blocks
 from transfusion.proposal.proposing import Proposal, propose
+from transfusion.references import resolve
 from transfusion.tables import Config, Family
 
 BLOCKS = 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transfusion.certification import randomise
 from transfusion.errors import ArchitectureError, listing
-from transfusion.live import run
+from transfusion.probes import run
 from transfusion.proposal.parts import Call, Part, Slot, find_parts
 from transfusion.tables import Family
 

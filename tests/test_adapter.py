@@ -91,6 +91,32 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(case, residual, shuffled, tm
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
 
 
+def test_adapters_made_with_older_names_are_the_same_adapters(shuffled, tmp_path):
+    """transformers 4 called ViT's modules in memory as its files still do."""
+    a, b = shuffled("vit-classifier")
+    train_adapter(a, tmp_path / "adapter", ["q_proj", "fc1"])
+    older = {
+        "vit.layers.": "vit.encoder.layer.",
+        ".attention.q_proj.": ".attention.attention.query.",
+        ".mlp.fc1.": ".intermediate.dense.",
+    }
+
+    def rename(tensors):
+        for key in list(tensors):
+            old = key
+            for now, before in older.items():
+                old = old.replace(now, before)
+            tensors[old] = tensors.pop(key)
+
+    pi = align(a, b)
+    new = transport(tmp_path / "adapter", base=a, onto=b, via=pi).state_dict()
+    old = transport(rewrite(tmp_path / "adapter", rename), base=a, onto=b, via=pi).state_dict()
+    assert not new.keys() & old.keys()
+    rename(new)
+    assert new.keys() == old.keys()
+    assert all(torch.equal(new[key], old[key]) for key in new)
+
+
 def test_only_base_and_revision_change_in_the_configuration(shuffled, tmp_path):
     a, b = shuffled("llama")
     train_adapter(a, tmp_path / "adapter", ["q_proj"])

@@ -105,18 +105,34 @@ def _clip(model_class: str) -> Any:
     return getattr(transformers, model_class)(config)
 
 
-def _open_clip(**vision: Any) -> Any:
+def _open_clip(config: dict[str, Any]) -> Any:
     import open_clip
 
-    config = {**OPEN_CLIP, "vision_cfg": {**OPEN_CLIP["vision_cfg"], **vision}}
-    return open_clip.CLIP(**config, output_dict=False)
+    made_by = open_clip.CustomTextCLIP if config.get("custom_text") else open_clip.CLIP
+    return made_by(**{key: value for key, value in config.items() if key != "custom_text"}, output_dict=False)
 
 
-def _keep_open_clip(model: Any, folder: Path) -> None:
+def _keep_open_clip(config: dict[str, Any], model: Any, folder: Path) -> None:
     folder.mkdir(parents=True)
     save_file(model.state_dict(), folder / "open_clip_model.safetensors", {"format": "pt"})
-    config = {"model_cfg": OPEN_CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
-    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    whole = {"model_cfg": config, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    (folder / "open_clip_config.json").write_text(json.dumps(whole))
+
+
+# A text tower of its own name, with a class token, a biased projection and LayerScale in both towers.
+CUSTOM = {
+    **OPEN_CLIP,
+    "custom_text": True,
+    "vision_cfg": {**OPEN_CLIP["vision_cfg"], "ls_init_value": 0.1, "pool_type": "avg"},
+    "text_cfg": {
+        **OPEN_CLIP["text_cfg"],
+        "ls_init_value": 0.1,
+        "embed_cls": True,
+        "proj_bias": True,
+        "no_causal_mask": True,
+        "pool_type": "last",
+    },
+}
 
 
 CASES = (
@@ -134,7 +150,8 @@ CASES = (
         CLIP_VISION,
     ),
     case("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", CLIP_TEXT),
-    Case("open_clip", _open_clip, "open_clip", _keep_open_clip),
+    Case("open_clip", partial(_open_clip, OPEN_CLIP), "open_clip", partial(_keep_open_clip, OPEN_CLIP)),
+    Case("open_clip-custom", partial(_open_clip, CUSTOM), "open_clip", partial(_keep_open_clip, CUSTOM)),
     case("bert", "bert", "BertModel", "BertConfig", BERT),
     case("bert-pretraining", "bert", "BertForPreTraining", "BertConfig", BERT),
     case("bert-untied", "bert", "BertForMaskedLM", "BertConfig", BERT, tie_word_embeddings=False),

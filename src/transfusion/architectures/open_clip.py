@@ -42,9 +42,11 @@ proj?                  x@last -> joint
 TEXT = f"""
 token_embedding.weight   vocab -> x@first
 positional_embedding     position x@first
+cls_emb?                 x@first
 {BLOCKS.strip()}
 ln_final.*               x@last
 text_projection?         x@last -> joint
+text_projection.*?       joint <- x@last
 """
 
 # With LayerScale the branch ends behind the scale; without it ls_1 and ls_2 are identities that
@@ -143,6 +145,8 @@ FAMILIES = (
                 "no_ln_pre",
                 "pos_embed_type",
                 "no_causal_mask",
+                "embed_cls",
+                "proj_bias",
                 "output_tokens",
                 "pad_id",
                 "eos_id",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from transfusion.errors import ArchitectureError
-from transfusion.tables import Axis, fixed
+from transfusion.tables import Axis, Config, fixed
 
 # Configuration keys of transformers that cannot change a symmetry: bookkeeping, dropout,
 # initialisation, generation, tokens, numerics that treat all units alike.
@@ -183,3 +183,12 @@ def needs_config(family: str, what: str) -> ArchitectureError:
         f"{family}: {what} cannot be told from the shapes",
         hint="put the model's config.json beside the weights, or give it with --config",
     )
+
+
+def usual_sizes(config: Config) -> dict[str, int]:
+    """The sizes that most configurations of transformers give under these names."""
+    return {
+        "x": config["hidden_size"],
+        "head": config["num_attention_heads"],
+        "ffn": config["intermediate_size"],
+    }

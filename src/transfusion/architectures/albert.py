@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transfusion.architectures import bert
-from transfusion.architectures._shared import ATTENTION, HARMLESS, LABEL, POSITION, VOCAB
+from transfusion.architectures._shared import ATTENTION, HARMLESS, LABEL, POSITION, VOCAB, usual_sizes
 from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 BLOCK = "encoder.albert_layer_groups.0.albert_layers.0"
@@ -46,7 +46,7 @@ TIES = {
 def table(config: Config, names: frozenset[str]) -> Table:
     tied = config.get("tie_word_embeddings", True)
     return Table(
-        stacks=(Stack("layer", 1, ROWS, (*ATTENTION, POSITION, bert.TYPE), bert.sizes(config), SHORTCUTS),),
+        stacks=(Stack("layer", 1, ROWS, (*ATTENTION, POSITION, bert.TYPE), usual_sizes(config), SHORTCUTS),),
         axes=(
             Axis("word", scope="model"),
             Axis("pool", scope="model"),

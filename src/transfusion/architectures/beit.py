@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transfusion.architectures import vit
-from transfusion.architectures._shared import ATTENTION, BACKBONE, LABEL, PATCH, PLAIN, POSITION
+from transfusion.architectures._shared import ATTENTION, BACKBONE, LABEL, PATCH, PLAIN, POSITION, usual_sizes
 from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 ROWS = """
@@ -61,11 +61,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
                     fixed("distance", "relative positions select its rows", scope="stack"),
                     *PATCH,
                 ),
-                sizes={
-                    "x": config["hidden_size"],
-                    "head": config["num_attention_heads"],
-                    "ffn": config["intermediate_size"],
-                },
+                sizes=usual_sizes(config),
                 shortcuts=SHORTCUTS,
             ),
         ),

@@ -13,6 +13,7 @@ from transfusion.architectures._shared import (
     VOCAB,
     depth,
     heads_of_64,
+    usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
@@ -62,19 +63,12 @@ TYPE = fixed("type", "segment ids select its rows", scope="stack")
 SIZES = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
 
 
-def sizes(config: Config) -> dict[str, int]:
-    """The sizes of a stack, in the words that most encoders share."""
-    return {
-        "x": config["hidden_size"],
-        "head": config["num_attention_heads"],
-        "ffn": config["intermediate_size"],
-    }
-
-
 def stack(config: Config, embeddings: str = EMBEDDINGS) -> Stack:
     """The encoder, which other families have too."""
     axes = (*ATTENTION, POSITION, TYPE)
-    return Stack("layer", config["num_hidden_layers"], embeddings + BLOCKS, axes, sizes(config), SHORTCUTS)
+    return Stack(
+        "layer", config["num_hidden_layers"], embeddings + BLOCKS, axes, usual_sizes(config), SHORTCUTS
+    )
 
 
 def pooled(config: Config, names: frozenset[str], pooler: str = "pooler.dense.weight") -> str:

@@ -16,6 +16,7 @@ from transfusion.architectures._shared import (
     both_ends_below,
     depth,
     heads_of_64,
+    usual_sizes,
 )
 from transfusion.tables import Config, Family, Shapes, Stack, Table, fixed
 
@@ -86,11 +87,7 @@ def tower(name: str, config: Config, prefix: str = "") -> Stack:
         config["num_hidden_layers"],
         below(prefix, VISION if vision else TEXT),
         (*ATTENTION, POSITION, *PATCH) if vision else (*ATTENTION, POSITION),
-        sizes={
-            "x": config["hidden_size"],
-            "head": config["num_attention_heads"],
-            "ffn": config["intermediate_size"],
-        },
+        sizes=usual_sizes(config),
         shortcuts=both_ends_below(prefix, SHORTCUTS),
     )
 

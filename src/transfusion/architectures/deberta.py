@@ -13,6 +13,7 @@ from transfusion.architectures._shared import (
     VOCAB,
     depth,
     heads_of_64,
+    usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
@@ -84,7 +85,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
     word = "word" if narrow else "x@first"
     rows = ROWS.format(word=word, distances="x@first" if shared else "distances")
     return Table(
-        stacks=(Stack("layer", layers, rows, AXES, bert.sizes(config), SHORTCUTS),),
+        stacks=(Stack("layer", layers, rows, AXES, usual_sizes(config), SHORTCUTS),),
         axes=(
             Axis("word", scope="model"),
             Axis("distances", scope="model"),

@@ -12,6 +12,7 @@ from transfusion.architectures._shared import (
     depth,
     heads_of_64,
     needs_config,
+    usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
@@ -56,11 +57,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
                 config["num_hidden_layers"],
                 ROWS,
                 AXES,
-                sizes={
-                    "x": config["hidden_size"],
-                    "head": config["num_attention_heads"],
-                    "ffn": config["intermediate_size"],
-                },
+                sizes=usual_sizes(config),
                 shortcuts=SHORTCUTS,
             ),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB, depth, heads_of_64
+from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB, depth, heads_of_64, usual_sizes
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
 # The embeddings come normalised, so the first block has no norm of its own.
@@ -50,11 +50,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
                 config["num_hidden_layers"],
                 ROWS,
                 AXES,
-                sizes={
-                    "x": config["hidden_size"],
-                    "head": config["num_attention_heads"],
-                    "ffn": config["intermediate_size"],
-                },
+                sizes=usual_sizes(config),
                 shortcuts=SHORTCUTS,
             ),
         ),

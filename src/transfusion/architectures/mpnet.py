@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transfusion.architectures import bert, roberta
-from transfusion.architectures._shared import ATTENTION, HARMLESS, PLAIN, POSITION, depth
+from transfusion.architectures._shared import ATTENTION, HARMLESS, PLAIN, POSITION, depth, usual_sizes
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
 ROWS = """
@@ -39,7 +39,7 @@ AXES = (
 
 def table(config: Config, names: frozenset[str]) -> Table:
     layers = config["num_hidden_layers"]
-    stack = Stack("layer", layers, ROWS, AXES, bert.sizes(config), SHORTCUTS)
+    stack = Stack("layer", layers, ROWS, AXES, usual_sizes(config), SHORTCUTS)
     return roberta.with_heads(stack, config, names)
 
 

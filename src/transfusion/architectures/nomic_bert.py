@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transfusion.architectures import bert
-from transfusion.architectures._shared import HARMLESS, depth, heads_of_64
+from transfusion.architectures._shared import HARMLESS, depth, heads_of_64, usual_sizes
 from transfusion.architectures.modernbert import AXES
 from transfusion.tables import Config, Family, Shapes, Stack, Table
 
@@ -39,7 +39,7 @@ FORMERLY = {
 def table(config: Config, names: frozenset[str]) -> Table:
     sizes = {key: config[key if key in config else former] for key, former in FORMERLY.items()}
     layers = sizes["num_hidden_layers"]
-    stack = Stack("layer", layers, ROWS, (*AXES, bert.TYPE), bert.sizes(sizes), SHORTCUTS)
+    stack = Stack("layer", layers, ROWS, (*AXES, bert.TYPE), usual_sizes(sizes), SHORTCUTS)
     return bert.with_heads(stack, config, names)
 
 

@@ -13,6 +13,7 @@ from transfusion.architectures._shared import (
     POSITION,
     depth,
     heads_of_64,
+    usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
@@ -52,11 +53,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
                 config["num_hidden_layers"],
                 ROWS,
                 (*ATTENTION, POSITION, *PATCH),
-                sizes={
-                    "x": config["hidden_size"],
-                    "head": config["num_attention_heads"],
-                    "ffn": config["intermediate_size"],
-                },
+                sizes=usual_sizes(config),
                 shortcuts=SHORTCUTS,
             ),
         ),

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from transfusion.architectures._shared import ATTENTION, HARMLESS, LABEL, PLAIN, SPEC_AUGMENT, VOCAB
+from transfusion.architectures._shared import (
+    ATTENTION,
+    HARMLESS,
+    LABEL,
+    PLAIN,
+    SPEC_AUGMENT,
+    VOCAB,
+    usual_sizes,
+)
 from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 FEATURES = """
@@ -78,11 +86,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
             fixed("moment", "moments come in this order", scope="stack"),
             fixed("mate", GROUPS, scope="stack"),
         ),
-        sizes={
-            "x": config["hidden_size"],
-            "head": config["num_attention_heads"],
-            "ffn": config["intermediate_size"],
-        },
+        sizes=usual_sizes(config),
         shortcuts=PRE_NORM if before else POST_NORM,
     )
     return Table(

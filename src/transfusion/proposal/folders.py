@@ -14,9 +14,10 @@ from transfusion.errors import ArchitectureError
 from transfusion.live import library
 from transfusion.probes import probes
 from transfusion.proposal.labels import counts_blocks
+from transfusion.proposal.laboratory import nobody
 from transfusion.proposal.proposing import Proposal, propose
 from transfusion.references import resolve
-from transfusion.tables import Config, Family
+from transfusion.tables import Config
 
 BLOCKS = 2
 """A draft is made on so many blocks, and then certified on as many as the model has."""
@@ -84,13 +85,9 @@ def _inputs(module: nn.Module, config: Config) -> dict[str, Tensor]:
     """Random inputs of the kind that the class says it takes first."""
     kind = "image" if getattr(module, "main_input_name", "") == "pixel_values" else "tokens"
     try:
-        return probes(Family("draft", "transformers", _none, inputs=(kind,)), config, batch=2)
+        return probes(nobody("transformers", (kind,)), config, batch=2)
     except KeyError as error:
         raise ArchitectureError(
             f"no inputs can be made for {type(module).__name__}: its configuration has no {error}",
             hint="call transfusion.proposal.propose with inputs of your own",
         ) from error
-
-
-def _none(config: Config, names: frozenset[str]) -> Any:
-    raise NotImplementedError

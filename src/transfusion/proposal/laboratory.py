@@ -15,7 +15,7 @@ from transfusion.certification import randomise
 from transfusion.errors import ArchitectureError, listing
 from transfusion.probes import run
 from transfusion.proposal.parts import Call, Part, Slot, find_parts
-from transfusion.tables import Family
+from transfusion.tables import Family, Table
 
 Moves: TypeAlias = Mapping[Slot, Tensor]
 """For some dimensions of tensors, where their new positions come from."""
@@ -44,7 +44,7 @@ class Laboratory:
 
     def __init__(self, module: nn.Module, library: str, inputs: Mapping[str, Tensor], seed: int = 1) -> None:
         self.module = drawn(module, seed)
-        self.family = Family("draft", library, lambda config, names: _no_table())
+        self.family = nobody(library)
         self.inputs = inputs
         self.generator = torch.Generator().manual_seed(seed)
         self.modules = dict(self.module.named_modules())
@@ -183,5 +183,6 @@ def permuted(original: Tensor, now: Tensor, index: Tensor, dim: int) -> bool:
     return original.is_floating_point() and same(original.index_select(dim, index), now)
 
 
-def _no_table() -> Any:
-    raise NotImplementedError
+def nobody(library: str, inputs: tuple[str, ...] = ()) -> Family:
+    """A family with nothing in its table: what a model belongs to while it is being looked at."""
+    return Family("draft", library, lambda config, names: Table(()), inputs=inputs)

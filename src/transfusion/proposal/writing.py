@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from transfusion.architectures._shared import HARMLESS
+from transfusion.architectures import HARMLESS
 from transfusion.proposal.drafting import Draft
 from transfusion.tables import Axis, Group
 
@@ -56,7 +56,7 @@ def _imports(draft: Draft, known: bool, library: str) -> str:
     if not known:
         lines += ["import torch", "from torch import Tensor", ""]
     if library == "transformers":
-        lines += ["from transfusion.architectures._shared import HARMLESS"]
+        lines += ["from transfusion.architectures import HARMLESS"]
     fixed = any(axis.group is Group.FIXED for axis in (*draft.axes, *draft.outer_axes))
     names = ["Axis", "Config", "Family", "Stack", "Table", *(["fixed"] if fixed else [])]
     return "\n".join([*lines, f"from transfusion.tables import {', '.join(names)}"])

@@ -123,6 +123,27 @@ def test_odd_widths_without_a_configuration_are_refused(made, tmp_path):
         Model.open(weights)
 
 
+def test_the_largest_vision_towers_have_larger_heads(tmp_path):
+    """ViT-H has 16 heads of 80 units; 1280 / 64 would be 20."""
+    huge = {"hidden_size": 1280, "num_hidden_layers": 1, "num_attention_heads": 16, "intermediate_size": 96}
+    case = with_heads_of_64("vit", "vit", "ViTModel", "ViTConfig", **huge, image_size=8, patch_size=4)
+    folder = case.save(tmp_path / "model", 1)
+    alone = Model.open((folder / "model.safetensors").rename(tmp_path / "alone.safetensors"))
+    assert alone.architecture.sizes["layer.0.head"] == 16
+    assert "assuming 16 heads, as in the published models of this width" in alone.why
+
+
+def test_a_width_at_which_published_encoders_differ_needs_its_configuration(tmp_path):
+    """MiniLM has 12 heads at a width of 384, others have 6."""
+    mini = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 96}
+    case = with_heads_of_64("bert", "bert", "BertModel", "BertConfig", **mini, vocab_size=31)
+    weights = (case.save(tmp_path / "model", 1) / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    with pytest.raises(
+        ArchitectureError, match=r"the number of attention heads \(width 384\) cannot be told"
+    ):
+        Model.open(weights)
+
+
 def test_unknown_names_without_a_configuration_are_refused(tmp_path):
     save_file({"encoder.strange": torch.zeros(2)}, tmp_path / "x.safetensors")
     with pytest.raises(ArchitectureError, match="belong to no known family") as caught:

@@ -177,6 +177,13 @@ def heads_of_64(width: int, shapes_of: str) -> tuple[int, str]:
     return width // 64, "heads of 64 units, as in the published models"
 
 
+def heads_in_vision(width: int, shapes_of: str) -> tuple[int, str]:
+    """The same for a tower of images: the largest have 16 heads of 80, 88 or 104 units."""
+    if width in (1280, 1408, 1664):
+        return 16, "16 heads, as in the published models of this width"
+    return heads_of_64(width, shapes_of)
+
+
 def needs_config(family: str, what: str) -> ArchitectureError:
     """The refusal for a model whose shapes leave something open."""
     return ArchitectureError(

@@ -13,6 +13,7 @@ from transfusion.architectures._shared import (
     VOCAB,
     depth,
     heads_of_64,
+    needs_config,
     usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
@@ -102,6 +103,8 @@ def with_heads(stack: Stack, config: Config, names: frozenset[str]) -> Table:
 
 def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
+    if width == 384:  # MiniLM has 12 heads of 32 units, others have 6 of 64
+        raise needs_config("this encoder", f"the number of attention heads (width {width})")
     heads, note = heads_of_64(width, "this encoder")
     return {
         "num_hidden_layers": depth(shapes, "encoder.layer.{}."),

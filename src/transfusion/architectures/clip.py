@@ -15,6 +15,7 @@ from transfusion.architectures._shared import (
     below,
     both_ends_below,
     depth,
+    heads_in_vision,
     heads_of_64,
     usual_sizes,
 )
@@ -136,7 +137,8 @@ def text_alone(config: Config, names: frozenset[str]) -> Table:
 
 def guess_tower(shapes: Shapes, prefix: str = "") -> tuple[dict[str, Any], str]:
     ffn, width = shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"]
-    heads, note = heads_of_64(width, "clip")
+    sees = f"{prefix}embeddings.class_embedding" in shapes
+    heads, note = (heads_in_vision if sees else heads_of_64)(width, "clip")
     return {
         "num_hidden_layers": depth(shapes, prefix + "encoder.layers.{}."),
         "hidden_size": width,

@@ -12,6 +12,7 @@ from transfusion.architectures._shared import (
     below,
     both_ends_below,
     depth,
+    heads_in_vision,
     heads_of_64,
 )
 from transfusion.architectures.clip import JOINT
@@ -86,8 +87,12 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     vision_width, text_width = shapes["visual.conv1.weight"][0], shapes["token_embedding.weight"][1]
-    _, note = heads_of_64(vision_width, "open_clip")
-    vision = {"layers": depth(shapes, "visual.transformer.resblocks.{}."), "width": vision_width}
+    heads, note = heads_in_vision(vision_width, "open_clip")
+    vision = {
+        "layers": depth(shapes, "visual.transformer.resblocks.{}."),
+        "width": vision_width,
+        "head_width": vision_width // heads,
+    }
     text = {
         "layers": depth(shapes, "transformer.resblocks.{}."),
         "width": text_width,

@@ -12,7 +12,7 @@ from transfusion.architectures._shared import (
     PLAIN,
     POSITION,
     depth,
-    heads_of_64,
+    heads_in_vision,
     usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
@@ -69,7 +69,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
-    heads, note = heads_of_64(width, "vit")
+    heads, note = heads_in_vision(width, "vit")
     layers = depth(shapes, "encoder.layer.{}.")
     return {
         "num_hidden_layers": layers,

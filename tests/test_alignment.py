@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from families import PRINCIPAL
 from transfusion.alignment import Alignment, is_alignment
 from transfusion.errors import AlignmentError, CheckpointError, MismatchError, OutputError
+from transfusion.maps import Permutation
 from transfusion.matching import align
 from transfusion.model import Model
 
@@ -121,6 +124,14 @@ def test_a_folder_or_nothing_is_no_pi(made, tmp_path):
 def test_a_pi_is_no_model(pi, tmp_path):
     with pytest.raises(CheckpointError, match="a file of π, not a model"):
         Model.open(pi.save(tmp_path / "pi.safetensors"))
+
+
+def test_maps_that_do_not_fit_their_axes_are_refused(pi, tmp_path):
+    """Even if the digest agrees: somebody put this file together."""
+    twice = Permutation(np.tile(pi.maps["layer.0.ffn"].index, (2, 1)))
+    path = replace(pi, maps={**pi.maps, "layer.0.ffn": twice}).save(tmp_path / "pi.safetensors")
+    with pytest.raises(AlignmentError, match="the file is damaged"):
+        Alignment.load(path)
 
 
 def test_another_safetensors_file_is_refused(made):

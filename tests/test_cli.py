@@ -148,9 +148,7 @@ def test_a_failed_verification_exits_with_3_and_names_the_module(cli, made, tmp_
     from transfusion.matching import align
 
     a = made("llama")
-    pi = with_map(
-        align(a, a, method="random", residual="tied"), "layer.1.qk", np.tile(np.arange(8)[::-1], (2, 1))
-    )
+    pi = with_map(align(a, a, method="random", residual="tied"), "layer.1.qk", np.arange(8)[::-1])
     pi.save(tmp_path / "bad.safetensors")
     code, out, err = cli("verify", a, "--via", tmp_path / "bad.safetensors")
     assert (code, out) == (3, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transfusion import __version__
-from transfusion.architecture import Architecture, Inner, Residual
+from transfusion.architecture import Architecture, Inner, Residual, Shortcut
 from transfusion.checkpoint import tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout
@@ -71,6 +71,14 @@ class Alignment:
             return tensor
         sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
         return move(tensor, layout, here, sizes, self.parents)
+
+    def turned(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
+        """The shortcuts whose ends have different maps: a plain one cannot turn one into the other."""
+
+        def at(id: str) -> Map:
+            return self.maps.get(id, Permutation.identity(self.sizes[id]))
+
+        return [cut for cut in shortcuts if cut.source in self.sizes and at(cut.source) != at(cut.target)]
 
     def lineage(self, id: str) -> Index:
         """For every row of an axis's map, in the order of the destination, the row it comes from."""
@@ -199,7 +207,11 @@ class Alignment:
         except (AlignmentError, KeyError) as error:
             raise damaged from error
         alignment = cls(maps, story["sizes"], story["parents"], Provenance(**told))
-        if alignment.digest != story["digest"]:
+        misfit = any(
+            (map_.rows, map_.size) != (len(alignment.lineage(id)), alignment.sizes[id])
+            for id, map_ in maps.items()
+        )
+        if misfit or alignment.digest != story["digest"]:
             raise damaged
         return alignment
 

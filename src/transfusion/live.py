@@ -180,10 +180,8 @@ class Live:
         return layouts
 
     def _shortcut_hooks(self, alignment: Alignment) -> Iterator[Any]:
-        modules = self.modules()
-        for cut in self.architecture.shortcuts:
-            if cut.source == cut.target or cut.source not in self.architecture.spaces:
-                continue
+        modules, back = self.modules(), alignment.inverse()
+        for cut in alignment.turned(self.architecture.shortcuts):
             stream: list[Tensor] = []
 
             def enter(
@@ -204,7 +202,7 @@ class Live:
                     return output
                 branch = output[0] if isinstance(output, tuple) else output
                 straight = stream.pop()
-                turned = self._along(alignment, target, self._along(alignment.inverse(), source, straight))
+                turned = self._along(alignment, target, self._along(back, source, straight))
                 added = branch + (turned - straight).reshape(branch.shape)
                 return (added, *output[1:]) if isinstance(output, tuple) else added
 

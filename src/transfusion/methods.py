@@ -1,4 +1,4 @@
-"""Methods: named presets, each a choice of evidence, of how parents are scored, and of policies."""
+"""Methods: named presets, each a choice of what counts as evidence and of policies."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ class Method:
     about: str
     residual: Residual = Residual.UNTIED
     inner: Inner = Inner.FREE
-    heads: str = "spectral"
-    """How units with parts of their own (heads) are matched: ``spectral``."""
     produced_only: bool = True
     """Whether o stays out of the matching of heads and of the units inside them, as in the paper."""
     vectors: bool = False

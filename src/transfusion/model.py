@@ -21,7 +21,7 @@ from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
 from transfusion.naming import Naming
 from transfusion.storage import Stored, gather
-from transfusion.tables import Config, Family, Shapes, Table
+from transfusion.tables import SECTIONS, Config, Family, Shapes, Table
 
 
 @dataclass(frozen=True)
@@ -236,12 +236,9 @@ def _refuse_unknown_keys(checkpoint: Checkpoint, family: Family, config: Mapping
         )
 
 
-_SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
-
-
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
-        if key in _SECTIONS and isinstance(value, dict):
+        if key in SECTIONS and isinstance(value, dict):
             yield from _keys(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

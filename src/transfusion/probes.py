@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transfusion.tables import Config, Family
+from transfusion.tables import SECTIONS, Config, Family
 
 
 def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
@@ -70,15 +70,7 @@ def _flat(config: Config) -> dict[str, Any]:
     """All settings on one level; those of the towers join those of the whole."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict) and key in (
-            "vision_config",
-            "text_config",
-            "model_cfg",
-            "vision_cfg",
-            "text_cfg",
-            "pretrained_cfg",
-            "model_args",
-        ):
+        if isinstance(value, dict) and key in (*SECTIONS, "pretrained_cfg"):
             flat |= _flat(value)
         else:
             flat[key] = value

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Config: TypeAlias = Mapping[str, Any]
+SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
+"""Parts of a configuration that are configurations themselves."""
 
 
 class Group(StrEnum):
@@ -77,6 +79,7 @@ class Table:
     buffers: str = ""
     """Tensors that older releases of the library stored and nobody moves."""
     sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of axes that belong to no stack."""
     unified: tuple[tuple[str, str], ...] = ()
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
     pinned: Mapping[str, str] = field(default_factory=dict)

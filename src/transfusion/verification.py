@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.layouts import ANONYMOUS, Layout, Name
-from transfusion.live import Live
+from transfusion.live import Live, largest_difference
 from transfusion.model import Model
 
 TOLERANCE = 1e-9
@@ -56,7 +56,6 @@ def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> V
         expected = live.expected(alignment, live.outputs())
     with _recorded(live) as after, live.moved(alignment):
         found = live.outputs()
-    difference = max(float((expected[name] - found[name]).abs().max()) for name in expected)
     parting = next(
         (
             module
@@ -65,12 +64,11 @@ def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> V
         ),
         None,
     )
-    cuts = live.architecture.shortcuts
     return Verification(
-        difference=difference,
+        difference=largest_difference(expected, found),
         tolerance=tolerance,
         outputs=tuple(expected),
-        shortcuts=sum(alignment.maps.get(cut.source) != alignment.maps.get(cut.target) for cut in cuts),
+        shortcuts=len(alignment.turned(live.architecture.shortcuts)),
         parting=parting,
     )
 

@@ -199,3 +199,13 @@ def usual_sizes(config: Config) -> dict[str, int]:
         "head": config["num_attention_heads"],
         "ffn": config["intermediate_size"],
     }
+
+
+def usual_config(layers: int, width: int, heads: int, ffn: int) -> dict[str, int]:
+    """The other way round: a configuration with these sizes."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+    }

@@ -14,6 +14,7 @@ from transfusion.architectures._shared import (
     depth,
     heads_of_64,
     needs_config,
+    usual_config,
     usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
@@ -106,12 +107,7 @@ def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     if width == 384:  # MiniLM has 12 heads of 32 units, others have 6 of 64
         raise needs_config("this encoder", f"the number of attention heads (width {width})")
     heads, note = heads_of_64(width, "this encoder")
-    return {
-        "num_hidden_layers": depth(shapes, "encoder.layer.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }, note
+    return usual_config(depth(shapes, "encoder.layer.{}."), width, heads, ffn), note
 
 
 def segments(shapes: Shapes) -> int:

@@ -17,6 +17,7 @@ from transfusion.architectures._shared import (
     depth,
     heads_in_vision,
     heads_of_64,
+    usual_config,
     usual_sizes,
 )
 from transfusion.tables import Config, Family, Shapes, Stack, Table, fixed
@@ -139,12 +140,7 @@ def guess_tower(shapes: Shapes, prefix: str = "") -> tuple[dict[str, Any], str]:
     ffn, width = shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"]
     sees = f"{prefix}embeddings.class_embedding" in shapes
     heads, note = (heads_in_vision if sees else heads_of_64)(width, "clip")
-    return {
-        "num_hidden_layers": depth(shapes, prefix + "encoder.layers.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }, note
+    return usual_config(depth(shapes, prefix + "encoder.layers.{}."), width, heads, ffn), note
 
 
 def guess_both(shapes: Shapes) -> tuple[dict[str, Any], str]:

@@ -12,6 +12,7 @@ from transfusion.architectures._shared import (
     depth,
     heads_of_64,
     needs_config,
+    usual_config,
     usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
@@ -70,12 +71,7 @@ def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     if width > 2048:
         raise needs_config("dinov3", f"the number of attention heads (width {width})")
     heads, note = heads_of_64(width, "dinov3")
-    return {
-        "num_hidden_layers": depth(shapes, "layer.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }, note
+    return usual_config(depth(shapes, "layer.{}."), width, heads, ffn), note
 
 
 FAMILIES = (

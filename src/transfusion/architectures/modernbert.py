@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB, depth, heads_of_64, usual_sizes
+from transfusion.architectures._shared import (
+    HARMLESS,
+    LABEL,
+    PLAIN,
+    VOCAB,
+    depth,
+    heads_of_64,
+    usual_config,
+    usual_sizes,
+)
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
 
 # The embeddings come normalised, so the first block has no norm of its own.
@@ -64,12 +73,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
 def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     width, ffn = shapes["layers.0.mlp.Wo.weight"]
     heads, note = heads_of_64(width, "modernbert")
-    return {
-        "num_hidden_layers": depth(shapes, "layers.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }, note
+    return usual_config(depth(shapes, "layers.{}."), width, heads, ffn), note
 
 
 FAMILIES = (

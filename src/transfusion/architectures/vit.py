@@ -13,6 +13,7 @@ from transfusion.architectures._shared import (
     POSITION,
     depth,
     heads_in_vision,
+    usual_config,
     usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
@@ -71,12 +72,7 @@ def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
     ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
     heads, note = heads_in_vision(width, "vit")
     layers = depth(shapes, "encoder.layer.{}.")
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }, note
+    return usual_config(layers, width, heads, ffn), note
 
 
 FAMILIES = (

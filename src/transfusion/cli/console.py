@@ -42,7 +42,7 @@ class Talk:
     def assumptions(self, *models: Model) -> None:
         """Say aloud what was assumed about models that came without a configuration."""
         for model in models:
-            if "assuming" in model.why:
+            if model.checkpoint.config is None:
                 self.note(f"note: {model.label}: recognised by {model.why}")
             else:
                 self.detail(f"{model.label}: {model.family.name}, because {model.why}")

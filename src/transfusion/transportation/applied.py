@@ -63,11 +63,7 @@ def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
     model = (a if isinstance(a, Model) else Model.open(a)).under(story.residual, story.inner)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
-    broken = [
-        f"{cut.source} → {cut.target}"
-        for cut in model.architecture.shortcuts
-        if alignment.maps.get(cut.source) != alignment.maps.get(cut.target)
-    ]
+    broken = [f"{cut.source} → {cut.target}" for cut in alignment.turned(model.architecture.shortcuts)]
     if broken:
         raise AlignmentError(
             "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"

@@ -36,3 +36,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return done[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
+    """A, and B made from A by a random exact move of every free axis: ``shuffled("vit")``."""
+    from transfusion.matching import align
+    from transfusion.transportation import apply
+
+    done: dict[str, tuple[Path, Path]] = {}
+
+    def make(case: str) -> tuple[Path, Path]:
+        if case not in done:
+            a = made(case)
+            move = align(a, a, method="random", residual="tied", seed=3)
+            done[case] = a, apply(move, a).save(tmp_path_factory.mktemp("b") / case)
+        return done[case]
+
+    return make

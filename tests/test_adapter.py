@@ -46,20 +46,6 @@ def train_adapter(base: Path, folder: Path, targets: list[str], **settings: obje
     return tuned.eval()
 
 
-@pytest.fixture(scope="module")
-def shuffled(made, tmp_path_factory):
-    done = {}
-
-    def make(case: str) -> tuple[Path, Path]:
-        if case not in done:
-            a = made(case)
-            move = align(a, a, method="random", residual="tied", seed=3)
-            done[case] = a, apply(move, a).save(tmp_path_factory.mktemp("b") / case)
-        return done[case]
-
-    return make
-
-
 def outputs_with(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
     """What a base computes with an adapter that PEFT loaded onto it."""
     import peft

@@ -29,23 +29,7 @@ WITH_HEADS = (
 )
 
 
-@pytest.fixture(scope="module")
-def shuffled(made, tmp_path_factory):
-    """B made from A by a random exact move: ``shuffled("vit")`` gives A, B and the move."""
-    done = {}
-
-    def make(case: str) -> tuple[Path, Path]:
-        if case not in done:
-            a = made(case)
-            move = align(a, a, method="random", residual="tied", seed=3)
-            b = tmp_path_factory.mktemp("b") / case
-            done[case] = a, apply(move, a).save(b)
-        return done[case]
-
-    return make
-
-
-def same_function(found: Path, wanted: Path, residual_move=None) -> float:
+def same_function(found: Path, wanted: Path) -> float:
     """The largest difference between what two folders compute, each run by its own library."""
     one, two = Live.of(Model.open(found)), Live.of(Model.open(wanted))
     return largest_difference(two.outputs(), one.outputs())
@@ -359,7 +343,7 @@ def test_a_pi_of_other_weights_is_refused(made, tmp_path):
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
     pi = align(a, b)
     with pytest.raises(
-        AlignmentError, match=r"was made for the weights of .*vit-2 .* vit-3 has other weights|was made for"
+        AlignmentError, match=r"was made for the weights of .*vit-2 .*vit-3 has other weights"
     ):
         transport(tuned, base=a, onto=other, via=pi)
     with pytest.raises(AlignmentError, match=r"was made from the weights of"):

@@ -68,7 +68,7 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(case, residual, shuffled, tm
     moved = transport(tmp_path / "adapter", base=a, onto=b, via=pi)
     assert isinstance(moved, AdapterTransport)
     moved.save(tmp_path / "moved")
-    under = Model.open(a).under(pi.provenance.residual, pi.provenance.inner)
+    under = Model.open(a).under(pi.provenance.policy)
     live = Live.of(under)
     wanted = live.expected(pi, outputs_with(tmp_path / "adapter", a))
     assert largest_difference(wanted, outputs_with(tmp_path / "moved", b)) < 1e-5
@@ -305,6 +305,6 @@ def test_an_adapter_on_a_part_of_a_fused_tensor_moves_with_that_part(made, tmp_p
     b = apply(shuffle, a).save(tmp_path / "b")
     train_adapter(a, tmp_path / "adapter", ["gate_proj", "up_proj", "down_proj"])
     transport(tmp_path / "adapter", base=a, onto=b, via=align(a, b, residual="tied")).save(tmp_path / "moved")
-    model = Model.open(a).under(shuffle.provenance.residual, shuffle.provenance.inner)
+    model = Model.open(a).under(shuffle.provenance.policy)
     wanted = Live.of(model).expected(shuffle, outputs_with(tmp_path / "adapter", a))
     assert largest_difference(wanted, outputs_with(tmp_path / "moved", b)) < 1e-5

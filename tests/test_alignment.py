@@ -40,7 +40,7 @@ def test_the_provenance_tells_where_it_comes_from(pi, made, tmp_path):
         story = json.loads(opened.metadata()["transfusion"])["provenance"]
     assert story["family"] == "llama"
     assert story["method"] == "transfusion"
-    assert story["residual"] == "untied"
+    assert story["policy"]["residual"] == "untied"
     assert story["source_digest"] == Model.open(made("llama", 1)).digest
     assert story["target_digest"] == Model.open(made("llama", 2)).digest
     assert len(story["objective"]) >= 3
@@ -55,7 +55,7 @@ def test_an_inverse_undoes_and_a_composition_does_both(case, seed, made):
     model = Model.open(a)
     first = align(a, a, method="random", residual="untied", seed=seed)
     second = align(a, a, method="random", residual="untied", seed=seed + 1)
-    under = model.under(first.provenance.residual, first.provenance.inner)
+    under = model.under(first.provenance.policy)
     both, nothing = second.after(first), first.inverse().after(first)
     assert all(map_.is_identity() for map_ in nothing.maps.values())
     for name, layout in under.architecture.tensors.items():

@@ -136,7 +136,7 @@ def test_an_expert_moves_to_another_name(made, tmp_path):
 
 def test_there_and_back_returns_every_tensor_bit_for_bit(made):
     pi = align(made("qwen2_moe", 1), made("qwen2_moe", 2))
-    model = Model.open(made("qwen2_moe", 1)).under(pi.provenance.residual, pi.provenance.inner)
+    model = Model.open(made("qwen2_moe", 1)).under(pi.provenance.policy)
     for name, layout in model.architecture.tensors.items():
         tensor = model.read(name)
         assert torch.equal(pi.inverse().move(pi.move(tensor, layout), layout), tensor), name

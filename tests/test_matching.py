@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from families import PRINCIPAL
-from transfusion.architecture import Inner, Residual
+from transfusion.architecture import Policy, Residual
 from transfusion.errors import MismatchError, SettingError
 from transfusion.matching import align
 from transfusion.methods import METHODS
@@ -21,7 +21,7 @@ from transfusion.transportation import apply
 def test_a_random_exact_move_is_recovered(case, residual, shuffled):
     a, b = shuffled(case)
     pi = align(a, b, residual=residual)
-    model, target = Model.open(a).under(residual, Inner.FREE), Model.open(b)
+    model, target = Model.open(a).under(Policy(residual)), Model.open(b)
     for name, layout in model.architecture.tensors.items():
         assert torch.equal(pi.move(model.read(name), layout), target.read(name)), name
     trace = pi.provenance.objective

@@ -69,7 +69,7 @@ def test_every_family_goes_the_whole_way(family, made, tmp_path):
     planted = align(a, a, method="random", residual="tied", seed=2)
     b = apply(planted, a).save(tmp_path / "b")
     pi = align(a, b, residual="tied")
-    model, target = Model.open(a).under(pi.provenance.residual, pi.provenance.inner), Model.open(b)
+    model, target = Model.open(a).under(pi.provenance.policy), Model.open(b)
     for name, layout in model.architecture.tensors.items():
         assert torch.equal(pi.move(model.read(name), layout), target.read(name)), name
     tuned = finetuned(case, a, tmp_path / "tuned")

@@ -45,7 +45,7 @@ def test_a_planted_truth_arrives_whole(case, residual, shuffled, tmp_path):
     moved = transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "moved")
     tuned_live, moved_live = Live.of(Model.open(tuned)), Live.of(Model.open(moved))
     wanted, found = tuned_live.outputs(), moved_live.outputs()
-    under = Model.open(a).under(pi.provenance.residual, pi.provenance.inner)
+    under = Model.open(a).under(pi.provenance.policy)
     wanted = Live(tuned_live.module, under.family, under.architecture, tuned_live.inputs).expected(pi, wanted)
     assert largest_difference(wanted, found) < 1e-5
     scale = max(float(value.abs().max()) for value in wanted.values())
@@ -139,7 +139,7 @@ def test_there_and_back_returns_the_task_vector_bit_for_bit(case, made, tmp_path
     a, b = made(case, 1), made(case, 2)
     tuned = finetuned(CASES[case], a, tmp_path / "tuned")
     pi = align(a, b)
-    under = [Model.open(m).under(pi.provenance.residual, pi.provenance.inner) for m in (tuned, a)]
+    under = [Model.open(m).under(pi.provenance.policy) for m in (tuned, a)]
     vector, back = TaskVector.between(*under), pi.inverse()
     for name, layout in under[1].architecture.tensors.items():
         tau = vector.difference(name)

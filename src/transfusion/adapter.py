@@ -133,8 +133,7 @@ class Adapter:
                 shapes[naming.canonical(_plain(key))] = info.shape
         config = {**base.config, "architectures": [self._class_name(base)]}
         table = base.family.table(config, frozenset(shapes))
-        was = base.architecture
-        return bind(table, shapes, base.family.name).under(was.residual, was.inner)
+        return bind(table, shapes, base.family.name).under(base.architecture.policy)
 
     def _class_name(self, base: Model) -> str:
         """The class of model that the adapter was trained in, as far as it says so."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transfusion import __version__
-from transfusion.architecture import Architecture, Inner, Residual, Shortcut
+from transfusion.architecture import Architecture, Heads, Inner, Policy, Residual, Shortcut
 from transfusion.checkpoint import tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout
@@ -34,9 +34,8 @@ class Provenance:
 
     family: str
     architecture: str
-    """Digest of the architecture under the policies below."""
-    residual: Residual
-    inner: Inner
+    """Digest of the architecture under the policy below."""
+    policy: Policy
     method: str
     options: Mapping[str, Any]
     seed: int
@@ -112,7 +111,7 @@ class Alignment:
         if (self.sizes, self.parents) != (first.sizes, first.parents):
             raise MismatchError(
                 "two alignments of different architectures or policies cannot be chained",
-                hint="make both with the same --residual and --inner",
+                hint="make both with the same --residual, --inner and --heads",
             )
         maps: dict[str, Map] = {}
         for id in {**first.maps, **self.maps}:
@@ -194,7 +193,8 @@ class Alignment:
     @classmethod
     def _from_story(cls, path: str | Path, story: dict[str, Any], tensors: dict[str, Tensor]) -> Alignment:
         told = dict(story["provenance"])
-        told["residual"], told["inner"] = Residual(told["residual"]), Inner(told["inner"])
+        asked = told["policy"]
+        told["policy"] = Policy(Residual(asked["residual"]), Inner(asked["inner"]), Heads(asked["heads"]))
         told["objective"] = tuple(told["objective"])
         damaged = AlignmentError(
             f"{path}: the maps are not those that were saved; the file is damaged",

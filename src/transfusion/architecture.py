@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -32,6 +32,25 @@ class Inner(StrEnum):
 
     FREE = "free"
     TIED = "tied"
+
+
+class Heads(StrEnum):
+    """What is asked of axes that others lie within in one dimension, such as heads."""
+
+    MATCHED = "matched"
+    NATURAL = "natural"
+    """They stay in their order; only what lies within them moves."""
+    FLAT = "flat"
+    """The boundaries between them are ignored, so units go from one to another. Not a symmetry."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is asked of an architecture's axes beyond its table."""
+
+    residual: Residual = Residual.UNTIED
+    inner: Inner = Inner.FREE
+    heads: Heads = Heads.MATCHED
 
 
 @dataclass(frozen=True)
@@ -70,8 +89,7 @@ class Architecture:
     buffers: frozenset[str]
     shortcuts: tuple[Shortcut, ...]
     outputs: Mapping[str, str | None]
-    residual: Residual = Residual.UNTIED
-    inner: Inner = Inner.FREE
+    policy: Policy = field(default_factory=Policy)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -130,42 +148,71 @@ class Architecture:
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def under(self, residual: Residual, inner: Inner = Inner.FREE) -> Architecture:
+    def under(self, policy: Policy) -> Architecture:
         """The quotient that a policy asks for: spaces that must move together become one."""
+        whole = self if policy.heads is Heads.MATCHED else _without_heads(self, policy.heads)
+        return _tied(whole, policy)
 
-        def same(id: str) -> str:
-            space = self.spaces[id]
-            if space.stream and residual is Residual.TIED:
-                return f"{space.stream}.stream"
-            if space.twin and inner is Inner.TIED:
-                twin = self.spaces.get(space.twin)
-                if twin and twin.size == space.size and Group.FIXED not in (twin.group, space.group):
-                    return twin.id
-            return id
 
-        spaces: dict[str, Space] = {}
-        for space in self.spaces.values():
-            id = same(space.id)
-            frozen = space.stream is not None and residual is Residual.FIXED
-            merged = replace(
-                space,
-                id=id,
-                parent=same(space.parent) if space.parent else None,
-                group=Group.FIXED if frozen else space.group,
-                why="the residual stream was asked to stay" if frozen else space.why,
-            )
-            if id not in spaces:
-                spaces[id] = merged
-            elif merged.group is Group.FIXED:  # what moves together with something fixed is fixed
-                spaces[id] = replace(spaces[id], group=merged.group, why=merged.why)
-        return replace(
-            self,
-            spaces=spaces,
-            tensors={name: layout.rename(same) for name, layout in self.tensors.items()},
-            shortcuts=tuple(
-                replace(cut, source=same(cut.source), target=same(cut.target)) for cut in self.shortcuts
-            ),
-            outputs={name: same(id) if id else None for name, id in self.outputs.items()},
-            residual=residual,
-            inner=inner,
+def _tied(architecture: Architecture, policy: Policy) -> Architecture:
+    """One space for the stream, and for twins, where the policy says so."""
+
+    def same(id: str) -> str:
+        space = architecture.spaces[id]
+        if space.stream and policy.residual is Residual.TIED:
+            return f"{space.stream}.stream"
+        if space.twin and policy.inner is Inner.TIED:
+            twin = architecture.spaces.get(space.twin)
+            if twin and twin.size == space.size and Group.FIXED not in (twin.group, space.group):
+                return twin.id
+        return id
+
+    spaces: dict[str, Space] = {}
+    for space in architecture.spaces.values():
+        id = same(space.id)
+        frozen = space.stream is not None and policy.residual is Residual.FIXED
+        merged = replace(
+            space,
+            id=id,
+            parent=same(space.parent) if space.parent else None,
+            group=Group.FIXED if frozen else space.group,
+            why="the residual stream was asked to stay" if frozen else space.why,
         )
+        if id not in spaces:
+            spaces[id] = merged
+        elif merged.group is Group.FIXED:  # what moves together with something fixed is fixed
+            spaces[id] = replace(spaces[id], group=merged.group, why=merged.why)
+    return replace(
+        architecture,
+        spaces=spaces,
+        tensors={name: layout.rename(same) for name, layout in architecture.tensors.items()},
+        shortcuts=tuple(
+            replace(cut, source=same(cut.source), target=same(cut.target)) for cut in architecture.shortcuts
+        ),
+        outputs={name: same(id) if id else None for name, id in architecture.outputs.items()},
+        policy=policy,
+    )
+
+
+def _without_heads(architecture: Architecture, heads: Heads) -> Architecture:
+    """Heads that keep their order; flat ones lose their boundaries too, where a layout has them side by
+    side with what lies within them. Interleaved and grouped heads have boundaries that cannot be lost.
+    """
+    spaces, parents = dict(architecture.spaces), architecture.parents
+    layouts = architecture.tensors.values()
+    enclosing = {parent for layout in layouts for parent, _ in layout.nestings(parents)}
+    flat = {
+        child: parent
+        for child, parent in parents.items()
+        if heads is Heads.FLAT
+        and parent in enclosing
+        and spaces[child].group is not Group.FIXED
+        and all(layout.pairs(parent, child) for layout in layouts if child in layout.names())
+    }
+    for parent in enclosing:
+        spaces[parent] = replace(spaces[parent], group=Group.FIXED, why="heads were asked to stay")
+    for child, parent in flat.items():
+        size = spaces[child].size * spaces[parent].size
+        spaces[child] = replace(spaces[child], size=size, parent=spaces[parent].parent)
+    tensors = {name: layout.flattened(flat) for name, layout in architecture.tensors.items()}
+    return replace(architecture, spaces=spaces, tensors=tensors)

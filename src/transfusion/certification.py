@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from transfusion.alignment import Alignment, Provenance, random_maps
-from transfusion.architecture import Architecture, Inner, Residual
+from transfusion.architecture import Architecture, Inner, Policy, Residual
 from transfusion.architectures import register
 from transfusion.checkpoint import read_json
 from transfusion.errors import ArchitectureError
@@ -72,11 +72,11 @@ def certify(live: Live, *, seed: int = 5) -> Certificate:
 
 
 def _checks(live: Live, seed: int) -> Iterator[Check]:
-    tied = _under(live, Residual.TIED, Inner.FREE)
+    tied = _under(live, Policy(Residual.TIED))
     yield Check("all free axes, one map for the stream", _difference(tied, seed, shortcuts=False), False)
-    both = _under(live, Residual.TIED, Inner.TIED)
+    both = _under(live, Policy(Residual.TIED, Inner.TIED))
     yield Check("the same, q·k and v·o together", _difference(both, seed), False)
-    untied = _under(live, Residual.UNTIED, Inner.FREE)
+    untied = _under(live, Policy())
     yield Check("all free axes, a map for every point of the stream", _difference(untied, seed), False)
     if any(cut.source != cut.target for cut in untied.architecture.shortcuts):
         plain = _difference(untied, seed, shortcuts=False)
@@ -89,14 +89,14 @@ def _checks(live: Live, seed: int) -> Iterator[Check]:
 
 def free_axes(live: Live, *, seed: int = 5) -> Iterator[Check]:
     """Each free axis moved alone, under a tied stream: which one breaks the outputs, if any."""
-    tied = _under(live, Residual.TIED, Inner.FREE)
+    tied = _under(live, Policy(Residual.TIED))
     for axis in sorted({space.axis for space in tied.architecture.free()}):
         alone = replace(tied, architecture=_only(tied.architecture, axis))
         yield Check(f"the free axis {axis}", _difference(alone, seed), False)
 
 
-def _under(live: Live, residual: Residual, inner: Inner) -> Live:
-    return replace(live, architecture=live.architecture.under(residual, inner))
+def _under(live: Live, policy: Policy) -> Live:
+    return replace(live, architecture=live.architecture.under(policy))
 
 
 def _only(architecture: Architecture, axis: str) -> Architecture:
@@ -163,8 +163,7 @@ def random_move(architecture: Architecture, seed: int) -> Alignment:
     story = Provenance(
         family=architecture.family,
         architecture=architecture.digest(),
-        residual=architecture.residual,
-        inner=architecture.inner,
+        policy=architecture.policy,
         method="random",
         options={},
         seed=seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     return {
         "family": story.family,
         "method": story.method,
-        "residual": str(story.residual),
-        "inner": str(story.inner),
+        **asdict(story.policy),
         "seed": story.seed,
         "options": dict(story.options),
         "source": {"name": story.source, "sha256": story.source_digest},

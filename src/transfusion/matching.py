@@ -58,15 +58,17 @@ def align(
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = replace(
         chosen,
-        residual=one_of(Residual, residual, "residual") if residual else chosen.residual,
-        inner=one_of(Inner, inner, "inner") if inner else chosen.inner,
+        policy=replace(
+            chosen.policy,
+            residual=one_of(Residual, residual, "residual") if residual else chosen.policy.residual,
+            inner=one_of(Inner, inner, "inner") if inner else chosen.policy.inner,
+        ),
         start=one_of(Start, start, "start") if start else chosen.start,
     )
     if seed < 0:
         raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
     a, b = (
-        (model if isinstance(model, Model) else Model.open(model)).under(chosen.residual, chosen.inner)
-        for model in (a, b)
+        (model if isinstance(model, Model) else Model.open(model)).under(chosen.policy) for model in (a, b)
     )
     require_same_shape(a, b)
     maps: dict[str, Map]
@@ -84,8 +86,7 @@ def align(
         Provenance(
             family=a.family.name,
             architecture=a.architecture.digest(),
-            residual=chosen.residual,
-            inner=chosen.inner,
+            policy=chosen.policy,
             method=chosen.name,
             options=chosen.options(),
             seed=seed,

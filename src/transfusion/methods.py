@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from transfusion.architecture import Inner, Residual
+from transfusion.architecture import Policy
 from transfusion.errors import SettingError
 
 
@@ -25,8 +25,7 @@ class Method:
 
     name: str
     about: str
-    residual: Residual = Residual.UNTIED
-    inner: Inner = Inner.FREE
+    policy: Policy = field(default_factory=Policy)
     produced_only: bool = True
     """Whether o stays out of the matching of heads and of the units inside them, as in the paper."""
     vectors: bool = False
@@ -36,7 +35,7 @@ class Method:
 
     def options(self) -> dict[str, Any]:
         """What to remember in the provenance."""
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "about")}
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "about", "policy")}
 
 
 METHODS = {

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.architecture import Architecture, Inner, Residual
+from transfusion.architecture import Architecture, Policy
 from transfusion.architectures import families
 from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
@@ -66,9 +66,9 @@ class Model:
         """One tensor by canonical name; values that are not numbers are refused."""
         return self.names[name].join(self.checkpoint.read_finite)
 
-    def under(self, residual: Residual, inner: Inner) -> Model:
+    def under(self, policy: Policy) -> Model:
         """The same model with the axes of a policy."""
-        quotient = self.architecture.under(residual, inner)
+        quotient = self.architecture.under(policy)
         return Model(self.checkpoint, self.family, self.config, quotient, self.names, self.why)
 
     @cached_property

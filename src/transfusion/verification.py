@@ -44,7 +44,7 @@ def verify(
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
     model = a if isinstance(a, Model) else Model.open(a)
-    model = model.under(story.residual, story.inner)
+    model = model.under(story.policy)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     return compare(Live.of(model), alignment, tolerance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +110,7 @@ def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
     result = {
         "written": str(output),
         "method": story.method,
-        "residual": str(story.residual),
-        "inner": str(story.inner),
+        **asdict(story.policy),
         "sha256": pi.digest,
         "axes": len(pi.maps),
         "axes_moved": moved,

@@ -105,6 +105,21 @@ class Layout:
         """The same layout with every axis renamed; `_` stays."""
         return Layout(tuple(_rename(item, new_name) for item in self.items), self.arrow, self.split)
 
+    def nestings(self, parents: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Every parent and child that share a dimension, as in ``(head qk)``."""
+        for item in self.items:
+            names = list(names_in(item))
+            yield from ((parents[name], name) for name in names if parents.get(name) in names)
+
+    def pairs(self, parent: str, child: str) -> bool:
+        """Whether an axis follows its parent directly wherever it occurs: ``(head qk)``."""
+        items = [place for item in self.items for place in _before(item, child)]
+        return all(before == Name(parent) for before in items)
+
+    def flattened(self, pairs: Mapping[str, str]) -> Layout:
+        """The layout with every ``(parent child)`` of these pairs written as ``child`` alone."""
+        return Layout(tuple(_flattened(item, pairs) for item in self.items), self.arrow, self.split)
+
 
 def names_in(item: Item) -> Iterator[str]:
     """The axes of one item, in order, repeated where they repeat; `_` is left out."""
@@ -125,6 +140,35 @@ def _rename(item: Item, new_name: Callable[[str], str]) -> Item:
             return Product(tuple(_rename(child, new_name) for child in items))
         case Concat(parts):
             return Concat(tuple(_rename(child, new_name) for child in parts))
+
+
+def _before(item: Item, name: str, previous: Item | None = None) -> Iterator[Item | None]:
+    """What stands before an axis in its product, wherever it occurs."""
+    match item:
+        case Name(text):
+            if text == name:
+                yield previous
+        case Product(items):
+            for before, child in zip((None, *items), items, strict=False):
+                yield from _before(child, name, before)
+        case Concat(parts):
+            for part in parts:
+                yield from _before(part, name)
+
+
+def _flattened(item: Item, pairs: Mapping[str, str]) -> Item:
+    match item:
+        case Name():
+            return item
+        case Concat(parts):
+            return Concat(tuple(_flattened(part, pairs) for part in parts))
+        case Product(items):
+            kept: list[Item] = []
+            for child in items:
+                if isinstance(child, Name) and child.text in pairs and kept[-1:] == [Name(pairs[child.text])]:
+                    kept.pop()
+                kept.append(_flattened(child, pairs))
+            return kept[0] if len(kept) == 1 else Product(tuple(kept))
 
 
 _TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@\w+)?|\S)")

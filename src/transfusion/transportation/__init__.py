@@ -45,11 +45,11 @@ def transport(
     require_same_shape(a, b)
     alignment = alignment_between(a, b, via, **aligning)
     story = alignment.provenance
-    a, b = a.under(story.residual, story.inner), b.under(story.residual, story.inner)
+    a, b = a.under(story.policy), b.under(story.policy)
     if not isinstance(finetuned, Model) and is_adapter(finetuned):
         return AdapterTransport(Adapter.open(finetuned), a, b, alignment, alpha, dtype)
     tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-    tuned = tuned.under(story.residual, story.inner)
+    tuned = tuned.under(story.policy)
     return Transport(TaskVector.between(tuned, a, trust_base=trust_base), b, alignment, alpha, dtype)
 
 
@@ -67,6 +67,6 @@ def alignment_between(a: Model, b: Model, via: Alignment | str | Path | None, **
         return align(a, b, **aligning)
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
-    alignment.require_for(a.architecture.under(story.residual, story.inner))
+    alignment.require_for(a.architecture.under(story.policy))
     alignment.require_between(source=a, target=b)
     return alignment

@@ -60,7 +60,7 @@ def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
     """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint."""
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
-    model = (a if isinstance(a, Model) else Model.open(a)).under(story.residual, story.inner)
+    model = (a if isinstance(a, Model) else Model.open(a)).under(story.policy)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     broken = [f"{cut.source} → {cut.target}" for cut in alignment.turned(model.architecture.shortcuts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from transfusion import __version__
@@ -24,8 +25,7 @@ def story_of(finetuned: str, base: Model, onto: Model, alignment: Alignment, alp
         "alignment": {
             "sha256": alignment.digest,
             "method": story.method,
-            "residual": story.residual,
-            "inner": story.inner,
+            **asdict(story.policy),
             "seed": story.seed,
         },
         "alpha": alpha,

@@ -39,7 +39,7 @@ def test_the_provenance_tells_where_it_comes_from(pi, made, tmp_path):
     with safe_open(pi.save(tmp_path / "pi.safetensors"), "pt") as opened:
         story = json.loads(opened.metadata()["transfusion"])["provenance"]
     assert story["family"] == "llama"
-    assert story["method"] == "transfusion"
+    assert story["method"] == "guarded"
     assert story["policy"]["residual"] == "untied"
     assert story["source_digest"] == Model.open(made("llama", 1)).digest
     assert story["target_digest"] == Model.open(made("llama", 2)).digest

@@ -36,7 +36,7 @@ def test_the_whole_job(cli, made, tmp_path):
 
     code, out, _ = cli("inspect", pi)
     assert code == 0
-    assert "method transfusion, seed 0" in out
+    assert "method guarded, seed 0" in out
     assert "layer.0.group" in out
     assert "0←" in out
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from families import PRINCIPAL
 from transfusion.architecture import Policy, Residual
 from transfusion.errors import MismatchError, SettingError
 from transfusion.matching import align
-from transfusion.methods import METHODS
+from transfusion.methods import preset
 from transfusion.model import Model
 from transfusion.transportation import apply
 
@@ -65,7 +63,12 @@ def test_the_paper_s_start_loses_its_way_in_a_deep_gpt2_and_a_settled_one_does_n
     a = Case("gpt2", make, "gpt2").store(make(), tmp_path / "a")
     shuffle = align(a, a, method="random", residual="tied", seed=2)
     b = apply(shuffle, a).save(tmp_path / "b")
-    reached = {start: align(a, b, start=start).provenance.objective[-1] for start in ("identity", "settled")}
+    reached = {
+        start: align(
+            a, b, method=preset("transfusion").changed(inner="free", starts=[start])
+        ).provenance.objective[-1]
+        for start in ("identity", "settled")
+    }
     truth = sum(_norms(Model.open(a)))
     assert reached["settled"] == pytest.approx(truth, rel=1e-5)
     assert reached["identity"] < 0.95 * truth
@@ -103,10 +106,11 @@ def test_steps_count_up_to_the_axes_of_every_sweep(made):
 
 
 def test_options_can_add_the_output_projection_and_the_vectors(made):
-    method = replace(METHODS["transfusion"], produced_only=False, vectors=True)
-    pi = align(made("vit", 1), made("vit", 2), method=method)
-    assert pi.provenance.options["vectors"] is True
-    assert pi.digest != align(made("vit", 1), made("vit", 2)).digest
+    faithful = align(made("vit", 1), made("vit", 2), method="transfusion")
+    for option in ("outputs", "vectors"):
+        pi = align(made("vit", 1), made("vit", 2), method=preset("transfusion").changed(**{option: True}))
+        assert pi.provenance.options[option] is True
+        assert pi.digest != faithful.digest
 
 
 def test_an_unknown_method_names_the_known_ones(made):

@@ -328,7 +328,6 @@ def test_an_alpha_that_makes_no_sense_is_refused(alpha, made):
         ({"dtype": "int8"}, "dtype = int8 is not a choice"),
         ({"residual": "loose"}, "residual = 'loose' is not a choice"),
         ({"inner": "loose"}, "inner = 'loose' is not a choice"),
-        ({"start": "late"}, "start = 'late' is not a choice"),
         ({"seed": -1}, "a seed cannot be negative"),
         ({"device": "moon"}, "device 'moon' cannot be used here"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Provenance:
     target_digest: str
     objective: tuple[float, ...] = ()
     """The inner product of π(A) and B: at the start, and after each sweep."""
+    advice: Mapping[str, Any] = field(default_factory=dict)
+    """Whether aligning these two models makes sense, with the numbers behind it; empty if not asked."""
     version: str = __version__
 
 

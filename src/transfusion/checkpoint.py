@@ -83,15 +83,14 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """One tensor, as it is stored."""
         info = self.tensors[name]
+        opened = self._open.get(info.file)
         try:
             if info.file.suffix in PICKLES:
-                if info.file not in self._open:
-                    self._open[info.file] = _unpickle(info.file)
-                tensor: Tensor = self._open[info.file][name]
+                opened = self._open.setdefault(info.file, opened or _unpickle(info.file))
+                tensor: Tensor = opened[name]
             else:
-                if info.file not in self._open:
-                    self._open[info.file] = safe_open(info.file, framework="pt")
-                tensor = self._open[info.file].get_tensor(name)
+                opened = self._open.setdefault(info.file, opened or safe_open(info.file, framework="pt"))
+                tensor = opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{info.file}: {name} cannot be read ({error})",
@@ -102,12 +101,17 @@ class Checkpoint:
     def read_finite(self, name: str) -> Tensor:
         """One tensor; values that are not numbers are refused."""
         tensor = self.read(name)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not _all_finite(tensor):
             raise CheckpointError(
                 f"{self.tensors[name].file}: {name} contains NaN or infinite values",
                 hint="the model is broken, or was saved in a type too small for it",
             )
         return tensor
+
+    def release(self) -> None:
+        """Close the files that are read by mapping them; they are opened again when they are needed."""
+        for file in [file for file in self._open if file.suffix not in PICKLES]:
+            self._open.pop(file, None)
 
     @property
     def parameters(self) -> int:
@@ -310,6 +314,12 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
             hint="save the model's state_dict() alone",
         )
     return state
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """Whether all values are numbers. A sum shows it at a fraction of the cost, unless it overflows."""
+    total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
 
 
 def tensor_digest(tensor: Tensor) -> bytes:

@@ -1,13 +1,22 @@
-"""Methods: named presets, each a choice of what counts as evidence and of policies."""
+"""Methods: named presets, each a choice of what counts as evidence and of how to search."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from transfusion.architecture import Policy
+from transfusion.architecture import Heads, Inner, Policy, Residual
 from transfusion.errors import SettingError
+
+
+class Score(StrEnum):
+    """By what heads are matched, before or together with the units inside them."""
+
+    SPECTRAL = "spectral"
+    """The distance of their singular values: blind to the order inside, cheap, the paper's."""
+    EXACT = "exact"
+    """The best that the units inside could do, for every pair of heads."""
 
 
 class Start(StrEnum):
@@ -17,6 +26,28 @@ class Start(StrEnum):
     """They count as they are, as in the paper."""
     SETTLED = "settled"
     """They do not count, where there is anything else to go by: their order means nothing yet."""
+    SPECTRAL = "spectral"
+    """As settled, with heads where their singular values put them."""
+
+
+class Order(StrEnum):
+    """In which order a sweep visits the axes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    ALTERNATING = "alternating"
+    """Forward, then backward, and so on."""
+    RANDOM = "random"
+    WAVES = "waves"
+    """Axes that share no tensor together, so that all cores have something to do."""
+
+
+class Accept(StrEnum):
+    """Which proposals are taken."""
+
+    ALWAYS = "always"
+    RISING = "rising"
+    """Only those that raise the objective."""
 
 
 @dataclass(frozen=True)
@@ -26,29 +57,107 @@ class Method:
     name: str
     about: str
     policy: Policy = field(default_factory=Policy)
-    produced_only: bool = True
-    """Whether o stays out of the matching of heads and of the units inside them, as in the paper."""
+    score: Score = Score.SPECTRAL
+    outputs: bool = False
+    """Whether the tensors that read a head (o) take part in matching it and what lies within it."""
     vectors: bool = False
     """Whether biases and norm weights take part in the gain."""
-    start: Start = Start.SETTLED
+    starts: tuple[Start, ...] = (Start.IDENTITY,)
+    """Where to begin; the best after one sweep goes on."""
+    order: Order = Order.FORWARD
+    accept: Accept = Accept.ALWAYS
+    screen: bool = False
+    """Whether to ask first if units are where they were, and to stop if they are."""
+    restarts: int = 0
+    """Further searches in random orders; the best is kept."""
     max_sweeps: int = 100
+    plain_shortcuts: bool = False
+    """Whether π(A) is run with plain residual connections, although the stream's maps differ."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether this method looks for anything."""
+        return self.name not in ("naive", "random")
+
+    def changed(self, **choices: Any) -> Method:
+        """The method with other choices, each a value or the word for it; None changes nothing."""
+        given = {name: _chosen(name, value) for name, value in choices.items() if value is not None}
+        policy = {name: given.pop(name) for name in list(given) if name in _OF_POLICY}
+        return replace(self, policy=replace(self.policy, **policy), **given)
 
     def options(self) -> dict[str, Any]:
         """What to remember in the provenance."""
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "about", "policy")}
+        told = {key: value for key, value in asdict(self).items() if key not in ("name", "about", "policy")}
+        return {**told, "starts": list(self.starts)}
 
+
+_GUARDED = Method(
+    "guarded",
+    "several starts, heads by what their units can do, only what raises the objective",
+    score=Score.EXACT,
+    outputs=True,
+    starts=(Start.SETTLED, Start.IDENTITY),
+    order=Order.WAVES,
+    accept=Accept.RISING,
+    screen=True,
+)
+_PAPER = Policy(Residual.UNTIED, Inner.TIED)
 
 METHODS = {
     method.name: method
     for method in (
+        _GUARDED,
+        replace(
+            _GUARDED, name="auto", about="what the advice says: guarded, or nothing where B descends from A"
+        ),
+        Method("transfusion", "the paper's: heads by singular values, then assignments", _PAPER),
         Method(
-            "transfusion",
-            "the paper's: heads by their singular values, then assignments, sweep after sweep",
+            "tied",
+            "the paper's with one map for the stream: π(A) is a model",
+            Policy(Residual.TIED, Inner.TIED),
+        ),
+        Method("no-residual", "the paper's without its residual connections", _PAPER, plain_shortcuts=True),
+        Method("brute-force", "the paper's, with heads by their best inner alignment", _PAPER, Score.EXACT),
+        Method(
+            "no-attention",
+            "the paper's, with heads in their natural order",
+            Policy(Residual.UNTIED, Inner.TIED, Heads.NATURAL),
+        ),
+        Method(
+            "git-rebasin",
+            "Git Re-Basin: heads are ignored, one map for the stream, axes in random order",
+            Policy(Residual.TIED, Inner.TIED, Heads.FLAT),
+            outputs=True,
+            order=Order.RANDOM,
         ),
         Method("naive", "nothing moves: the task vector is added as it is"),
         Method("random", "a random exact move of every free axis, for tests and for planting truths"),
     )
 }
+DEFAULT = "guarded"
+
+
+_OF_POLICY: dict[str, type[StrEnum]] = {"residual": Residual, "inner": Inner, "heads": Heads}
+_WORDS: dict[str, type[StrEnum]] = {
+    **_OF_POLICY,
+    "score": Score,
+    "starts": Start,
+    "order": Order,
+    "accept": Accept,
+}
+
+
+def _chosen(name: str, value: Any) -> Any:
+    """A value as a method has it: words as the choices that they name."""
+    if name not in _WORDS:
+        return value
+    if name == "starts" and not isinstance(value, str):
+        return tuple(_chosen(name, one) for one in value)
+    try:
+        return _WORDS[name](value)
+    except ValueError:
+        known = ", ".join(_WORDS[name])
+        raise SettingError(f"{name} = {value!r} is not a choice", hint=f"choose one of {known}") from None
 
 
 def preset(name: str) -> Method:

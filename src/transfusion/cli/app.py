@@ -6,32 +6,41 @@ Heavy libraries are imported inside the verbs, so that ``--help`` answers at onc
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from transfusion import __version__
 from transfusion.cli.console import Talk, err, out, print_json
 from transfusion.cli.options import (
+    AcceptOption,
+    AdviceOption,
     ArchitectureFile,
     Config,
     Device,
     DryRun,
     Dtype,
     Force,
+    HeadsOption,
     InnerOption,
     Jobs,
     Json,
     MaybeOutput,
     MethodOption,
     ModelArgument,
+    OrderOption,
     Output,
+    Outputs,
     Propose,
     Quiet,
     ResidualOption,
+    Restarts,
+    ScoreOption,
     Seed,
     StartOption,
     StoredDtype,
+    Sweeps,
+    Vectors,
     Verbose,
     Via,
 )
@@ -135,7 +144,7 @@ def align(
     method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
-    start: StartOption = None,
+    advice: AdviceOption = True,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Dtype = None,
@@ -147,6 +156,15 @@ def align(
     force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    heads: HeadsOption = None,
+    score: ScoreOption = None,
+    start: StartOption = None,
+    order: OrderOption = None,
+    accept: AcceptOption = None,
+    restarts: Restarts = None,
+    sweeps: Sweeps = None,
+    outputs: Outputs = None,
+    vectors: Vectors = None,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
     from transfusion.writer import require_writable
@@ -160,7 +178,16 @@ def align(
         show(plan, as_json, f"would match {axes} axes, read {total:,} bytes and write {output}")
         return
     require_writable(output, force=force, inputs=files_of(a, b), folder=False)
-    pi = Choices(method, residual, inner, start, dtype, device, seed, jobs).align(models, talk)
+    search: dict[str, Any] = {
+        "heads": heads,
+        "score": score,
+        "starts": start or None,
+        "order": order,
+        "accept": accept,
+    }
+    search |= {"restarts": restarts, "max_sweeps": sweeps, "outputs": outputs, "vectors": vectors}
+    choices = Choices(method, residual, inner, dtype, device, seed, jobs, search, advice)
+    pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
     pi.save(output, force=force)
     report_alignment(pi, output, as_json)
 
@@ -266,7 +293,6 @@ def transport(
     method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
-    start: StartOption = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: StoredDtype = None,
@@ -290,7 +316,7 @@ def transport(
     from transfusion.writer import require_writable
 
     talk = Talk(quiet=quiet, verbose=verbose)
-    choices = Choices(method, residual, inner, start, None, device, seed, jobs)
+    choices = Choices(method, residual, inner, None, device, seed, jobs)
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)

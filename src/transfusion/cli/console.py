@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from transfusion.errors import TransfusionError
 
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transfusion.adapter import Adapter
+    from transfusion.clock import Clock
     from transfusion.matching import Step
     from transfusion.model import Model
 
@@ -59,17 +67,28 @@ class Talk:
         """A bar that follows the driver over its axes and sweeps."""
         with self._bar("{task.fields[what]}") as bar:
             task = bar.add_task("", total=None, what="reading")
-            sweep = -1
+            now = ("", -1)
 
             def show(step: Step) -> None:
-                nonlocal sweep
-                if step.sweep > sweep:
-                    self.detail(f"sweep {step.sweep + 1}: objective {step.objective:.6g} before it")
-                    sweep = step.sweep
-                what = f"sweep {step.sweep + 1} · {step.axis} · objective {step.objective:.4g}"
-                bar.update(task, completed=step.done, total=step.total, what=what)
+                nonlocal now
+                if (step.trial, step.sweep) != now:
+                    now = (step.trial, step.sweep)
+                    self.detail(
+                        f"{step.trial}, sweep {step.sweep + 1}: objective {step.objective:.6g} before it"
+                    )
+                    bar.reset(task, total=step.total)
+                what = f"{step.trial}, sweep {step.sweep + 1} · {step.axis} · objective {step.objective:.4g}"
+                bar.update(task, completed=step.done, what=what)
 
             yield show
+
+    def time(self, clock: Clock) -> None:
+        """Say where the time went."""
+        total = sum(clock.seconds.values())
+        parts = sorted(clock.seconds.items(), key=lambda part: -part[1])
+        if total:
+            shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts)
+            self.detail(f"{total:.1f} s of computing over all threads: {shares}")
 
     @contextmanager
     def tensors(self, total: int) -> Iterator[Callable[[str], None]]:
@@ -83,6 +102,7 @@ class Talk:
             SpinnerColumn(),
             BarColumn(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             TextColumn(text, markup=False),
             console=err,
             transient=True,

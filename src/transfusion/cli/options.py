@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from transfusion.architecture import Inner, Residual
-from transfusion.methods import METHODS, Start
+from transfusion.architecture import Heads, Inner, Residual
+from transfusion.methods import DEFAULT, METHODS, Accept, Order, Score, Start
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -53,29 +53,93 @@ MethodOption = Annotated[
         "--method",
         help=f"One of {', '.join(METHODS)}.",
         callback=one_of(METHODS),
-        show_default="transfusion",
+        show_default=DEFAULT,
     ),
 ]
 ResidualOption = Annotated[
     Residual | None,
     typer.Option(
         help="The residual stream: every point its own map (the paper), one map, or none.",
-        show_default="the method's: untied",
+        show_default="the method's",
     ),
 ]
 InnerOption = Annotated[
     Inner | None,
     typer.Option(
         help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
-        show_default="the method's: free",
+        show_default="the method's",
+    ),
+]
+_SEARCH = "The search, otherwise than the method says"
+HeadsOption = Annotated[
+    Heads | None,
+    typer.Option(
+        help="Heads: matched, in their natural order, or ignored.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
+]
+ScoreOption = Annotated[
+    Score | None,
+    typer.Option(
+        help="Heads by their singular values (the paper), or by the best that their units can do.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
     ),
 ]
 StartOption = Annotated[
-    Start | None,
+    list[Start] | None,
     typer.Option(
-        help="First sweep: count axes not visited yet as they are (the paper), or leave them out.",
-        show_default="the method's: settled",
+        help="First sweep: count axes not visited yet as they are (the paper), leave them out, or leave them"
+        " out and take heads by their singular values. Give several to race them.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
     ),
+]
+OrderOption = Annotated[
+    Order | None,
+    typer.Option(help="The order of a sweep.", show_default=False, rich_help_panel=_SEARCH),
+]
+AcceptOption = Annotated[
+    Accept | None,
+    typer.Option(
+        help="Take every proposal (the paper), or only what raises the objective.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
+]
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Search again in random orders, and keep the best.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
+]
+Sweeps = Annotated[
+    int | None, typer.Option(min=1, help="At most so many.", show_default=False, rich_help_panel=_SEARCH)
+]
+Outputs = Annotated[
+    bool | None,
+    typer.Option(
+        "--outputs/--no-outputs",
+        help="Whether output projections take part in matching heads.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
+]
+Vectors = Annotated[
+    bool | None,
+    typer.Option(
+        "--vectors/--no-vectors",
+        help="Whether biases and norm weights take part in the gain.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
+]
+AdviceOption = Annotated[
+    bool, typer.Option("--advice/--no-advice", help="Whether to compare with a null, and to advise.")
 ]
 Config = Annotated[
     Path | None,

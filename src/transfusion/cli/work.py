@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import typer
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, out, print_json
 from transfusion.errors import listing
-from transfusion.methods import Start
+from transfusion.methods import DEFAULT, preset
 
 if TYPE_CHECKING:
     import torch
@@ -28,44 +28,48 @@ class Choices:
     method: str | None = None
     residual: Residual | None = None
     inner: Inner | None = None
-    start: Start | None = None
     dtype: str | None = None
     device: str = "cpu"
     seed: int = 0
     jobs: int | None = None
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Further choices about the search, by the names that a method has for them."""
+    advice: bool = True
 
     def refuse_beside_via(self) -> None:
         """A π that exists already cannot be aligned otherwise."""
-        given = {
-            "--method": self.method,
-            "--residual": self.residual,
-            "--inner": self.inner,
-            "--start": self.start,
-        }
+        given = {"--method": self.method, "--residual": self.residual, "--inner": self.inner}
         said = [flag for flag, value in given.items() if value is not None]
         if said:
             raise typer.BadParameter(f"{', '.join(said)} says how to align, and --via is aligned already")
 
-    def align(self, models: tuple[Model, Model], talk: Talk) -> Alignment:
-        """Align two models, with a bar."""
+    def align(self, models: tuple[Model, Model], talk: Talk, journal: Path | None = None) -> Alignment:
+        """Align two models, with a bar; what an interrupted run has written down is taken up."""
         import torch
 
+        from transfusion.clock import Clock
         from transfusion.matching import align
 
-        if self.jobs:
-            torch.set_num_threads(self.jobs)
+        clock = Clock()
+        if journal is not None and journal.exists():
+            talk.note(f"note: going on from {journal}, if it belongs to this search")
         with talk.sweeps() as on_step:
-            return align(
+            pi = align(
                 *models,
-                method=self.method or "transfusion",
+                method=preset(self.method or DEFAULT).changed(**self.search),
                 residual=self.residual,
                 inner=self.inner,
-                start=self.start,
                 dtype=as_dtype(self.dtype) or torch.float32,
                 device=self.device,
                 seed=self.seed,
+                jobs=self.jobs,
+                advice=self.advice,
+                journal=journal,
+                clock=clock,
                 on_step=on_step,
             )
+        talk.time(clock)
+        return pi
 
 
 def as_dtype(name: str | None) -> torch.dtype | None:
@@ -116,11 +120,14 @@ def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
         "axes_moved": moved,
         "sweeps": len(trace) - 1,
         "objective": list(trace),
+        "advice": dict(story.advice) or None,
     }
     text = (
         f"π written to {output}: {moved} of {len(pi.maps)} axes moved, objective"
         f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweeps"
     )
+    if story.advice:
+        text += f"\n{story.advice['verdict']}: {story.advice['text']}"
     show(result, as_json, text)
 
 

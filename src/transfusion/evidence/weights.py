@@ -1,29 +1,24 @@
-"""Evidence from the weights.
-
-The gain of matching unit j of A with unit i of B is the inner product of what belongs to them, over
-every tensor in which the axis occurs, with all other axes of A already mapped. An axis that other
-axes lie within (a head) needs a score that does not depend on the order inside it: the distance of
-singular values, which is invariant to every permutation of rows and columns.
-"""
+"""Evidence from the weights: two models side by side, and how far π(A) agrees with B."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture
+from transfusion.clock import Clock
 from transfusion.errors import SettingError
-from transfusion.layouts import Factor, Layout, explode
-from transfusion.maps import Map, move_dim
+from transfusion.evidence.sections import Section
+from transfusion.maps import Map, move
 from transfusion.model import Model, shared_tensors
-from transfusion.tables import Group
 
 
 class Weights:
-    """The weights of two models of one architecture, for scoring their units against each other."""
+    """The weights of two models of one architecture, read when they are needed."""
 
     def __init__(
         self,
@@ -33,6 +28,7 @@ class Weights:
         vectors: bool = False,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        clock: Clock | None = None,
     ) -> None:
         self.architecture: Architecture = a.architecture
         self.a, self.b = a, b
@@ -42,135 +38,83 @@ class Weights:
             for name in shared_tensors(a, b)
             if vectors or len(a.architecture.tensors[name].items) > 1
         }
-        self._cache: dict[tuple[str, str], Tensor] = {}
+        self.clock = clock or Clock()
+        self._checked: set[tuple[str, str]] = set()
 
     def read(self, side: str, name: str) -> Tensor:
-        """A tensor of model ``a`` or ``b``, in the type of the computation; read once."""
-        key = (side, name)
-        if key not in self._cache:
-            model = self.a if side == "a" else self.b
-            self._cache[key] = model.read(name).to(**self.place)
-        return self._cache[key]
+        """A tensor of model ``a`` or ``b``, in the type of the computation; checked the first time."""
+        model = self.a if side == "a" else self.b
+        with self.clock.phase("reading"):
+            if (side, name) in self._checked:
+                return model.names[name].join(model.checkpoint.read).to(**self.place)
+            self._checked.add((side, name))
+            return model.read(name).to(**self.place)
 
-    def moved(
-        self, name: str, maps: Mapping[str, Map], *, except_for: tuple[str, int] | None = None
-    ) -> Tensor:
-        """A tensor of A under ``maps``, leaving out one axis in one dimension."""
-        layout, tensor = self.tensors[name], self.read("a", name)
-        for dim in range(len(layout.items)):
-            here = maps
-            if except_for is not None and except_for[1] == dim:
-                here = {id: map_ for id, map_ in maps.items() if id != except_for[0]}
-            tensor = move_dim(tensor, dim, layout, here, self.architecture.sizes, self.architecture.parents)
-        return tensor
+    def release(self) -> None:
+        """Let go of the files, so that what was read of them no longer counts as memory in use."""
+        self.a.checkpoint.release()
+        self.b.checkpoint.release()
+
+    @property
+    def nbytes(self) -> int:
+        """What both models take in the type of the computation."""
+        per_number = torch.empty((), **self.place).element_size()
+        return 2 * per_number * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
+
+    def score(self, name: str, maps: Mapping[str, Map]) -> float:
+        """⟨π(A), B⟩ of one tensor."""
+        architecture = self.architecture
+        here = {id: maps[id] for id in self.tensors[name].names() if id in maps}
+        with self.clock.phase("scores"):
+            of_a = self.read("a", name)
+            moved = move(of_a, self.tensors[name], here, architecture.sizes, architecture.parents)
+            rows = torch.linalg.vecdot(moved, self.read("b", name))  # short sums: no digits are lost
+            self.release()
+            return float(rows.sum(dtype=torch.float64))
 
     def objective(self, maps: Mapping[str, Map]) -> float:
         """⟨π(A), B⟩ over all tensors that take part."""
-        return sum(
-            float((self.moved(name, maps).double() * self.read("b", name).double()).sum())
-            for name in self.tensors
-        )
-
-    def gain(
-        self,
-        id: str,
-        maps: Mapping[str, Map],
-        *,
-        produced_only: bool = False,
-        settled: Container[str] | None = None,
-    ) -> Tensor:
-        """How well each unit of A would do in each place of B: shape (rows, size in B, size in A).
-
-        ``produced_only`` counts only the tensors that produce the axis (q, k and v for the units of
-        a head), not those that read it (o). ``settled`` counts only tensors whose other axes are among
-        these, or cannot move; the rest would add noise, unless there is nothing else to go by.
-        """
-        size, rows = self.architecture.sizes[id], self.architecture.rows(id)
-        total = torch.zeros(rows, size, size, **self.place)
-        places = list(self._places(id, produced_only=produced_only))
-        if settled is not None:
-            places = [place for place in places if self._is_settled(id, place[0], settled)] or places
-        for name, dim in places:
-            layout = self.tensors[name]
-            moved = self.moved(name, maps, except_for=(id, dim))
-            for of_a, of_b in zip(
-                self._unfold(moved, layout, id, dim),
-                self._unfold(self.read("b", name), layout, id, dim),
-                strict=True,
-            ):
-                total += of_b @ of_a.transpose(1, 2)
-        return total
-
-    def spectral_distance(self, id: str, *, produced_only: bool) -> Tensor:
-        """The distance of singular values between each unit of B and each of A (Eq. 5 and 6)."""
-        size = self.architecture.sizes[id]
-        total = torch.zeros(size, size, dtype=torch.float64)
-        for name, dim in self._places(id, produced_only=produced_only):
-            layout = self.tensors[name]
-            for of_a, of_b in zip(
-                self._blocks(self.read("a", name), layout, id, dim),
-                self._blocks(self.read("b", name), layout, id, dim),
-                strict=True,
-            ):
-                total += torch.cdist(singular_values(of_b), singular_values(of_a))
-        return total
+        return sum(self.score(name, maps) for name in self.tensors)
 
     def speaks_of(self, id: str) -> bool:
         """Whether any tensor says anything about an axis."""
-        return any(name in self.tensors for name in self.architecture.occurrences[id])
+        return id in self.sections
 
-    def _places(self, id: str, *, produced_only: bool) -> Iterator[tuple[str, int]]:
-        """The tensors and dimensions in which an axis occurs."""
-        for name in self.architecture.occurrences[id]:
-            layout = self.tensors.get(name)
-            if layout is None:
-                continue
-            for dim in layout.dims_with(id):
-                if not produced_only or dim in layout.outputs:
-                    yield name, dim
+    @cached_property
+    def sections(self) -> dict[str, list[Section]]:
+        """For every axis, the parts of tensors in which it occurs.
 
-    def _is_settled(self, id: str, name: str, settled: Container[str]) -> bool:
-        """Whether every other axis of a tensor has found its place, or has none to find."""
-        return all(
-            other == id or other in settled or self.architecture.spaces[other].group is Group.FIXED
-            for other in self.tensors[name].names()
-        )
-
-    def _unfold(self, tensor: Tensor, layout: Layout, id: str, dim: int) -> Iterator[Tensor]:
-        """Every piece as (rows of the axis, the axis, everything else)."""
-        ancestors = self._ancestors(id)
-        for piece, factors in explode(tensor, layout, self.architecture.sizes):
-            if Factor(id, dim) not in factors:
-                continue
-            own = factors.index(Factor(id, dim))
-            first = [*(_enclosing(factors[:own], name) for name in ancestors), own]
-            rest = [i for i in range(piece.ndim) if i not in first]
-            rows, size = self.architecture.rows(id), self.architecture.sizes[id]
-            yield piece.permute(*first, *rest).reshape(rows, size, -1)
-
-    def _blocks(self, tensor: Tensor, layout: Layout, id: str, dim: int) -> Iterator[Tensor]:
-        """Every piece as one matrix per unit of the axis: what is in it × the rest.
-
-        In it is what shares its dimension, and, where it has a dimension of its own, what lies within it.
+        A tensor with an axis in two dimensions would make its matching quadratic, and says nothing here.
         """
-        parents = self.architecture.parents
-        for piece, factors in explode(tensor, layout, self.architecture.sizes):
-            if Factor(id, dim) not in factors:
-                continue
-            first = factors.index(Factor(id, dim))
-            others = [i for i in range(len(factors)) if i != first]
-            inside = [i for i in others if factors[i].dim == dim or parents.get(factors[i].name) == id]
-            outside = [i for i in others if i not in inside]
-            height = torch.Size([piece.shape[i] for i in inside]).numel()
-            yield piece.permute(first, *inside, *outside).reshape(piece.shape[first], height, -1)
+        found: dict[str, list[Section]] = {}
+        for tensor, layout in self.tensors.items():
+            shape = self.a.info(tensor).shape
+            for id in layout.names():
+                if len(dims := layout.dims_with(id)) == 1:
+                    found.setdefault(id, []).extend(
+                        Section.all_of(self.architecture, tensor, layout, shape, id, dims[0])
+                    )
+        return found
 
-    def _ancestors(self, id: str) -> list[str]:
-        chain: list[str] = []
-        parent = self.architecture.parents.get(id)
-        while parent is not None:
-            chain.insert(0, parent)
-            parent = self.architecture.parents.get(parent)
-        return chain
+    def matrix(self, side: str, section: Section) -> Tensor:
+        """A section of model ``a`` or ``b``, as it is: (rows, axis, width)."""
+        return section.cut(self.read(side, section.tensor))
+
+    @cached_property
+    def neighbours(self) -> dict[str, set[str]]:
+        """For every axis, the others that it shares a section with."""
+        return {
+            id: {other for section in sections for other in section.others}
+            for id, sections in self.sections.items()
+        }
+
+    @cached_property
+    def tensors_of(self) -> dict[str, list[str]]:
+        """For every axis, the tensors in which it occurs."""
+        return {
+            id: list(dict.fromkeys(section.tensor for section in sections))
+            for id, sections in self.sections.items()
+        }
 
 
 def _usable(device: str) -> str:
@@ -182,17 +126,3 @@ def _usable(device: str) -> str:
             f"device {device!r} cannot be used here ({reason})", hint="leave --device out to compute on cpu"
         ) from error
     return device
-
-
-def singular_values(matrices: Tensor) -> Tensor:
-    """Singular values of a batch of matrices, largest first, through the smaller Gram matrix."""
-    matrices = matrices.double()
-    if matrices.shape[1] > matrices.shape[2]:
-        matrices = matrices.transpose(1, 2)
-    squares: Tensor = torch.linalg.eigvalsh(matrices @ matrices.transpose(1, 2))
-    return squares.clamp(min=0).sqrt().flip(-1)
-
-
-def _enclosing(factors: list[Factor], name: str) -> int:
-    """The nearest place of an axis among the factors before another."""
-    return max(i for i, factor in enumerate(factors) if factor.name == name)

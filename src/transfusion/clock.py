@@ -1,0 +1,34 @@
+"""How the time of a run divides among what it did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Seconds by phase, over all threads; a phase within another takes its time from it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
+        self._open = threading.local()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of a block."""
+        within: list[float] | None = getattr(self._open, "inner", None)
+        self._open.inner = inner = [0.0]
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - began
+            self._open.inner = within
+            if within is not None:
+                within[0] += took
+            with self._lock:
+                self.seconds[name] += took - inner[0]

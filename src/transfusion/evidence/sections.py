@@ -1,0 +1,153 @@
+"""Sections: whatever an axis occurs in, as one matrix of the axis × everything else.
+
+The maps of all other axes then only decide which *column* of A's matrix meets which of B's, and
+`Section.columns` is that one index vector. Two consequences make matching fast. The gain of an axis changes
+only by the columns that moved; and everything that a layout can say (products, concatenations, experts)
+is already said in the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.architecture import Architecture
+from transfusion.layouts import ANONYMOUS, Factor, Layout, Name, explode, size_of
+from transfusion.maps import Map, move_dim
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """An axis in one dimension of a tensor, or in one part of what is concatenated there."""
+
+    architecture: Architecture
+    tensor: str
+    layout: Layout
+    shape: tuple[int, ...]
+    id: str
+    dim: int
+    part: int
+
+    @classmethod
+    def all_of(
+        cls,
+        architecture: Architecture,
+        tensor: str,
+        layout: Layout,
+        shape: tuple[int, ...],
+        id: str,
+        dim: int,
+    ) -> list[Section]:
+        """The sections of an axis in one dimension of a tensor."""
+        first = cls(architecture, tensor, layout, shape, id, dim, 0)
+        count = len(first._pieces(first._positions({}), one_unit=True))
+        return [cls(architecture, tensor, layout, shape, id, dim, part) for part in range(count)]
+
+    @property
+    def produces(self) -> bool:
+        """Whether the tensor produces the axis (q, k and v the units of a head) or reads it (o)."""
+        return self.dim in self.layout.outputs
+
+    @cached_property
+    def others(self) -> tuple[str, ...]:
+        """The other axes of this part."""
+        names = dict.fromkeys(factor.name for factor in self._factors)
+        return tuple(name for name in names if name not in (self.id, ANONYMOUS))
+
+    @property
+    def rows(self) -> int:
+        return int(self._home.shape[0])
+
+    @property
+    def width(self) -> int:
+        return int(self._home.shape[1])
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The matrix, from the tensor: (rows of the axis, the axis, everything else)."""
+        return self._unfold(*self._pieces(tensor)[self.part])
+
+    def blocks(self, tensor: Tensor) -> Tensor:
+        """The tensor as one matrix for every unit of the axis: (the axis, what is in it, the rest).
+
+        In it is what shares its dimension, and, where it has a dimension of its own, what lies within it.
+        """
+        piece, factors = self._pieces(tensor)[self.part]
+        first = factors.index(Factor(self.id, self.dim))
+        others = [place for place in range(len(factors)) if place != first]
+        inside = [place for place in others if self._holds(factors[place])]
+        outside = [place for place in others if place not in inside]
+        height = torch.Size([piece.shape[place] for place in inside]).numel()
+        turned: Tensor = piece.permute(first, *inside, *outside)
+        return turned.reshape(piece.shape[first], height, -1)
+
+    def columns(self, maps: Mapping[str, Map]) -> Tensor:
+        """For every row and column of B's matrix, the column of A's that meets it: (rows, width).
+
+        Columns of A are numbered through all rows; the axis itself is not moved.
+        """
+        here = {id: maps[id] for id in self.others if id in maps}
+        positions = self._unfold(*self._pieces(self._positions(here), one_unit=True)[self.part])[:, 0]
+        return self._number[positions]
+
+    @cached_property
+    def _factors(self) -> list[Factor]:
+        return self._pieces(self._positions({}), one_unit=True)[self.part][1]
+
+    @cached_property
+    def _home(self) -> Tensor:
+        """The positions of all columns with nothing moved."""
+        return self._unfold(*self._pieces(self._positions({}), one_unit=True)[self.part])[:, 0]
+
+    @cached_property
+    def _number(self) -> Tensor:
+        """The number of the column at each position."""
+        number = torch.empty(int(self._home.max()) + 1, dtype=torch.int64)
+        number[self._home.reshape(-1)] = torch.arange(self._home.numel())
+        return number
+
+    def _positions(self, maps: Mapping[str, Map]) -> Tensor:
+        """Where everything beside the axis comes from under maps: the tensor with one unit of the axis,
+        holding positions instead of values.
+        """
+        sizes = {**self.architecture.sizes, self.id: 1}
+        shape = [
+            size if item == Name(ANONYMOUS) else size_of(item, sizes)
+            for item, size in zip(self.layout.items, self.shape, strict=True)
+        ]
+        positions = torch.arange(torch.Size(shape).numel()).reshape(shape)
+        for dim in range(len(shape)):
+            positions = move_dim(positions, dim, self.layout, maps, sizes, self.architecture.parents)
+        return positions
+
+    def _pieces(self, tensor: Tensor, *, one_unit: bool = False) -> list[tuple[Any, list[Factor]]]:
+        """The parts of a tensor that have the axis, with their factors."""
+        sizes = {**self.architecture.sizes, self.id: 1} if one_unit else self.architecture.sizes
+        own = Factor(self.id, self.dim)
+        return [(piece, factors) for piece, factors in explode(tensor, self.layout, sizes) if own in factors]
+
+    def _unfold(self, piece: Tensor, factors: Sequence[Factor]) -> Tensor:
+        own = factors.index(Factor(self.id, self.dim))
+        first = [*(_enclosing(factors[:own], name) for name in self._ancestors()), own]
+        rest = [place for place in range(piece.ndim) if place not in first]
+        return piece.permute(*first, *rest).reshape(self.architecture.rows(self.id), piece.shape[own], -1)
+
+    def _holds(self, factor: Factor) -> bool:
+        return factor.dim == self.dim or self.architecture.parents.get(factor.name) == self.id
+
+    def _ancestors(self) -> list[str]:
+        chain: list[str] = []
+        parent = self.architecture.parents.get(self.id)
+        while parent is not None:
+            chain.insert(0, parent)
+            parent = self.architecture.parents.get(parent)
+        return chain
+
+
+def _enclosing(factors: Sequence[Factor], name: str) -> int:
+    """The nearest place of an axis among the factors before another."""
+    return max(place for place, factor in enumerate(factors) if factor.name == name)

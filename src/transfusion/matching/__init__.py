@@ -1,0 +1,104 @@
+"""Matching: from two models to an alignment.
+
+`blocks` says what is solved in one go and how, `search` in which order and how often, `scores` what
+it has come to, `advice` whether it was worth it. The evidence itself is in the folder of that name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from transfusion.alignment import Alignment, Provenance, random_maps
+from transfusion.architecture import Inner, Residual
+from transfusion.clock import Clock
+from transfusion.errors import SettingError
+from transfusion.evidence.weights import Weights
+from transfusion.maps import Map
+from transfusion.matching.advice import Advice, Verdict, advise
+from transfusion.matching.journal import Journal
+from transfusion.matching.search import AT_HOME, Search, Step, Trial
+from transfusion.methods import DEFAULT, Method, preset
+from transfusion.model import Model, require_same_shape
+from transfusion.workers import Workers
+
+__all__ = ["Advice", "Step", "Verdict", "align"]
+
+
+def align(
+    a: Model | str | Path,
+    b: Model | str | Path,
+    *,
+    method: str | Method = DEFAULT,
+    residual: Residual | str | None = None,
+    inner: Inner | str | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    advice: bool = True,
+    journal: str | Path | None = None,
+    clock: Clock | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Alignment:
+    """Find how the units of A correspond to those of B.
+
+    The result is kept with ``align("models/a", "models/b").save("pi.safetensors")`` and is then good for
+    any number of fine-tunes of A. ``method`` is the name of a preset, or one changed to your wishes, as in
+    ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``. With a ``journal``, a file
+    that an interrupted search is taken up from, nothing is lost; ``clock`` is told where the time went.
+    """
+    chosen = method if isinstance(method, Method) else preset(method)
+    chosen = chosen.changed(residual=residual, inner=inner)
+    if seed < 0:
+        raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
+    a, b = (
+        (model if isinstance(model, Model) else Model.open(model)).under(chosen.policy) for model in (a, b)
+    )
+    require_same_shape(a, b)
+    weights = Weights(a, b, vectors=chosen.vectors, dtype=dtype, device=device, clock=clock)
+    with Workers.hired(jobs) as workers:
+        workers.each(lambda model: model.digest, (a, b))
+        story = Provenance(
+            family=a.family.name,
+            architecture=a.architecture.digest(),
+            policy=chosen.policy,
+            method=chosen.name,
+            options=chosen.options(),
+            seed=seed,
+            source=a.label,
+            source_digest=a.digest,
+            target=b.label,
+            target_digest=b.digest,
+        )
+        notes = Journal(Path(journal), json.dumps(asdict(story), default=str)) if journal else None
+        if not chosen.searches:
+            return _without_search(weights, chosen, story)
+        search = Search(
+            weights,
+            chosen,
+            seed=seed,
+            workers=workers,
+            on_step=on_step,
+            on_sweep=notes.note if notes else lambda trial: None,
+            known=notes.recall() if notes else None,
+        )
+        trial = search.run()
+        told = advise(search, trial) if advice or chosen.name == "auto" else None
+    if told and chosen.name == "auto" and told.verdict is Verdict.ADD:
+        trial = Trial(AT_HOME, {}, trial.trace[:1])
+    if notes:
+        notes.forget()
+    story = replace(story, objective=tuple(trial.trace), advice=told.as_dict() if told else {})
+    return Alignment.of(trial.maps, a.architecture, story)
+
+
+def _without_search(weights: Weights, method: Method, story: Provenance) -> Alignment:
+    """Nothing moved, or everything at random."""
+    maps: dict[str, Map] = random_maps(weights.architecture, story.seed) if method.name == "random" else {}
+    trace = [weights.objective(moved) for moved in ({}, maps)[: 1 + bool(maps)]]
+    return Alignment.of(maps, weights.architecture, replace(story, objective=tuple(trace)))

@@ -1,0 +1,180 @@
+"""Advice: should one align these two models at all?
+
+Three objectives are compared. The identity's says whether units are where they were: then B descends
+from A, and a task vector is simply added. What the search found is compared with what the same search
+finds where there is nothing to be found: a null, in which the units of B are shuffled tensor by tensor.
+A search always finds something; only what is beyond the null is a correspondence.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from statistics import fmean, stdev
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from torch import Tensor
+
+from transfusion.evidence.weights import Weights
+from transfusion.maps import Map, Permutation, move
+from transfusion.matching.search import AT_HOME, Search, Trial
+from transfusion.workers import Workers
+
+BLOCKS_OF_THE_NULL = 24
+"""The null is searched for in this many blocks from the middle of the model: enough to tell."""
+LINEAGE = 0.8
+"""The share of the objective found that the identity has, from which B counts as a descendant of A."""
+MATERIAL = 0.1
+"""The share of the way from the null to a perfect match, from which a correspondence counts as found."""
+CERTAIN = 3.0
+"""The standard deviations beyond the null that it must have as well."""
+
+
+class Verdict(StrEnum):
+    """What there is to do."""
+
+    ADD = "same lineage"
+    MOVE = "alignable"
+    DOUBT = "not alignable by permutation"
+
+
+@dataclass(frozen=True)
+class Margin:
+    """One kind of axis, over all layers: agreements are correlations, 1 is perfect."""
+
+    identity: float
+    """How far above chance nothing moving is, in standard deviations."""
+    home: float
+    """The share of units that are at home where they are."""
+    found: float
+    """The mean agreement of what belongs to these axes, as found."""
+    null: float | None
+    """The same for the null."""
+    beyond: float | None
+    """How far what was found is beyond the null, in standard deviations of the null over layers."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Whether to align, and why."""
+
+    verdict: Verdict
+    text: str
+    identity: float
+    """The objective with nothing moved."""
+    found: float
+    """The objective as found."""
+    share: float
+    """How far the search came on the way from the null to a perfect match."""
+    margins: Mapping[str, Margin]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, for a file."""
+        return asdict(self)
+
+
+def advise(search: Search, trial: Trial) -> Advice:
+    """Score the identity and a null beside what was found, and conclude.
+
+    Where everything is at home there is no null to search for: chance has been measured already.
+    """
+    agreed = _agreements(search.weights, trial.maps, search.axes, search.workers)
+    null = {} if trial.name == AT_HOME else _null(search)
+    return _conclude(trial.trace[0], trial.trace[-1], _margins(search, agreed, null))
+
+
+def _agreements(
+    weights: Weights, maps: Mapping[str, Map], ids: Iterable[str], workers: Workers
+) -> dict[str, float]:
+    """For every axis, the correlation of all that belongs to it in π(A) and B."""
+    names = list(dict.fromkeys(name for id in ids for name in weights.tensors_of[id]))
+    parts = dict(zip(names, workers.each(lambda name: _part(weights, name, maps), names), strict=True))
+    agreed: dict[str, float] = {}
+    for id in ids:
+        product, square_a, square_b = (
+            sum(parts[name][part] for name in weights.tensors_of[id]) for part in range(3)
+        )
+        agreed[id] = product / (square_a * square_b) ** 0.5 if square_a and square_b else 0.0
+    return agreed
+
+
+def _part(weights: Weights, name: str, maps: Mapping[str, Map]) -> tuple[float, float, float]:
+    """⟨π(A), B⟩, |A|² and |B|² of one tensor."""
+    of_a, of_b = (float(weights.read(side, name).square().sum()) for side in "ab")
+    return weights.score(name, maps), of_a, of_b
+
+
+class _Shuffled(Weights):
+    """Two models of which the second has its units shuffled, in every tensor otherwise."""
+
+    def read(self, side: str, name: str) -> Tensor:
+        tensor = super().read(side, name)
+        if side == "a":
+            return tensor
+        architecture, layout = self.architecture, self.tensors[name]
+        rng = np.random.default_rng(crc32(name.encode()))
+        maps = {
+            id: Permutation.random(architecture.sizes[id], architecture.rows(id), rng)
+            for id in layout.names()
+        }
+        return move(tensor, layout, maps, architecture.sizes, architecture.parents)
+
+
+def _null(search: Search) -> dict[str, float]:
+    """What the search finds where there is nothing to be found: agreements by axis, where all axes around
+    it took part.
+    """
+    real, method = search.weights, search.method
+    weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
+    brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
+    trial = Search(weights, brief, seed=search.seed, workers=search.workers, at_most=BLOCKS_OF_THE_NULL).run()
+    free = set(search.axes)
+    whole = [id for id in trial.maps if weights.neighbours[id] & free <= trial.maps.keys()]
+    return _agreements(weights, trial.maps, whole, search.workers)
+
+
+def _margins(search: Search, agreed: Mapping[str, float], null: Mapping[str, float]) -> dict[str, Margin]:
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for id in search.axes:
+        kinds[search.weights.architecture.spaces[id].axis].append(id)
+    margins: dict[str, Margin] = {}
+    for kind, members in kinds.items():
+        compared = [id for id in members if id in null] or members
+        chance = [null[id] for id in compared if id in null]
+        found = fmean(agreed[id] for id in compared)
+        spread = stdev(chance) if len(chance) > 1 else 0.0
+        margins[kind] = Margin(
+            identity=fmean(search.kinship[id].margin for id in members),
+            home=fmean(search.kinship[id].home for id in members),
+            found=found,
+            null=fmean(chance) if chance else None,
+            beyond=(found - fmean(chance)) / spread if spread else None,
+        )
+    return margins
+
+
+def _conclude(identity: float, found: float, margins: Mapping[str, Margin]) -> Advice:
+    compared = [margin for margin in margins.values() if margin.null is not None]
+    share = fmean((m.found - (m.null or 0)) / (1 - (m.null or 0)) for m in compared) if compared else 0.0
+    certain = [m for m in compared if m.beyond is None or m.beyond > CERTAIN]
+    if identity > 0 and identity >= LINEAGE * found:
+        verdict = Verdict.ADD
+        text = "the units of B are where A has them: B descends from A, and plain addition (naive) is right"
+        if found < identity:
+            text += (
+                f"; this method went below it ({found:.6g} against {identity:.6g}): prefer guarded or naive"
+            )
+    elif share >= MATERIAL and 2 * len(certain) > len(compared):
+        verdict = Verdict.MOVE
+        text = "the units of A were found again in B: move the task vector by this π"
+    else:
+        verdict = Verdict.DOUBT
+        text = (
+            "the match is hardly better than between models that have nothing in common: expect little from"
+            " moving a task vector by permutation, and measure before relying on it"
+        )
+    return Advice(verdict, text, identity, found, share, dict(margins))

@@ -1,0 +1,256 @@
+"""The search: sweeps over all blocks until nothing changes (Algorithm 1), from one start or several.
+
+A sweep visits every block whose surroundings have moved since its last visit. Blocks that stand side by
+side in the order and share no tensor are solved at the same time; what comes out does not depend on how
+many threads there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from transfusion.evidence.gains import Gains
+from transfusion.evidence.kinship import Kinship, kinship
+from transfusion.evidence.weights import Weights
+from transfusion.maps import Map, Permutation
+from transfusion.matching.blocks import Block, Evidence, Spectral, blocks
+from transfusion.matching.scores import Scores
+from transfusion.methods import Accept, Method, Order, Score, Start
+from transfusion.workers import Workers
+
+AT_HOME = "at home"
+"""The name of the trial that needs no search."""
+ALL_BUT_A_FEW = 0.98
+"""The share of units at home, in every axis, from which nothing needs to be matched; dead units resemble
+nothing, not even themselves."""
+CHANCE = 5.0
+"""Standard deviations that the identity must be above chance, in some axis, to be worth starting from."""
+_SLIGHT = 1e-9
+"""The share of a score by which it must rise to count as risen: less is rounding."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the search reports after each block: for progress bars and logs."""
+
+    trial: str
+    sweep: int
+    done: int
+    total: int
+    axis: str
+    objective: float
+
+
+@dataclass
+class Trial:
+    """Where one search stands: its maps, and the objective before the first sweep and after each."""
+
+    name: str
+    maps: dict[str, Map]
+    trace: list[float]
+    still: bool = False
+    order: Order | None = None
+    """The order of its sweeps, if not the method's."""
+    changes: Counter[str] = field(default_factory=Counter, repr=False)
+    """How often each axis has moved."""
+    visits: dict[Block, list[int]] = field(default_factory=dict, repr=False)
+    """For every block, what its surroundings had been through when it was visited last."""
+
+    @property
+    def sweeps(self) -> int:
+        return len(self.trace) - 1
+
+
+class Search:
+    """All trials of a method on two models."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        method: Method,
+        *,
+        seed: int,
+        workers: Workers,
+        on_step: Callable[[Step], None] = lambda step: None,
+        on_sweep: Callable[[Trial], None] = lambda trial: None,
+        known: Mapping[str, Trial] | None = None,
+        at_most: int | None = None,
+    ) -> None:
+        self.weights, self.method, self.seed, self.workers = weights, method, seed, workers
+        self.on_step, self.on_sweep = on_step, on_sweep
+        self.known = known or {}
+        """Trials of an earlier run that was interrupted, by name."""
+        self.at_most = at_most
+        """How many blocks to solve, from the middle of the model; all, if not said."""
+        self.evidence = Evidence(weights, Gains(weights, workers), method)
+        self.scores = Scores(weights, workers)
+        self.identity = self.scores.total({})
+        self._tensors = lru_cache(maxsize=None)(self._tensors_of)
+
+    def run(self) -> Trial:
+        """The best of all starts and restarts."""
+        starts = self.method.starts
+        if self.method.screen:
+            if all(one.home > ALL_BUT_A_FEW for one in self.kinship.values()):
+                return Trial(AT_HOME, self._all_home(), [self.identity], still=True)
+            if all(one.margin < CHANCE for one in self.kinship.values()):
+                starts = tuple(start for start in starts if start is not Start.IDENTITY) or starts
+        first = [self._begun(str(start), start) for start in starts]
+        best = self.go_on(max(first, key=lambda trial: trial.trace[1]))
+        for again in range(1, self.method.restarts + 1):
+            trial = self._begun(f"restart {again}", starts[0], Order.RANDOM)
+            best = max(best, self.go_on(trial), key=lambda trial: trial.trace[-1])
+        if self.method.accept is Accept.RISING and best.trace[-1] < self.identity:
+            best = replace(best, maps=self._all_home(), trace=[*best.trace, self.identity])
+        return best
+
+    @cached_property
+    def axes(self) -> list[str]:
+        """The axes that may move, and of which any tensor speaks."""
+        return [space.id for space in self.weights.architecture.free() if self.weights.speaks_of(space.id)]
+
+    @cached_property
+    def kinship(self) -> dict[str, Kinship]:
+        """Whether the units of each axis are at home where they are."""
+        return kinship(self.weights, self.axes, self.workers)
+
+    def _begun(self, name: str, start: Start, order: Order | None = None) -> Trial:
+        """A trial after its first sweep, or as an interrupted run left it."""
+        if name in self.known:
+            return self.known[name]
+        return self.sweep(Trial(name, {}, [self.identity], order=order), start)
+
+    def go_on(self, trial: Trial) -> Trial:
+        """Sweep until nothing changes, or the search has come back to where it was."""
+        seen: set[bytes] = set()
+        while not trial.still and trial.sweeps < self.method.max_sweeps:
+            self.sweep(trial)
+            state = b"".join(trial.maps[id].to_tensor().numpy().tobytes() for id in sorted(trial.maps))
+            trial.still |= state in seen
+            seen.add(state)
+        return trial
+
+    # ── a sweep ──────────────────────────────────────────────────────────────────────────────
+
+    def sweep(self, trial: Trial, start: Start | None = None) -> Trial:
+        """One visit to every block that is due; with a start, the first."""
+        settling = start in (Start.SETTLED, Start.SPECTRAL)
+        always = settling or self.method.accept is Accept.ALWAYS
+        settled = trial.maps if settling else None
+        changed, done = False, 0
+        waves = list(self._waves(trial, start))
+        total = sum(len(wave) for wave in waves)
+        for wave in waves:
+            due = [block for block in wave if self._due(trial, block)]
+            proposals = self.workers.each(lambda block: self._propose(block, trial.maps, settled), due)
+            for block, proposal in zip(due, proposals, strict=True):
+                trial.visits[block] = self._surroundings(trial, block)
+                changed |= self._take(trial, proposal, always=always)
+            for block in wave:
+                done += 1
+                step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])
+                self.on_step(step)
+        trial.trace.append(self.scores.total(trial.maps))
+        trial.still = not changed
+        self.on_sweep(trial)
+        return trial
+
+    def _propose(
+        self, block: Block, maps: Mapping[str, Map], settled: Mapping[str, Map] | None
+    ) -> dict[str, Map]:
+        with self.weights.clock.phase("gains"):
+            proposal = block.propose(self.evidence, maps, settled)
+        self.weights.release()
+        return proposal
+
+    def _take(self, trial: Trial, proposal: Mapping[str, Map], *, always: bool) -> bool:
+        """Take a proposal, or leave it; says whether anything moved."""
+        for id in proposal:
+            trial.maps.setdefault(id, self._home(id))
+        fresh = {id: map_ for id, map_ in proposal.items() if map_ != trial.maps[id]}
+        if not fresh or not (always or self._rises(trial.maps, fresh)):
+            return False
+        trial.maps.update(fresh)
+        trial.changes.update(fresh.keys())
+        return True
+
+    def _rises(self, maps: Mapping[str, Map], fresh: Mapping[str, Map]) -> bool:
+        """Whether the objective is higher with fresh maps."""
+        names = list(dict.fromkeys(name for id in fresh for name in self.weights.tensors_of[id]))
+        before = sum(self.scores.of(names, maps).values())
+        after = self.scores.of(names, {**maps, **fresh})
+        return sum(after.values()) > before + _SLIGHT * abs(before)
+
+    def _due(self, trial: Trial, block: Block) -> bool:
+        seen = trial.visits.get(block)
+        if seen is not None and isinstance(block, Spectral):
+            return False
+        return seen is None or seen != self._surroundings(trial, block)
+
+    def _surroundings(self, trial: Trial, block: Block) -> list[int]:
+        """How often the axes have moved that a block shares tensors with."""
+        around = {other for id in block.ids for other in self.weights.neighbours[id]} - set(block.ids)
+        return [trial.changes[id] for id in sorted(around)]
+
+    # ── orders ───────────────────────────────────────────────────────────────────────────────
+
+    def _waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
+        """The blocks in the order of a sweep; those that can be solved side by side together."""
+        method, order = self.method, trial.order or self.method.order
+        if start is Start.SPECTRAL:
+            method = replace(method, score=Score.SPECTRAL)
+        found = blocks(self.weights, method)
+        if self.at_most is not None:
+            first = max(0, (len(found) - self.at_most) // 2)
+            found = found[first : first + self.at_most]
+        if start in (Start.SETTLED, Start.SPECTRAL):
+            order = Order.FORWARD
+        if order is Order.WAVES:
+            yield from self._coloured(found)
+            return
+        if order is Order.BACKWARD or (order is Order.ALTERNATING and trial.sweeps % 2):
+            found = found[::-1]
+        elif order is Order.RANDOM:
+            number = int(trial.name.rsplit(" ", 1)[-1]) if trial.name.startswith("restart") else 0
+            rng = np.random.default_rng([self.seed, number, trial.sweeps])
+            found = [found[place] for place in rng.permutation(len(found))]
+        yield from self._runs(found)
+
+    def _runs(self, order: Sequence[Block]) -> Iterator[list[Block]]:
+        """Neighbours in the order that share no tensor."""
+        run: list[Block] = []
+        for block in order:
+            if run and not all(self._apart(block, other) for other in run):
+                yield run
+                run = []
+            run.append(block)
+        if run:
+            yield run
+
+    def _coloured(self, order: Sequence[Block]) -> list[list[Block]]:
+        """As few groups as a greedy choice gives, each of blocks that share no tensor."""
+        waves: list[list[Block]] = []
+        for block in order:
+            fitting = (wave for wave in waves if all(self._apart(block, other) for other in wave))
+            if (wave := next(fitting, None)) is None:
+                waves.append(wave := [])
+            wave.append(block)
+        return waves
+
+    def _apart(self, one: Block, other: Block) -> bool:
+        return self._tensors(one).isdisjoint(self._tensors(other))
+
+    def _tensors_of(self, block: Block) -> frozenset[str]:
+        return frozenset(name for id in block.ids for name in self.weights.tensors_of[id])
+
+    def _all_home(self) -> dict[str, Map]:
+        return {id: self._home(id) for id in self.axes}
+
+    def _home(self, id: str) -> Permutation:
+        architecture = self.weights.architecture
+        return Permutation.identity(architecture.sizes[id], architecture.rows(id))

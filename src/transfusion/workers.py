@@ -1,0 +1,52 @@
+"""Threads: independent pieces of work side by side, with results that do not depend on how many.
+
+Inside, every piece computes on one thread: how a library divides one product among threads may change
+its last digits, and with them, some day, a permutation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Workers:
+    """A fixed number of threads. Work that is asked for within work is done at once, in place."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._busy = threading.local()
+        self._pool = ThreadPoolExecutor(count, initializer=self._prepare) if count > 1 else None
+
+    @classmethod
+    @contextmanager
+    def hired(cls, count: int | None = None) -> Iterator[Workers]:
+        """Threads for the length of a block: as many as torch would use, unless a number is given."""
+        threads = torch.get_num_threads()
+        workers = cls(count or threads)
+        torch.set_num_threads(1)
+        try:
+            yield workers
+        finally:
+            torch.set_num_threads(threads)
+            if workers._pool is not None:
+                workers._pool.shutdown(cancel_futures=True)
+
+    def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+        """What ``do`` makes of every item, in their order."""
+        items = list(items)
+        if self._pool is None or len(items) < 2 or getattr(self._busy, "within", False):
+            return [do(item) for item in items]
+        return list(self._pool.map(do, items))
+
+    def _prepare(self) -> None:
+        self._busy.within = True
+        torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ class Plan(Map):
     The shares are numbers of at least 0 that sum to 1. They are kept in float32, in memory as in files.
     """
 
-    matrix: NDArray[np.float32]
+    matrix: NDArray[np.floating[Any]]
     kind: ClassVar[str] = "plan"
 
     def __post_init__(self) -> None:

@@ -37,7 +37,8 @@ class Activations:
         speaking = [name for name in self._b[0] if name in self._a[0] and id in self._b[0][name][0].names()]
         weights = {name: self.architecture.tensors[f"{name}.weight"] for name in speaking}
         producing = [name for name in speaking if weights[name].arrow]
-        ours, theirs = [], []
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
         others = {other: map_ for other, map_ in maps.items() if other != id}
         for name in producing or speaking:
             for of_a, of_b in zip(self._a, self._b, strict=True):
@@ -50,7 +51,8 @@ class Activations:
         values = [record[cut.entry] for record in self._streams if cut.entry in record]
         if not values or values[0].shape[-1] != self.architecture.sizes[cut.source]:
             return None
-        return torch.linalg.vector_norm(torch.cat([value.flatten(0, -2) for value in values]), dim=0)
+        samples = torch.cat([value.flatten(0, -2) for value in values])
+        return samples.square().sum(dim=0).sqrt()
 
     def _unfolded(self, output: tuple[Layout, Tensor], id: str, maps: Mapping[str, Map]) -> list[Tensor]:
         layout, value = output

@@ -30,7 +30,8 @@ class Incoming:
         places = self._places(id, maps)
         if not places:
             return None
-        ours, theirs = [], []
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
         for name, dim in places:
             layout = self.tensors[name]
             ours += unfold(self._read(self.b, name), layout, id, dim, self.architecture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from families import CASES, finetuned
+from families import CASES, Case, finetuned, transformers_model
 from test_adapter import TARGETS, outputs_with, train_adapter
+from test_planted import DEEP, FIRST
 from transfusion.alignment import Alignment, Provenance
 from transfusion.architecture import Heads, Inner, Policy, Residual
 from transfusion.description import inspect
@@ -59,12 +62,8 @@ def unlike(pi: Alignment, a: Path, b: Path) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def llamas(made, tmp_path_factory) -> tuple[Path, Path]:
-    """A Llama, and the same with everything shuffled but its groups, which flat heads cannot follow."""
-    a = made("llama")
-    random = replace(METHODS["random"], policy=Policy(Residual.TIED, Inner.FREE, Heads.NATURAL))
-    return a, apply(align(a, a, method=random, seed=3), a).save(tmp_path_factory.mktemp("b") / "llama")
+HEADS_IN_ORDER = replace(METHODS["random"], policy=Policy(Residual.TIED, Inner.FREE, Heads.NATURAL))
+"""A random exact move of everything but the heads: grouped ones are beyond what flat heads can follow."""
 
 
 # ── planted truths ───────────────────────────────────────────────────────────────────────────
@@ -80,10 +79,49 @@ def test_a_shuffled_model_is_recovered_in_one_pass(case, how, evidence, shuffled
     assert all(isinstance(map_, Permutation) for map_ in pi.maps.values())
 
 
-@pytest.mark.parametrize("evidence", Evidence)
-def test_a_shuffled_llama_is_recovered_where_its_groups_stay(evidence, llamas):
-    a, b = llamas
-    assert unlike(fused(a, b, Fusion(evidence)), a, b) == []
+@pytest.mark.parametrize("family", sorted(FIRST))
+def test_every_family_is_recovered_where_its_heads_stay(family, made, tmp_path):
+    a = made(FIRST[family])
+    b = apply(align(a, a, method=HEADS_IN_ORDER, seed=3), a).save(tmp_path / "b")
+    assert unlike(fused(a, b, Fusion()), a, b) == []
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral-tied", "swin", "t5", "whisper"])
+def test_activations_recover_grouped_heads_tied_embeddings_windows_and_two_stacks(case, made, tmp_path):
+    a = made(FIRST.get(case, case))
+    b = apply(align(a, a, method=HEADS_IN_ORDER, seed=3), a).save(tmp_path / "b")
+    assert unlike(fused(a, b, Fusion(Evidence.ACTIVATIONS)), a, b) == []
+
+
+@pytest.mark.parametrize(("family", "model", "config", "settings"), DEEP, ids=[case[0] for case in DEEP])
+def test_deep_models_are_recovered_by_weights_under_noise(family, model, config, settings, tmp_path):
+    """Twelve layers and more in one pass, with noise of 30 % of each tensor's standard deviation."""
+    torch.manual_seed(0)
+    case = Case(family, partial(transformers_model, model, config, **settings), family)
+    a = case.store(case.make(), tmp_path / "a")
+    planted = align(a, a, method=HEADS_IN_ORDER, seed=2)
+    b = apply(planted, a).save(tmp_path / "b")
+    state = load_file(b / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name, value in state.items():
+        noise = 0.3 * value.std(unbiased=False) * torch.randn(value.shape, generator=generator)
+        state[name] = value + noise
+    save_file(state, b / "model.safetensors", {"format": "pt"})
+    pi = fused(a, b, Fusion())
+    moved, wanted = Model.open(a).under(FLAT), Model.open(a).under(planted.provenance.policy)
+    for name, layout in moved.architecture.tensors.items():
+        tensor = moved.read(name)
+        truth = planted.move(tensor, wanted.architecture.tensors[name])
+        assert torch.equal(pi.move(tensor, layout), truth), name
+
+
+def test_a_tied_stream_has_one_plan_and_no_joins(shuffled):
+    a, b = (Model.open(folder).under(replace(FLAT, residual=Residual.TIED)) for folder in shuffled("vit"))
+    maps = fuse(a, b, Fusion())
+    assert "layer.stream" in maps
+    for name, layout in a.architecture.tensors.items():
+        found = move(a.read(name), layout, maps, a.architecture.sizes, a.architecture.parents)
+        assert torch.equal(found, b.read(name)), name
 
 
 def test_shuffled_groups_are_beyond_flat_heads(shuffled):
@@ -163,6 +201,11 @@ def test_units_that_are_all_alike_are_mixed_evenly():
 def test_a_regularisation_out_of_range_is_refused(regularisation):
     with pytest.raises(SettingError, match="regularisation = .*: it lies between"):
         soft_plan(torch.rand(1, 3, 3), regularisation)
+
+
+def test_no_draws_are_refused():
+    with pytest.raises(SettingError, match="draws = 0: nothing would be computed"):
+        Fusion(draws=0)
 
 
 def test_distances_do_not_depend_on_the_length_of_units():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture, Shortcut
+from transfusion.errors import SettingError
 from transfusion.evidence.activations import Activations
 from transfusion.evidence.incoming import Incoming
 from transfusion.maps import Map, Plan
@@ -59,6 +60,10 @@ class Fusion:
     join: Join = Join.AVERAGE
     draws: int = 4
     """How many draws of probes speak, for activations."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise SettingError(f"draws = {self.draws}: nothing would be computed", hint="give 1 or more")
 
 
 class _Features(Protocol):
@@ -121,8 +126,8 @@ def _features(id: str, maps: Mapping[str, Map], *sources: _Features | None) -> t
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:
     """Euclidean distances between B's units and A's, each scaled to length 1: (rows, size in B, size in A).
 
-    Without the scale, long units attract and soft plans, which shorten what they mix, would make every
-    later unit of A look nearer to zero.
+    Without the scale a short unit would be near to everything, and soft plans, which shorten what they mix,
+    would make short units of all that comes later.
     """
     ours, theirs = (torch.nn.functional.normalize(units.double(), dim=2) for units in (ours, theirs))
     products = ours @ theirs.transpose(1, 2)

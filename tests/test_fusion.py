@@ -33,6 +33,7 @@ from transfusion.verification import verify
 
 FLAT = Policy(Residual.UNTIED, Inner.FREE, Heads.FLAT)
 SOFT = Fusion(soft=True, regularisation=0.3)
+HARD = Fusion(soft=False)
 
 
 def fused(a: Path, b: Path, options: Fusion = SOFT) -> Alignment:
@@ -74,7 +75,7 @@ HEADS_IN_ORDER = replace(METHODS["random"], policy=Policy(Residual.TIED, Inner.F
 @pytest.mark.parametrize("case", ["vit-classifier", "bert-pretraining", "gpt2", "open_clip"])
 def test_a_shuffled_model_is_recovered_in_one_pass(case, how, evidence, shuffled):
     a, b = shuffled(case)
-    pi = fused(a, b, Fusion(evidence, join=how))
+    pi = fused(a, b, replace(HARD, evidence=evidence, join=how))
     assert unlike(pi, a, b) == []
     assert all(isinstance(map_, Permutation) for map_ in pi.maps.values())
 
@@ -83,14 +84,14 @@ def test_a_shuffled_model_is_recovered_in_one_pass(case, how, evidence, shuffled
 def test_every_family_is_recovered_where_its_heads_stay(family, made, tmp_path):
     a = made(FIRST[family])
     b = apply(align(a, a, method=HEADS_IN_ORDER, seed=3), a).save(tmp_path / "b")
-    assert unlike(fused(a, b, Fusion()), a, b) == []
+    assert unlike(fused(a, b, HARD), a, b) == []
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral-tied", "swin", "t5", "whisper"])
 def test_activations_recover_grouped_heads_tied_embeddings_windows_and_two_stacks(case, made, tmp_path):
     a = made(FIRST.get(case, case))
     b = apply(align(a, a, method=HEADS_IN_ORDER, seed=3), a).save(tmp_path / "b")
-    assert unlike(fused(a, b, Fusion(Evidence.ACTIVATIONS)), a, b) == []
+    assert unlike(fused(a, b, replace(HARD, evidence=Evidence.ACTIVATIONS)), a, b) == []
 
 
 @pytest.mark.parametrize(("family", "model", "config", "settings"), DEEP, ids=[case[0] for case in DEEP])
@@ -107,7 +108,7 @@ def test_deep_models_are_recovered_by_weights_under_noise(family, model, config,
         noise = 0.3 * value.std(unbiased=False) * torch.randn(value.shape, generator=generator)
         state[name] = value + noise
     save_file(state, b / "model.safetensors", {"format": "pt"})
-    pi = fused(a, b, Fusion())
+    pi = fused(a, b, HARD)
     moved, wanted = Model.open(a).under(FLAT), Model.open(a).under(planted.provenance.policy)
     for name, layout in moved.architecture.tensors.items():
         tensor = moved.read(name)
@@ -117,7 +118,7 @@ def test_deep_models_are_recovered_by_weights_under_noise(family, model, config,
 
 def test_a_tied_stream_has_one_plan_and_no_joins(shuffled):
     a, b = (Model.open(folder).under(replace(FLAT, residual=Residual.TIED)) for folder in shuffled("vit"))
-    maps = fuse(a, b, Fusion())
+    maps = fuse(a, b, HARD)
     assert "layer.stream" in maps
     for name, layout in a.architecture.tensors.items():
         found = move(a.read(name), layout, maps, a.architecture.sizes, a.architecture.parents)
@@ -127,14 +128,14 @@ def test_a_tied_stream_has_one_plan_and_no_joins(shuffled):
 def test_shuffled_groups_are_beyond_flat_heads(shuffled):
     """Grouped queries have boundaries that cannot be lost, so their order is taken as it is."""
     a, b = shuffled("llama")
-    found = unlike(fused(a, b, Fusion(join=Join.SHORTCUT)), a, b)
+    found = unlike(fused(a, b, replace(HARD, join=Join.SHORTCUT)), a, b)
     assert "layers.0.self_attn.k_proj.weight" in found
     assert "embed_tokens.weight" not in found
 
 
 def test_soft_plans_approach_the_hard_one_as_the_regularisation_falls(shuffled):
     a, b = shuffled("vit-classifier")
-    hard = fused(a, b, Fusion()).maps
+    hard = fused(a, b, HARD).maps
     far = []
     for regularisation in (1.0, 0.3, 0.03):
         soft = fused(a, b, Fusion(soft=True, regularisation=regularisation)).maps
@@ -145,8 +146,8 @@ def test_soft_plans_approach_the_hard_one_as_the_regularisation_falls(shuffled):
 
 def test_activations_and_weights_agree_on_the_neurons_of_a_shuffled_model(shuffled):
     a, b = shuffled("vit-classifier")
-    by_weights = fused(a, b, Fusion(Evidence.WEIGHTS)).maps
-    by_activations = fused(a, b, Fusion(Evidence.ACTIVATIONS)).maps
+    by_weights = fused(a, b, HARD).maps
+    by_activations = fused(a, b, replace(HARD, evidence=Evidence.ACTIVATIONS)).maps
     neurons = [id for id in by_weights if id.endswith("ffn")]
     assert len(neurons) == 3
     assert all(by_weights[id] == by_activations[id] for id in neurons)
@@ -172,7 +173,7 @@ def test_experts_stay_whole_where_everything_else_is_soft(evidence, made):
 def test_every_axis_is_told_of_once_in_order(made):
     model = Model.open(made("vit")).under(FLAT)
     told: list[str] = []
-    fuse(model, model, Fusion(), on_axis=told.append)
+    fuse(model, model, HARD, on_axis=told.append)
     assert told == [space.id for space in model.architecture.free()]
 
 

@@ -54,8 +54,8 @@ class Fusion:
     """How two models are fused."""
 
     evidence: Evidence = Evidence.WEIGHTS
-    soft: bool = False
-    regularisation: float = 0.1
+    soft: bool = True
+    regularisation: float = 0.3
     """How much soft plans mix, in standard deviations of the costs."""
     join: Join = Join.AVERAGE
     draws: int = 4

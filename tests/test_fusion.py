@@ -116,6 +116,19 @@ def test_deep_models_are_recovered_by_weights_under_noise(family, model, config,
         assert torch.equal(pi.move(tensor, layout), truth), name
 
 
+def test_one_plan_may_serve_queries_keys_and_values(made, tmp_path):
+    """The original's single plan for a head's units, where both models were moved alike."""
+    a = made("vit")
+    together = align(a, a, method="random", residual="tied", inner="tied", seed=3)
+    b = apply(together, a).save(tmp_path / "b")
+    one, two = (Model.open(folder).under(replace(FLAT, inner=Inner.TIED)) for folder in (a, b))
+    maps = fuse(one, two, HARD)
+    assert sum(id.endswith(("qk", "vo")) for id in maps) == 3
+    for name, layout in one.architecture.tensors.items():
+        found = move(one.read(name), layout, maps, one.architecture.sizes, one.architecture.parents)
+        assert torch.equal(found, two.read(name)), name
+
+
 def test_a_tied_stream_has_one_plan_and_no_joins(shuffled):
     a, b = (Model.open(folder).under(replace(FLAT, residual=Residual.TIED)) for folder in shuffled("vit"))
     maps = fuse(a, b, HARD)

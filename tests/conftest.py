@@ -54,3 +54,18 @@ def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
         return done[case]
 
     return make
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run a command line; gives exit code, stdout and stderr."""
+    from transfusion.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        code = exit.value.code
+        return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+    return run

@@ -11,20 +11,6 @@ from families import CASES, finetuned
 from transfusion.cli import main
 
 
-@pytest.fixture
-def cli(capsys):
-    """Run a command line; gives exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        code = exit.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    return run
-
-
 def test_the_whole_job(cli, made, tmp_path):
     a, b = made("llama", 1), made("llama", 2)
     tuned = finetuned(CASES["llama"], a, tmp_path / "tuned")

@@ -209,6 +209,10 @@ def _without_heads(architecture: Architecture, heads: Heads) -> Architecture:
         and spaces[child].group is not Group.FIXED
         and all(layout.pairs(parent, child) for layout in layouts if child in layout.names())
     }
+    for child, parent in list(flat.items()):  # what else lies within the parent there still needs it
+        around = (set(layout.names()) for layout in layouts if child in layout.names())
+        if any(parents.get(other) == parent and other not in flat for names in around for other in names):
+            del flat[child]
     for parent in enclosing:
         spaces[parent] = replace(spaces[parent], group=Group.FIXED, why="heads were asked to stay")
     for child, parent in flat.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,13 @@ class Live:
     @classmethod
     def of(cls, model: Model) -> Live:
         """The model in float64, in its own library, with probes to feed it."""
-        module = build(model)
-        config = getattr(module, "config", None)  # the library's knows the defaults, too
-        inputs = probes(model.family, config.to_dict() if config else model.config)
-        return cls(module, model.family, model.architecture, inputs)
+        return cls(build(model), model.family, model.architecture, {}).drawn(model)
+
+    def drawn(self, model: Model, *, batch: int = 3, seed: int = 0) -> Live:
+        """The same module with a draw of probes for its model."""
+        config = getattr(self.module, "config", None)  # the library's knows the defaults, too
+        settings = config.to_dict() if config else model.config
+        return replace(self, inputs=probes(self.family, settings, batch=batch, seed=seed))
 
     @classmethod
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> Live:

@@ -13,14 +13,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.errors import AlignmentError
+from transfusion.errors import AlignmentError, LayoutError
 from transfusion.layouts import Concat, Index, Item, Layout, Name, Product, index_map, names_in, size_of
+
+_SUM = 1e-3
+"""How far from 1 the shares of a plan may sum; files and float32 round."""
 
 
 class Map(ABC):
@@ -98,6 +102,8 @@ class Permutation(Map):
         return int(self.index.shape[1])
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, Plan):
+            return other == self
         return isinstance(other, Permutation) and np.array_equal(self.index, other.index)
 
     def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
@@ -113,9 +119,9 @@ class Permutation(Map):
         inverse[lineage] = np.argsort(self.index, axis=1)
         return Permutation(inverse)
 
-    def after(self, first: Map, lineage: Index) -> Permutation:
+    def after(self, first: Map, lineage: Index) -> Map:
         if not isinstance(first, Permutation):
-            raise AlignmentError(f"a permutation cannot follow a map of kind {first.kind!r} exactly")
+            return Plan.of(self).after(first, lineage)
         return Permutation(np.take_along_axis(first.index[lineage], self.index, axis=1))
 
     def is_identity(self) -> bool:
@@ -129,7 +135,84 @@ class Permutation(Map):
         return cls(tensor.numpy().astype(np.int64))
 
 
-KINDS: dict[str, type[Map]] = {Permutation.kind: Permutation}
+@dataclass(frozen=True, eq=False)
+class Plan(Map):
+    """A soft map: unit j of row i is made of all units of the source, in the shares ``matrix[i, j]``.
+
+    The shares are numbers of at least 0 that sum to 1. They are kept in float32, in memory as in files.
+    """
+
+    matrix: NDArray[np.floating[Any]]
+    kind: ClassVar[str] = "plan"
+
+    def __post_init__(self) -> None:
+        matrix = np.ascontiguousarray(self.matrix, dtype=np.float32)
+        if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
+            raise AlignmentError(f"a plan of shape {matrix.shape} is not a stack of square matrices")
+        if not np.isfinite(matrix).all() or (matrix < 0).any():
+            raise AlignmentError("a plan has shares that are negative or not numbers")
+        if (np.abs(matrix.sum(axis=2, dtype=np.float64) - 1) > _SUM).any():
+            raise AlignmentError("a plan has shares that do not sum to 1")
+        object.__setattr__(self, "matrix", matrix)
+
+    @classmethod
+    def of(cls, map_: Map) -> Plan:
+        """A permutation as a plan in which every share is 0 or 1; a plan as it is."""
+        match map_:
+            case Plan():
+                return map_
+            case Permutation():
+                return cls(np.eye(map_.size, dtype=np.float32)[map_.index])
+        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a plan")
+
+    @property
+    def rows(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.matrix.shape[1])
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another map, of this kind or a permutation, does exactly the same."""
+        return isinstance(other, Plan | Permutation) and np.array_equal(self.matrix, Plan.of(other).matrix)
+
+    def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
+        """Mix the units of one dimension, in float32 at least, and give back the tensor's own type."""
+        places = (*ancestors, dim)
+        front = tuple(range(len(places)))
+        precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        turned = tensor.movedim(places, front)
+        matrix = torch.from_numpy(self.matrix).to(device=tensor.device, dtype=precision)
+        mixed = matrix @ turned.reshape(self.rows, self.size, -1).to(precision)
+        kept = tensor.dtype if tensor.is_floating_point() else precision
+        return mixed.reshape(turned.shape).movedim(front, places).to(kept)
+
+    def inverse(self, lineage: Index) -> Plan:
+        """The transposed shares, made to sum to 1 again; undoes the plan only if it is a permutation.
+
+        A unit that nothing is made of comes back as the mean of all.
+        """
+        back = np.empty(self.matrix.shape, dtype=np.float64)
+        back[lineage] = self.matrix.transpose(0, 2, 1)
+        total = back.sum(axis=2, keepdims=True)
+        return Plan(np.divide(back, total, out=np.full_like(back, 1 / self.size), where=total > 0))
+
+    def after(self, first: Map, lineage: Index) -> Plan:
+        return Plan(self.matrix.astype(np.float64) @ Plan.of(first).matrix[lineage].astype(np.float64))
+
+    def is_identity(self) -> bool:
+        return bool((self.matrix == np.eye(self.size)).all())
+
+    def to_tensor(self) -> Tensor:
+        return torch.from_numpy(self.matrix)
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Plan:
+        return cls(tensor.numpy())
+
+
+KINDS: dict[str, type[Map]] = {kind.kind: kind for kind in (Permutation, Plan)}
 
 
 def move(
@@ -220,6 +303,12 @@ def _ancestors(name: str, parents: Mapping[str, str], places: Mapping[str, int])
     """The dimensions that hold an axis's ancestors, outermost first."""
     chain: list[int] = []
     while (parent := parents.get(name)) is not None:
+        if parent not in places:
+            raise LayoutError(
+                f"axis {name} lies within {parent}, which does not enclose it",
+                hint=f"write the two together, as in ({parent} {name}), or give {parent} a dimension of its"
+                " own before this one",
+            )
         chain.insert(0, places[parent])
         name = parent
     return chain

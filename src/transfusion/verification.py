@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
-from transfusion.layouts import ANONYMOUS, Layout, Name
 from transfusion.live import Live, largest_difference
 from transfusion.model import Model
+from transfusion.recording import recorded_outputs
 
 TOLERANCE = 1e-9
 
@@ -52,9 +47,9 @@ def verify(
 
 def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
     """Run a live model as it is and under π."""
-    with _recorded(live) as before:
+    with recorded_outputs(live) as before:
         expected = live.expected(alignment, live.outputs())
-    with _recorded(live) as after, live.moved(alignment):
+    with recorded_outputs(live) as after, live.moved(alignment):
         found = live.outputs()
     parting = next(
         (
@@ -71,34 +66,3 @@ def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> V
         shortcuts=len(alignment.turned(live.architecture.shortcuts)),
         parting=parting,
     )
-
-
-@contextmanager
-def _recorded(live: Live) -> Iterator[dict[str, tuple[Layout, Tensor]]]:
-    """Within the block, what the modules of the table put out, with its layout, in order."""
-    record: dict[str, tuple[Layout, Tensor]] = {}
-
-    def keep(name: str, weight: Layout) -> Any:
-        def hook(_: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                record[name] = (_output_layout(weight, output.ndim), output.clone())
-
-        return hook
-
-    handles = [
-        module.register_forward_hook(keep(name, live.architecture.tensors[f"{name}.weight"]))
-        for name, module in live.modules().items()
-        if f"{name}.weight" in live.architecture.tensors
-    ]
-    try:
-        yield record
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _output_layout(weight: Layout, ndim: int) -> Layout:
-    """The layout of what a module puts out: its weight's output axis, last or, if it convolves, second."""
-    axis = weight.items[weight.outputs[0]] if weight.arrow else weight.items[0]
-    place = 1 if len(weight.inputs) > 1 else ndim - 1
-    return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(ndim)))

@@ -11,6 +11,7 @@ from torch import Tensor
 from transfusion import __version__
 from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, listing
+from transfusion.maps import Permutation
 from transfusion.model import Model
 from transfusion.writer import Shards, write_model
 
@@ -63,6 +64,12 @@ def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
     model = (a if isinstance(a, Model) else Model.open(a)).under(story.policy)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
+    soft = [id for id, map_ in alignment.maps.items() if not isinstance(map_, Permutation)]
+    if soft:
+        raise AlignmentError(
+            f"π(A) is not the same function as A: this π mixes the units of {listing(soft, 2)}",
+            hint="only permutations can be applied; 'transport' takes this π as it is",
+        )
     broken = [f"{cut.source} → {cut.target}" for cut in alignment.turned(model.architecture.shortcuts)]
     if broken:
         raise AlignmentError(

@@ -9,61 +9,18 @@ is the axis's plan. Where a branch returns to the residual stream two plans meet
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture, Shortcut
-from transfusion.errors import SettingError
 from transfusion.evidence.activations import Activations
 from transfusion.evidence.incoming import Incoming
 from transfusion.maps import Map, Plan
+from transfusion.methods import Evidence, Fusion, Join
 from transfusion.model import Model
 from transfusion.solvers.plans import hard_plan, soft_plan
-
-
-class Evidence(StrEnum):
-    """What tells units apart."""
-
-    WEIGHTS = "weights"
-    """The weights that produce them."""
-    ACTIVATIONS = "activations"
-    """What they compute from made-up inputs; weights, where no module's output shows them."""
-
-
-class Join(StrEnum):
-    """How the plans of a branch and of the stream become the plan of the point where they meet."""
-
-    AVERAGE = "average"
-    """Half and half."""
-    WEIGHTED = "weighted"
-    """By how large the branch and the stream are there."""
-    MATRIX = "matrix"
-    """The same, unit by unit."""
-    BRANCH = "branch"
-    """The branch's plan alone."""
-    SHORTCUT = "shortcut"
-    """The stream's plan alone."""
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """How two models are fused."""
-
-    evidence: Evidence = Evidence.WEIGHTS
-    soft: bool = True
-    regularisation: float = 0.3
-    """How much soft plans mix, in standard deviations of the costs."""
-    join: Join = Join.AVERAGE
-    draws: int = 4
-    """How many draws of probes speak, for activations."""
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise SettingError(f"draws = {self.draws}: nothing would be computed", hint="give 1 or more")
 
 
 class _Features(Protocol):

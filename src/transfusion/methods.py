@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -50,6 +50,47 @@ class Accept(StrEnum):
     """Only those that raise the objective."""
 
 
+class Evidence(StrEnum):
+    """What tells units apart."""
+
+    WEIGHTS = "weights"
+    """The weights that produce them."""
+    ACTIVATIONS = "activations"
+    """What they compute from made-up inputs; weights, where no module's output shows them."""
+
+
+class Join(StrEnum):
+    """How the plans of a branch and of the stream become the plan of the point where they meet."""
+
+    AVERAGE = "average"
+    """Half and half."""
+    WEIGHTED = "weighted"
+    """By how large the branch and the stream are there."""
+    MATRIX = "matrix"
+    """The same, unit by unit."""
+    BRANCH = "branch"
+    """The branch's plan alone."""
+    SHORTCUT = "shortcut"
+    """The stream's plan alone."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How two models are fused."""
+
+    evidence: Evidence = Evidence.WEIGHTS
+    soft: bool = False
+    regularisation: float = 0.3
+    """How much soft plans mix, in standard deviations of the costs."""
+    join: Join = Join.AVERAGE
+    draws: int = 4
+    """How many draws of probes speak, for activations."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise SettingError(f"draws = {self.draws}: nothing would be computed", hint="give 1 or more")
+
+
 @dataclass(frozen=True)
 class Method:
     """How an alignment is found."""
@@ -73,16 +114,26 @@ class Method:
     max_sweeps: int = 100
     plain_shortcuts: bool = False
     """Whether π(A) is run with plain residual connections, although the stream's maps differ."""
+    fusion: Fusion | None = None
+    """For optimal transport, which is no search: how plans are made."""
 
     @property
     def searches(self) -> bool:
         """Whether this method looks for anything."""
-        return self.name not in ("naive", "random")
+        return self.name not in ("naive", "random") and self.fusion is None
 
     def changed(self, **choices: Any) -> Method:
         """The method with other choices, each a value or the word for it; None changes nothing."""
         given = {name: _chosen(name, value) for name, value in choices.items() if value is not None}
         policy = {name: given.pop(name) for name in list(given) if name in _OF_POLICY}
+        fusion = {name: given.pop(name) for name in list(given) if name in _OF_FUSION}
+        if fusion:
+            if self.fusion is None:
+                raise SettingError(
+                    f"{', '.join(fusion)}: only for optimal transport",
+                    hint="choose --method ot, or leave it out",
+                )
+            given["fusion"] = replace(self.fusion, **fusion)
         return replace(self, policy=replace(self.policy, **policy), **given)
 
     def options(self) -> dict[str, Any]:
@@ -130,6 +181,12 @@ METHODS = {
             outputs=True,
             order=Order.RANDOM,
         ),
+        Method(
+            "ot",
+            "optimal-transport fusion: one pass, a plan for every axis, heads are ignored",
+            Policy(Residual.UNTIED, Inner.FREE, Heads.FLAT),
+            fusion=Fusion(),
+        ),
         Method("naive", "nothing moves: the task vector is added as it is"),
         Method("random", "a random exact move of every free axis, for tests and for planting truths"),
     )
@@ -138,12 +195,15 @@ DEFAULT = "guarded"
 
 
 _OF_POLICY: dict[str, type[StrEnum]] = {"residual": Residual, "inner": Inner, "heads": Heads}
+_OF_FUSION = {field.name for field in fields(Fusion)}
 _WORDS: dict[str, type[StrEnum]] = {
     **_OF_POLICY,
     "score": Score,
     "starts": Start,
     "order": Order,
     "accept": Accept,
+    "evidence": Evidence,
+    "join": Join,
 }
 
 

@@ -20,10 +20,12 @@ from transfusion.cli.options import (
     Device,
     DryRun,
     Dtype,
+    EvidenceOption,
     Force,
     HeadsOption,
     InnerOption,
     Jobs,
+    JoinOption,
     Json,
     MaybeOutput,
     MethodOption,
@@ -33,10 +35,12 @@ from transfusion.cli.options import (
     Outputs,
     Propose,
     Quiet,
+    Regularisation,
     ResidualOption,
     Restarts,
     ScoreOption,
     Seed,
+    Soft,
     StartOption,
     StoredDtype,
     Sweeps,
@@ -165,6 +169,10 @@ def align(
     sweeps: Sweeps = None,
     outputs: Outputs = None,
     vectors: Vectors = None,
+    evidence: EvidenceOption = None,
+    soft: Soft = None,
+    regularisation: Regularisation = None,
+    join: JoinOption = None,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
     from transfusion.writer import require_writable
@@ -186,6 +194,7 @@ def align(
         "accept": accept,
     }
     search |= {"restarts": restarts, "max_sweeps": sweeps, "outputs": outputs, "vectors": vectors}
+    search |= {"evidence": evidence, "soft": soft, "regularisation": regularisation, "join": join}
     choices = Choices(method, residual, inner, dtype, device, seed, jobs, search, advice)
     pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
     pi.save(output, force=force)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from transfusion.architecture import Heads, Inner, Residual
-from transfusion.methods import DEFAULT, METHODS, Accept, Order, Score, Start
+from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Order, Score, Start
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -136,6 +136,36 @@ Vectors = Annotated[
         help="Whether biases and norm weights take part in the gain.",
         show_default=False,
         rich_help_panel=_SEARCH,
+    ),
+]
+_PLANS = "Optimal transport (--method ot)"
+EvidenceOption = Annotated[
+    Evidence | None,
+    typer.Option(
+        help="Tell units apart by the weights that produce them, or by what they compute.",
+        show_default=False,
+        rich_help_panel=_PLANS,
+    ),
+]
+Soft = Annotated[
+    bool | None,
+    typer.Option(
+        "--soft/--hard",
+        help="Plans that mix units (Sinkhorn), or permutations (EMD).",
+        show_default=False,
+        rich_help_panel=_PLANS,
+    ),
+]
+Regularisation = Annotated[
+    float | None,
+    typer.Option(help="How much soft plans mix.", show_default=False, rich_help_panel=_PLANS),
+]
+JoinOption = Annotated[
+    Join | None,
+    typer.Option(
+        help="How two plans are joined where a branch returns to the stream.",
+        show_default=False,
+        rich_help_panel=_PLANS,
     ),
 ]
 AdviceOption = Annotated[

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture
+from transfusion.evidence.units import unfolded
 from transfusion.layouts import ANONYMOUS, Factor, Layout, Name, explode, size_of
 from transfusion.maps import Map, move_dim
 
@@ -131,23 +132,7 @@ class Section:
         return [(piece, factors) for piece, factors in explode(tensor, self.layout, sizes) if own in factors]
 
     def _unfold(self, piece: Tensor, factors: Sequence[Factor]) -> Tensor:
-        own = factors.index(Factor(self.id, self.dim))
-        first = [*(_enclosing(factors[:own], name) for name in self._ancestors()), own]
-        rest = [place for place in range(piece.ndim) if place not in first]
-        return piece.permute(*first, *rest).reshape(self.architecture.rows(self.id), piece.shape[own], -1)
+        return unfolded(piece, factors, Factor(self.id, self.dim), self.architecture)
 
     def _holds(self, factor: Factor) -> bool:
         return factor.dim == self.dim or self.architecture.parents.get(factor.name) == self.id
-
-    def _ancestors(self) -> list[str]:
-        chain: list[str] = []
-        parent = self.architecture.parents.get(self.id)
-        while parent is not None:
-            chain.insert(0, parent)
-            parent = self.architecture.parents.get(parent)
-        return chain
-
-
-def _enclosing(factors: Sequence[Factor], name: str) -> int:
-    """The nearest place of an axis among the factors before another."""
-    return max(place for place, factor in enumerate(factors) if factor.name == name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -13,12 +13,16 @@ from transfusion.layouts import Factor, Layout, explode
 def unfold(tensor: Tensor, layout: Layout, id: str, dim: int, architecture: Architecture) -> Iterator[Tensor]:
     """Every piece of a tensor with an axis in this dimension, as (rows of the axis, the axis, the rest)."""
     for piece, factors in explode(tensor, layout, architecture.sizes):
-        if Factor(id, dim) not in factors:
-            continue
-        own = factors.index(Factor(id, dim))
-        first = [*(_enclosing(factors[:own], name) for name in _ancestors(id, architecture)), own]
-        rest = [place for place in range(piece.ndim) if place not in first]
-        yield piece.permute(*first, *rest).reshape(architecture.rows(id), architecture.sizes[id], -1)
+        if Factor(id, dim) in factors:
+            yield unfolded(piece, factors, Factor(id, dim), architecture)
+
+
+def unfolded(piece: Tensor, factors: Sequence[Factor], axis: Factor, architecture: Architecture) -> Tensor:
+    """One piece, with these factors as its dimensions, as (rows of the axis, the axis, the rest)."""
+    own = factors.index(axis)
+    first = [*(_enclosing(factors[:own], name) for name in _ancestors(axis.name, architecture)), own]
+    rest = [place for place in range(piece.ndim) if place not in first]
+    return piece.permute(*first, *rest).reshape(architecture.rows(axis.name), piece.shape[own], -1)
 
 
 def _ancestors(id: str, architecture: Architecture) -> list[str]:
@@ -27,6 +31,6 @@ def _ancestors(id: str, architecture: Architecture) -> list[str]:
     return [] if parent is None else [*_ancestors(parent, architecture), parent]
 
 
-def _enclosing(factors: list[Factor], name: str) -> int:
+def _enclosing(factors: Sequence[Factor], name: str) -> int:
     """The nearest place of an axis among the factors before another."""
     return max(place for place, factor in enumerate(factors) if factor.name == name)

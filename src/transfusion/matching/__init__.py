@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -18,11 +19,12 @@ from transfusion.architecture import Inner, Residual
 from transfusion.clock import Clock
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
+from transfusion.fusion import fuse
 from transfusion.maps import Map
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
-from transfusion.methods import DEFAULT, Method, preset
+from transfusion.methods import DEFAULT, Fusion, Method, preset
 from transfusion.model import Model, require_same_shape
 from transfusion.workers import Workers
 
@@ -76,6 +78,8 @@ def align(
             target_digest=b.digest,
         )
         notes = Journal(Path(journal), json.dumps(asdict(story), default=str)) if journal else None
+        if chosen.fusion is not None:
+            return _fused(weights, chosen.fusion, story, on_step)
         if not chosen.searches:
             return _without_search(weights, chosen, story)
         search = Search(
@@ -95,6 +99,20 @@ def align(
         notes.forget()
     story = replace(story, objective=tuple(trial.trace), advice=told.as_dict() if told else {})
     return Alignment.of(trial.maps, a.architecture, story)
+
+
+def _fused(
+    weights: Weights, options: Fusion, story: Provenance, on_step: Callable[[Step], None]
+) -> Alignment:
+    """A plan for every axis, in one pass."""
+    before, total, done = weights.objective({}), len(weights.architecture.free()), count(1)
+
+    def on_axis(id: str) -> None:
+        on_step(Step("pass", 0, next(done), total, id, before))
+
+    maps = fuse(weights.a, weights.b, options, on_axis=on_axis, **weights.place)
+    trace = (before, weights.objective(maps))
+    return Alignment.of(maps, weights.architecture, replace(story, objective=trace))
 
 
 def _without_search(weights: Weights, method: Method, story: Provenance) -> Alignment:

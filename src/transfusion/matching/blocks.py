@@ -23,7 +23,7 @@ LARGEST_HOUSEHOLD = 8192
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Grounds:
     """What there is to go by, and what of it counts."""
 
     weights: Weights
@@ -62,7 +62,7 @@ class Block(ABC):
 
     @abstractmethod
     def propose(
-        self, evidence: Evidence, maps: Mapping[str, Map], settled: Container[str] | None
+        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
     ) -> dict[str, Map]:
         """The best maps for these axes with all others where they are."""
 
@@ -78,10 +78,10 @@ class Alone(Block):
         return (self.id,)
 
     def propose(
-        self, evidence: Evidence, maps: Mapping[str, Map], settled: Container[str] | None
+        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
     ) -> dict[str, Map]:
-        gain = evidence.gains.of(self.id, maps, evidence.counted(self.id, settled))
-        with evidence.weights.clock.phase("assignments"):
+        gain = grounds.gains.of(self.id, maps, grounds.counted(self.id, settled))
+        with grounds.weights.clock.phase("assignments"):
             return {self.id: assign(gain)}
 
 
@@ -96,9 +96,9 @@ class Spectral(Block):
         return (self.id,)
 
     def propose(
-        self, evidence: Evidence, maps: Mapping[str, Map], settled: Container[str] | None
+        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
     ) -> dict[str, Map]:
-        return {self.id: assign(-spectral_distance(evidence.weights, evidence.counted(self.id, None))[None])}
+        return {self.id: assign(-spectral_distance(grounds.weights, grounds.counted(self.id, None))[None])}
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Household(Block):
         return {section.id, *section.others} & set(self.children)
 
     def propose(
-        self, evidence: Evidence, maps: Mapping[str, Map], settled: Container[str] | None
+        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
     ) -> dict[str, Map]:
-        weights = evidence.weights
+        weights = grounds.weights
         others = {id: map_ for id, map_ in maps.items() if id not in self.ids}
         size = weights.architecture.sizes[self.parent]
         scores = torch.zeros(size, size, dtype=torch.float64)
@@ -127,22 +127,22 @@ class Household(Block):
         for child in self.children:
             sections = [
                 section
-                for section in evidence.counted(child, settled, self.ids)
+                for section in grounds.counted(child, settled, self.ids)
                 if self.involved(section) == {child}
             ]
             if not sections:
                 continue
-            pairs = torch.stack([evidence.gains.between(section, others) for section in sections]).sum(0)
+            pairs = torch.stack([grounds.gains.between(section, others) for section in sections]).sum(0)
             with weights.clock.phase("assignments"):
                 best[child], totals = best_totals(pairs.flatten(0, 1))
             scores += totals.reshape(size, size).cpu()
         plain = [
             section
-            for section in evidence.counted(self.parent, settled, self.ids)
+            for section in grounds.counted(self.parent, settled, self.ids)
             if not self.involved(section)
         ]
         if plain:
-            scores += evidence.gains.of(self.parent, others, plain)[0].double().cpu()
+            scores += grounds.gains.of(self.parent, others, plain)[0].double().cpu()
         heads = assign(scores[None])
         chosen = np.arange(size) * size + heads.index[0]
         return {self.parent: heads, **{id: Permutation(map_.index[chosen]) for id, map_ in best.items()}}

@@ -18,7 +18,7 @@ from transfusion.evidence.gains import Gains
 from transfusion.evidence.kinship import Kinship, kinship
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map, Permutation
-from transfusion.matching.blocks import Block, Evidence, Spectral, blocks
+from transfusion.matching.blocks import Block, Grounds, Spectral, blocks
 from transfusion.matching.scores import Scores
 from transfusion.methods import Accept, Method, Order, Score, Start
 from transfusion.workers import Workers
@@ -87,7 +87,7 @@ class Search:
         """Trials of an earlier run that was interrupted, by name."""
         self.at_most = at_most
         """How many blocks to solve, from the middle of the model; all, if not said."""
-        self.evidence = Evidence(weights, Gains(weights, workers), method)
+        self.grounds = Grounds(weights, Gains(weights, workers), method)
         self.scores = Scores(weights, workers)
         self.identity = self.scores.total({})
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
@@ -164,7 +164,7 @@ class Search:
         self, block: Block, maps: Mapping[str, Map], settled: Mapping[str, Map] | None
     ) -> dict[str, Map]:
         with self.weights.clock.phase("gains"):
-            proposal = block.propose(self.evidence, maps, settled)
+            proposal = block.propose(self.grounds, maps, settled)
         self.weights.release()
         return proposal
 

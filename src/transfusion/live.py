@@ -156,8 +156,7 @@ class Live:
                 continue
             if parameter not in layouts:
                 raise ArchitectureError(
-                    f"{type(self.module).__name__} has {name} in memory, which the table describes"
-                    " otherwise",
+                    f"{type(self.module).__name__} has {name} in memory, which the table describes otherwise",
                     hint="install a later release of the library; files can be moved all the same",
                 )
             moved[name] = alignment.move(parameter.data, layouts[parameter])

@@ -136,13 +136,17 @@ def _logits(live: Live, data: Dataset, dtype: torch.dtype) -> Tensor:
 
 
 def _question(live: Live, data: Dataset, logits: Tensor, dtype: torch.dtype) -> Question:
+    """What is asked; libraries give a decoder that listens to an encoder labels that are shifted already."""
     if logits.ndim == 2:
         return Question.CLASS
-    return Question.NEXT if _predicts(live, logits.shape[-1], dtype) else Question.POSITION
+    shifted = data.labels is not None and "decoder_input_ids" in data.inputs
+    if shifted or not _predicts(live, logits.shape[-1], dtype):
+        return Question.POSITION
+    return Question.NEXT
 
 
 def _predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
-    """Whether a model speaks about the next token: its classes are tokens, and no position sees later ones."""
+    """Whether a model speaks of the next token: its classes are tokens, and no position sees later ones."""
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
     if read not in live.inputs or _vocabulary(live) != classes:
         return False
@@ -157,7 +161,7 @@ def _predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
 def _require_labels(live: Live, data: Dataset, logits: Tensor) -> None:
     assert data.labels is not None
     wanted = tuple(logits.shape[1:-1])
-    if (found := tuple(data.labels.shape[1:])) != wanted:
+    if tuple(data.labels.shape[1:]) != wanted:
         raise DataError(
             f"{data.label}: labels have shape {tuple(data.labels.shape)}, and {_name(live)} gives logits"
             f" for {(len(data), *wanted)}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from transfusion.cli.work import as_dtype
 from transfusion.errors import OutputError
 
 if TYPE_CHECKING:
+    from transfusion.alignment import Alignment
     from transfusion.interpolation import Barrier
     from transfusion.model import Model
 
@@ -43,11 +44,10 @@ class Ways:
             torch.set_num_threads(self.jobs)
         alignments: list[Alignment | None] = [None] if vanilla else []
         alignments += [Alignment.load(path) for path in via]
-        methods = [pi.provenance.method if pi else VANILLA for pi in alignments]
         data = Dataset.load(file).limited(self.limit)
         curves: dict[str, Barrier] = {}
         with talk.points(self.points * len(alignments)) as step:
-            for label, pi in zip(unique(methods), alignments, strict=True):
+            for label, pi in zip(labels_of(alignments), alignments, strict=True):
                 curves[label] = barrier(
                     *models,
                     via=pi,
@@ -62,14 +62,18 @@ class Ways:
         return curves
 
 
-def unique(labels: list[str]) -> list[str]:
-    """The labels, with numbers behind those that occur more than once."""
-    seen: dict[str, int] = {}
-    result = []
-    for label in labels:
-        seen[label] = seen.get(label, 0) + 1
-        result.append(f"{label} {seen[label]}" if labels.count(label) > 1 else label)
-    return result
+def labels_of(alignments: Sequence[Alignment | None]) -> list[str]:
+    """The methods' names; where they are the same, what their streams do, and then numbers."""
+    stories = [pi.provenance if pi else None for pi in alignments]
+    names = [story.method if story else VANILLA for story in stories]
+    whole = [
+        f"{name} ({story.policy.residual})" if story and names.count(name) > 1 else name
+        for name, story in zip(names, stories, strict=True)
+    ]
+    return [
+        f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
+        for place, label in enumerate(whole)
+    ]
 
 
 def as_story(curves: dict[str, Barrier]) -> dict[str, Any]:

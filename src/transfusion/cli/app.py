@@ -345,6 +345,7 @@ def barrier(
     dtype: Annotated[
         str, typer.Option(help="Compute in float32 or float64.", callback=one_of(("float32", "float64")))
     ] = "float32",
+    architecture: ArchitectureFile = None,
     jobs: Jobs = None,
     as_json: Json = False,
     force: Force = False,

@@ -1,12 +1,13 @@
 # make demo    the main job end to end, in one or two minutes
 # make test    all fast tests
 # make check   lint, types, layers, tests
+# make bench-barrier    the loss between two models trained on real images, method by method
 # Each makes .venv first if it is not there.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check lint clean
+.PHONY: demo test test-slow check lint clean bench-barrier
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -32,6 +33,9 @@ check: lint test
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python scripts/mend_torchvision.py
 	touch $@
+
+bench-barrier: .venv/ready
+	$(BIN)/python scripts/connectivity.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transfusion.alignment import Alignment
     from transfusion.description import inspect
     from transfusion.errors import TransfusionError
+    from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
     from transfusion.transportation import apply, transport
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "align",
     "apply",
+    "barrier",
     "inspect",
     "transport",
     "verify",
@@ -39,6 +41,7 @@ _HOMES = {
     "TransfusionError": "errors",
     "align": "matching",
     "apply": "transportation",
+    "barrier": "interpolation",
     "inspect": "description",
     "transport": "transportation",
     "verify": "verification",

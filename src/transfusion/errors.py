@@ -7,6 +7,7 @@
     ├── MismatchError      two inputs that do not belong together
     ├── AlignmentError     a file of π that is damaged, or made for something else
     ├── AdapterError       an adapter that cannot be moved
+    ├── DataError          examples that a model cannot be measured on
     ├── OutputError        a place that cannot, or must not, be written
     ├── SettingError       an argument that makes no sense
     ├── LibraryError       an optional library that is needed and not installed
@@ -57,6 +58,10 @@ class AlignmentError(TransfusionError):
 
 class AdapterError(TransfusionError):
     """An adapter that cannot be moved."""
+
+
+class DataError(TransfusionError):
+    """Examples that cannot be read, or that a model cannot be measured on."""
 
 
 class OutputError(TransfusionError):

@@ -104,15 +104,18 @@ class Live:
     inputs: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, model: Model) -> Live:
-        """The model in float64, in its own library, with probes to feed it."""
-        return cls(build(model), model.family, model.architecture, {}).drawn(model)
+    def of(cls, model: Model, dtype: torch.dtype = torch.float64) -> Live:
+        """The model in its own library, with probes to feed it."""
+        return cls(build(model, dtype), model.family, model.architecture, {}).drawn(model, dtype=dtype)
 
-    def drawn(self, model: Model, *, batch: int = 3, seed: int = 0) -> Live:
+    def drawn(
+        self, model: Model, *, batch: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+    ) -> Live:
         """The same module with a draw of probes for its model."""
         config = getattr(self.module, "config", None)  # the library's knows the defaults, too
         settings = config.to_dict() if config else model.config
-        return replace(self, inputs=probes(self.family, settings, batch=batch, seed=seed))
+        inputs = probes(self.family, settings, batch=batch, seed=seed)
+        return replace(self, inputs=in_dtype(inputs, dtype))
 
     @classmethod
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> Live:
@@ -147,30 +150,51 @@ class Live:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
+        with self.holding(self.parameters_under(alignment)), self.turning(alignment, float(shortcuts)):
+            yield
+
+    def parameters_under(self, alignment: Alignment) -> dict[str, Tensor]:
+        """π of every parameter, by its name in memory; what the library computes itself is left out."""
         naming, layouts = Naming(self.family, live=True), self._layouts()
-        kept: dict[str, Tensor] = {}
+        moved: dict[str, Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter not in layouts and naming.canonical(name) in self.family.computed:
+                continue
+            if parameter not in layouts:
+                raise ArchitectureError(
+                    f"{type(self.module).__name__} has {name} in memory, which the table describes otherwise",
+                    hint="install a later release of the library; files can be moved all the same",
+                )
+            moved[name] = alignment.move(parameter.data, layouts[parameter])
+        return moved
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within the block, the parameters of these names hold these tensors."""
+        kept: dict[nn.Parameter, Tensor] = {}
+        try:
+            for name, tensor in tensors.items():
+                parameter = self.module.get_parameter(name)
+                kept[parameter] = parameter.data
+                parameter.data = tensor
+            yield
+        finally:
+            for parameter, data in kept.items():
+                parameter.data = data
+
+    @contextmanager
+    def turning(self, alignment: Alignment, share: float = 1.0) -> Iterator[None]:
+        """Within the block, shortcuts between points with different maps carry share·P_out P_inᵀ +
+        (1 − share)·I.
+        """
         handles: list[Any] = []
         try:
-            for name, parameter in self.module.named_parameters():
-                if parameter not in layouts and naming.canonical(name) in self.family.computed:
-                    continue
-                if parameter not in layouts:
-                    raise ArchitectureError(
-                        f"{type(self.module).__name__} has {name} in memory, which the table describes"
-                        " otherwise",
-                        hint="install a later release of the library; files can be moved all the same",
-                    )
-                kept[name] = parameter.data
-                parameter.data = alignment.move(parameter.data, layouts[parameter])
-            if shortcuts:
-                handles = list(self._shortcut_hooks(alignment))
+            if share:
+                handles.extend(self._shortcut_hooks(alignment, share))
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            for name, parameter in self.module.named_parameters():
-                if name in kept:
-                    parameter.data = kept[name]
 
     def _layouts(self) -> dict[nn.Parameter, Layout]:
         """The layout of every parameter; a tied one may meet the table under either of its names."""
@@ -182,7 +206,7 @@ class Live:
                     layouts[parameter] = layout if part is None else layout.piece(part)
         return layouts
 
-    def _shortcut_hooks(self, alignment: Alignment) -> Iterator[Any]:
+    def _shortcut_hooks(self, alignment: Alignment, share: float) -> Iterator[Any]:
         modules, back = self.modules(), alignment.inverse()
         for cut in alignment.turned(self.architecture.shortcuts):
             stream: list[Tensor] = []
@@ -206,7 +230,7 @@ class Live:
                 branch = output[0] if isinstance(output, tuple) else output
                 straight = stream.pop()
                 turned = self._along(alignment, target, self._along(back, source, straight))
-                added = branch + (turned - straight).reshape(branch.shape)
+                added = branch + share * (turned - straight).reshape(branch.shape)
                 return (added, *output[1:]) if isinstance(output, tuple) else added
 
             yield modules[cut.entry].register_forward_pre_hook(enter, with_kwargs=True)
@@ -224,6 +248,13 @@ class Live:
             if space is not None:
                 moved[name] = self._along(alignment, space, value) if space else value
         return moved
+
+
+def in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors, with those of numbers that are not whole in another type."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
 
 
 def _shapes_in_a_file(module: nn.Module, family: Family) -> dict[str, tuple[int, ...]]:

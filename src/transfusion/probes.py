@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import isqrt
 from typing import Any
 
@@ -77,9 +77,12 @@ def _flat(config: Config) -> dict[str, Any]:
     return flat
 
 
-def run(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Everything that a model computes from the inputs, by name."""
-    with torch.no_grad(), _DoubleThroughout(), _plain_experts(module):
+def run(
+    module: nn.Module, family: Family, inputs: Mapping[str, Tensor], *, double: bool = True
+) -> dict[str, Tensor]:
+    """Everything that a model computes from the inputs, by name; in float64 throughout, if ``double``."""
+    throughout = _DoubleThroughout() if double else nullcontext()
+    with torch.no_grad(), throughout, _plain_experts(module):
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}

@@ -46,10 +46,11 @@ def verify(
 
 
 def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
-    """Run a live model as it is and under π."""
+    """Run a live model as it is and under π; with plain shortcuts, if π was made for them."""
+    aided = not alignment.provenance.options.get("plain_shortcuts")
     with recorded_outputs(live) as before:
         expected = live.expected(alignment, live.outputs())
-    with recorded_outputs(live) as after, live.moved(alignment):
+    with recorded_outputs(live) as after, live.moved(alignment, shortcuts=aided):
         found = live.outputs()
     parting = next(
         (
@@ -63,6 +64,6 @@ def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> V
         difference=largest_difference(expected, found),
         tolerance=tolerance,
         outputs=tuple(expected),
-        shortcuts=len(alignment.turned(live.architecture.shortcuts)),
+        shortcuts=len(alignment.turned(live.architecture.shortcuts)) if aided else 0,
         parting=parting,
     )

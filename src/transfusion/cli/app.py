@@ -17,10 +17,12 @@ from transfusion.cli.options import (
     AdviceOption,
     ArchitectureFile,
     Config,
+    Data,
     Device,
     DryRun,
     Dtype,
     EvidenceOption,
+    Figure,
     Force,
     HeadsOption,
     InnerOption,
@@ -44,10 +46,14 @@ from transfusion.cli.options import (
     StartOption,
     StoredDtype,
     Sweeps,
+    Treatment,
     Vectors,
     Verbose,
     Via,
+    Vias,
+    one_of,
 )
+from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
     as_dtype,
@@ -354,6 +360,55 @@ def transport(
     with talk.tensors(plan["tensors"]) as step:
         moved.save(output, force=force, on_tensor=step)
     report_transport(moved.story(), output, as_json)
+
+
+@app.command()
+def barrier(
+    a: ModelArgument,
+    b: ModelArgument,
+    data: Data,
+    via: Vias = None,
+    points: Annotated[int, typer.Option(min=2, help="How many values of α, ends included.")] = 11,
+    shortcuts: Treatment = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many examples.", show_default="all")
+    ] = None,
+    vanilla: Annotated[
+        bool, typer.Option("--vanilla/--no-vanilla", help="Also the way from A itself, with nothing moved.")
+    ] = True,
+    output: Figure = None,
+    dtype: Annotated[
+        str, typer.Option(help="Compute in float32 or float64.", callback=one_of(("float32", "float64")))
+    ] = "float32",
+    architecture: ArchitectureFile = None,
+    jobs: Jobs = None,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
+    from transfusion.cli import views
+    from transfusion.writer import publish_file, require_writable
+
+    if not via and not vanilla:
+        raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
+    if output is not None:
+        require_suffix(output)
+        require_writable(output, force=force, inputs=files_of(a, b, data, *(via or ())), folder=False)
+    talk = Talk(quiet=quiet, verbose=False)
+    curves = Ways(points, shortcuts, limit, dtype, jobs).measure(
+        open_bases(a, b, None, talk), via or [], data, talk, vanilla=vanilla
+    )
+    result = as_story(curves)
+    if output is not None:
+        publish_file(output, drawing(curves, output), force=force)
+        result = {"written": str(output), **result}
+    if as_json:
+        print_json(result)
+        return
+    out.print(views.barrier(result))
+    if output is not None:
+        out.print(f"written to {output}", markup=False)
 
 
 @app.command()

@@ -97,6 +97,13 @@ class Talk:
             task = bar.add_task("", total=total, what="")
             yield lambda name: bar.update(task, advance=1, what=name)
 
+    @contextmanager
+    def points(self, total: int) -> Iterator[Callable[[str], None]]:
+        """A bar over the models on several ways."""
+        with self._bar("{task.completed}/{task.total} {task.fields[what]}") as bar:
+            task = bar.add_task("", total=total, what="building the models")
+            yield lambda name: bar.update(task, advance=1, what=name)
+
     def _bar(self, text: str) -> Progress:
         return Progress(
             SpinnerColumn(),

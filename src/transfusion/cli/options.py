@@ -11,6 +11,7 @@ import typer
 from transfusion.architecture import Heads, Inner, Residual
 from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Order, Score, Start
 
+SHORTCUTS = ("interpolated", "plain", "rounded")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -44,6 +45,29 @@ Propose = Annotated[
     bool,
     typer.Option(
         "--propose", help="Draft a table for the model's class by trials, and certify it; or exit 3."
+    ),
+]
+Vias = Annotated[
+    list[str] | None,
+    typer.Option("--via", show_default=False, help="A file of π; may be given several times to compare."),
+]
+Data = Annotated[
+    Path,
+    typer.Option(show_default=False, help="Examples: a .safetensors or .npz with inputs by name and labels."),
+]
+Figure = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", show_default=False, help="Where to write: a figure (.png, .svg, .pdf) or .json."
+    ),
+]
+Treatment = Annotated[
+    str | None,
+    typer.Option(
+        "--shortcuts",
+        help=f"What turned residual connections carry on the way: {', '.join(SHORTCUTS)}.",
+        callback=one_of(SHORTCUTS),
+        show_default="interpolated, or as π asks",
     ),
 ]
 Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]

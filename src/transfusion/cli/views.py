@@ -87,6 +87,33 @@ def _objective(trace: list[float]) -> str:
     return f"{trace[0]:.6g} with nothing moved → {trace[-1]:.6g} after {sweeps} sweep{'s' * (sweeps != 1)}"
 
 
+def barrier(result: dict[str, Any]) -> RenderableType:
+    """Loss and accuracy on every way, α by α, and below them how high each barrier is."""
+    curves = result["curves"]
+    table = Table(show_footer=True)
+    table.add_column("α", "barrier", justify="right")
+    for curve in curves:
+        mark = "" if curve["faithful"] else "*"
+        table.add_column(Text(f"{curve['label']}\nloss"), f"{curve['height']:.4f}{mark}", justify="right")
+        table.add_column("\n%", justify="right")
+    for row in zip(*(curve["points"] for curve in curves), strict=True):
+        cells = [f"{point['loss']:.4f} {100 * point['accuracy']:.1f}".split() for point in row]
+        table.add_row(f"{row[0]['alpha']:.3g}", *(cell for pair in cells for cell in pair))
+    lines = [
+        f"Loss and accuracy in % ({result['question']}) of (1 − α)·π(A) + α·B on {result['examples']}"
+        f" examples of {result['data']}.",
+        "Barrier: how far the loss rises above the straight line between its ends.",
+    ]
+    if treated := [f"{curve['label']}: {curve['shortcuts']}" for curve in curves if curve["turned"]]:
+        lines.append(f"Shortcuts that carry P_out·P_inᵀ at α = 0: {'; '.join(treated)}.")
+    if not all(curve["faithful"] for curve in curves):
+        lines.append(
+            f"* π(A) does not compute what A computes (loss {curves[0]['loss_of_a']:.4f}): the way begins"
+            " elsewhere."
+        )
+    return Group(table, Text("\n".join(lines), style="dim"))
+
+
 def demo(result: dict[str, Any]) -> RenderableType:
     """The demo's two tables: gains over the base, on the task and on what the base could do before."""
     return Group(

@@ -1,13 +1,14 @@
 # make demo    the main job end to end, in one or two minutes
 # make test    all fast tests
 # make check   lint, types, layers, tests
+# make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-barrier    the loss between two models trained on real images, method by method
 # Each makes .venv first if it is not there.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check lint clean bench-barrier
+.PHONY: demo test test-slow check lint clean bench bench-barrier
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -33,6 +34,9 @@ check: lint test
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python scripts/mend_torchvision.py
 	touch $@
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/matching.py
 
 bench-barrier: .venv/ready
 	$(BIN)/python scripts/connectivity.py

@@ -92,9 +92,9 @@ def run_size(folder: Path, size: str, threads: int) -> list[Result]:
     make_pairs(folder, size)
     lower = floor(SIZES[size], threads)
     print(
-        f"\n{SIZES[size].name}: {models_mb(SIZES[size]):.0f} MB for two models; the floor is {lower['total']:.2f} s"
-        f" ({lower['gigaflop']:.0f} GFLOP of gains at {lower['speed']:.0f} GFLOP/s, {lower['gains']:.2f} s, and"
-        f" {lower['assignments']:.2f} s of assignments, on {threads} threads)"
+        f"\n{SIZES[size].name}: two models take {models_mb(SIZES[size]):.0f} MB; the floor is"
+        f" {lower['total']:.2f} s on {threads} threads ({lower['gigaflop']:.0f} GFLOP of gains at"
+        f" {lower['speed']:.0f} GFLOP/s: {lower['gains']:.2f} s; assignments: {lower['assignments']:.2f} s)"
     )
     columns = "seconds  ratio  × floor   objective    identity  sweeps  peak MB"
     print(f"  {'pair':12} {'contender':12} {columns}")
@@ -105,7 +105,11 @@ def run_size(folder: Path, size: str, threads: int) -> list[Result]:
             result = in_a_process(folder, size, pair, who, threads)
             first = first or result
             results.append(result)
-            note = "" if result.finished else f"  stopped after {result.sweeps} sweeps: its ratio is a lower bound"
+            note = (
+                ""
+                if result.finished
+                else f"  stopped after {result.sweeps} sweeps: its ratio is a lower bound"
+            )
             print(
                 f"  {pair:12} {who:12} {result.seconds:7.2f} {first.seconds / result.seconds:6.1f}"
                 f" {result.seconds / lower['total']:8.1f} {result.objective:11.1f} {result.identity:11.1f}"

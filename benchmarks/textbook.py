@@ -61,7 +61,11 @@ class Textbook:
     def visit(self, name: str, layer: int) -> bool:
         """Solve for one permutation; says whether it changed."""
         known = getattr(self, name)
-        found = self.align_attention(layer) if name == "attention" else assign(getattr(self, f"gain_{name}")(layer))
+        found = (
+            self.align_attention(layer)
+            if name == "attention"
+            else assign(getattr(self, f"gain_{name}")(layer))
+        )
         changed = not torch.equal(found, known[layer])
         known[layer] = found
         return changed

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from test_cli import cli  # noqa: F401
 from transfusion.cli.options import SHORTCUTS
 from transfusion.cli.ways import labels_of
 from transfusion.interpolation import Shortcuts
@@ -32,7 +31,7 @@ def job(made, tmp_path_factory):
 
 
 @pytest.fixture
-def run(cli, job):  # noqa: F811
+def run(cli, job):
     a, b, _, data = job
     return lambda *more: cli("barrier", a, b, "--data", data, *more)
 
@@ -42,11 +41,11 @@ def test_a_table_of_all_ways(run, job):
     code, out, err = run("--via", untied, "--via", tied, "--points", 3)
     assert (code, err) == (0, "")
     assert "vanilla" in out
-    assert "transfusion (untied)" in out
-    assert "transfusion (tied)" in out
+    assert "guarded (untied)" in out
+    assert "guarded (tied)" in out
     assert all(f" {alpha} " in out for alpha in ("0", "0.5", "1"))
     assert "20 examples of" in out
-    assert "Shortcuts that carry P_out·P_inᵀ at α = 0: transfusion (untied): interpolated." in out
+    assert "Shortcuts that carry P_out·P_inᵀ at α = 0: guarded (untied): interpolated." in out
     assert "does not compute what A computes" not in out
 
 
@@ -55,7 +54,7 @@ def test_results_for_programs(run, job):
     _, out, _ = run("--via", untied, "--via", untied, "--via", tied, "--no-vanilla", "--points", 3, "--json")
     result = json.loads(out)
     labels = [curve["label"] for curve in result["curves"]]
-    assert labels == ["transfusion (untied) 1", "transfusion (untied) 2", "transfusion (tied)"]
+    assert labels == ["guarded (untied) 1", "guarded (untied) 2", "guarded (tied)"]
     assert result["examples"] == 20
     assert result["question"] == "class of every example"
     first = result["curves"][0]
@@ -138,7 +137,7 @@ def test_a_missing_library_is_named_before_any_work(run, monkeypatch, tmp_path):
     assert "pip install 'transfusion[plots]'" in err
 
 
-def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):  # noqa: F811
+def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):
     a, b, _, _ = job
     save_file({"pixel_values": torch.zeros(2, 3, 12, 12)}, tmp_path / "data.safetensors")
     code, out, err = cli("barrier", a, b, "--data", tmp_path / "data.safetensors")

@@ -33,11 +33,14 @@ class _Kept:
 
 
 class Gains:
-    """The gains of all axes. As many are kept as fit into ``limit`` bytes, always the same ones."""
+    """The gains of all axes. As many are kept as fit into ``limit`` bytes, always the same ones.
+
+    The weights themselves are not kept, so that both together take no more than the two models would.
+    """
 
     def __init__(self, weights: Weights, workers: Workers, limit: int | None = None) -> None:
         self.weights, self.workers = weights, workers
-        self.limit = weights.nbytes if limit is None else limit
+        self.limit = weights.nbytes * 3 // 4 if limit is None else limit
         self._kept: dict[str, _Kept] = {}
         self._worth_keeping = set(self._that_fit())
 

@@ -1,23 +1,25 @@
 """Kinship: whether the units of A are at home where they are in B, without matching anything.
 
 If B continues A, a unit resembles the one in its own place more than any other. Products with all others
-are as dear as a sweep; a few dozen of them, drawn at random, tell how large chance products are.
+are as dear as a sweep; a few dozen of them, tell how large chance products are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
+from torch import Tensor
 
+from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.workers import Workers
 
 SAMPLE = 64
-"""Units of A that every unit of B is compared with."""
+"""How many units of A, about, every unit of B is compared with."""
 AT_HOME = 8.0
 """Standard deviations above chance from which a unit counts as at home: beyond the largest of the 10¹⁴
 products between two axes of ten million units, if chance products are normal."""
@@ -33,27 +35,45 @@ class Kinship:
     """How far the sum over all units is above chance, in standard deviations of that sum."""
 
 
-def kinship(weights: Weights, ids: Iterable[str], workers: Workers, seed: int = 0) -> dict[str, Kinship]:
-    """How much at home each axis is."""
-    ids = list(ids)
-    return dict(zip(ids, workers.each(partial(_of_axis, weights, seed), ids), strict=True))
-
-
-def _of_axis(weights: Weights, seed: int, id: str) -> Kinship:
-    rows, size = weights.architecture.rows(id), weights.architecture.sizes[id]
-    count = min(SAMPLE, size)
-    sample = torch.from_numpy(np.random.default_rng([seed, size]).permutation(size)[:count].copy())
-    own = torch.zeros(rows, size, **weights.place)
-    others = torch.zeros(rows, size, count, **weights.place)
-    with weights.clock.phase("kinship"):
+def kinship(weights: Weights, ids: Collection[str], workers: Workers) -> dict[str, Kinship]:
+    """How much at home each axis is. Every tensor is read once, for all of its axes."""
+    sections: dict[str, list[Section]] = defaultdict(list)
+    for id in ids:
         for section in weights.sections[id]:
-            of_a, of_b = weights.matrix("a", section), weights.matrix("b", section)
-            own += torch.linalg.vecdot(of_b, of_a)
-            others += of_b @ of_a[:, sample.to(of_a.device)].transpose(1, 2)
+            sections[section.tensor].append(section)
+    own: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    for parts in workers.each(partial(_of_tensor, weights), sections.values()):
+        for id, (with_own, with_others) in parts:
+            own[id] = own[id] + with_own if id in own else with_own
+            others[id] = others[id] + with_others if id in others else with_others
+    return {id: _judge(own[id], others[id]) for id in ids}
+
+
+def _of_tensor(weights: Weights, sections: Sequence[Section]) -> list[tuple[str, tuple[Tensor, Tensor]]]:
+    """For every axis of a tensor, what its units of B give with those in their own places, and with a few."""
+    with weights.clock.phase("kinship"):
+        of_a, of_b = (weights.read(side, sections[0].tensor) for side in ("a", "b"))
+        product = of_a * of_b
+        found = []
+        for section in sections:
+            few = section.cut(of_a)[:, _sample(weights.architecture.sizes[section.id])]
+            with_others = section.cut(of_b) @ few.transpose(1, 2)
+            found.append((section.id, (section.cut(product).sum(2), with_others)))
         weights.release()
-    strangers = torch.arange(size)[:, None] != sample
-    chance = others.double()[:, strangers].reshape(-1)
+        return found
+
+
+def _sample(size: int) -> slice:
+    """Some units of an axis: their order means nothing, so every so many will do."""
+    return slice(None, None, max(1, size // SAMPLE))
+
+
+def _judge(own: Tensor, others: Tensor) -> Kinship:
+    units = torch.arange(own.shape[1])
+    strangers = units[:, None] != units[_sample(own.shape[1])]
+    chance = others.cpu().double()[:, strangers].reshape(-1)
     if chance.numel() < 2 or float(chance.std()) == 0:
         return Kinship(0.0, 0.0)
-    above = (own.double() - chance.mean()) / chance.std()
+    above = (own.cpu().double() - chance.mean()) / chance.std()
     return Kinship(float((above > AT_HOME).double().mean()), float(above.sum() / above.numel() ** 0.5))

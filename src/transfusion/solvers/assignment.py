@@ -15,7 +15,10 @@ from transfusion.maps import Permutation
 
 def assign(gain: Tensor) -> Permutation:
     """The best permutation for each row of a gain of shape (rows, size in B, size in A)."""
-    return Permutation(np.stack(lap.lapjvr_batch(_costs(gain), return_cost=False, n_threads=1)[1]))
+    costs = _costs(gain)
+    if len(costs) == 1:
+        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
+    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
 
 
 def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:

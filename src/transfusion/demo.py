@@ -39,6 +39,7 @@ STUCK_PIXELS = 0.3
 PRETRAINING = Schedule(epochs=100, rate=2e-3)
 CONTINUED = Schedule(epochs=30, rate=1e-3)
 FINE_TUNING = Schedule(epochs=15, rate=1e-3)
+METHODS = {"naive": "τ as it is", "transfusion": "π(τ), the paper's π", "guarded": "π(τ), guarded"}
 VIT = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -96,24 +97,21 @@ def run(
         for name, model in (("a", a), ("b", b), ("a-tuned", tuned), ("b-tuned", ceiling)):
             model.save_pretrained(folder / name)
         say("aligning, and moving the fine-tune onto B …")
-        moved = {method: move(folder, "b", method, f"b-{method}") for method in ("naive", "transfusion")}
+        moved = {method: move(folder, "b", method, f"b-{method}") for method in METHODS}
         say("the same onto a successor of A whose units are shuffled …")
         successor = train(copy.deepcopy(a), *digits.for_b, CONTINUED, seed=seed + 4)
         proof = shuffle(successor, folder / "successor", seed)
         onto_successor = {
-            method: move(folder, "successor", method, f"successor-{method}")
-            for method in ("naive", "transfusion")
+            method: move(folder, "successor", method, f"successor-{method}") for method in METHODS
         }
         rows = {
             "B as it is": b,
-            "B + τ (naive)": moved["naive"],
-            "B + π(τ) (TransFusion)": moved["transfusion"],
+            **{f"B + {how}": moved[method] for method, how in METHODS.items()},
             "ceiling: B fine-tuned itself": ceiling,
         }
         planted = {
             "successor as it is": load_vit(folder / "successor"),
-            "successor + τ (naive)": onto_successor["naive"],
-            "successor + π(τ) (TransFusion)": onto_successor["transfusion"],
+            **{f"successor + {how}": onto_successor[method] for method, how in METHODS.items()},
             "ceiling: successor fine-tuned itself": fine_tune(successor, *digits.for_b, seed=seed + 3),
         }
         result = {

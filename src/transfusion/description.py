@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,9 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     return {
         "family": story.family,
         "method": story.method,
-        **asdict(story.policy),
+        "residual": story.policy.residual,
+        "inner": story.policy.inner,
+        "heads_policy": story.policy.heads,
         "seed": story.seed,
         "options": dict(story.options),
         "source": {"name": story.source, "sha256": story.source_digest},
@@ -93,6 +94,7 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
         "version": story.version,
         "sha256": alignment.digest,
         "objective": list(story.objective),
+        "advice": dict(story.advice) or None,
         "axes": axes,
         "heads": heads,
     }

@@ -63,12 +63,20 @@ def alignment(description: dict[str, Any]) -> RenderableType:
     source, target = description["source"], description["target"]
     for name, value in (
         ("π", f"{description['family']}, method {description['method']}, seed {description['seed']}"),
-        ("stream", f"{description['residual']}; q·k and v·o inside a head {description['inner']}"),
+        (
+            "axes",
+            f"stream {description['residual']}, heads {description['heads_policy']},"
+            f" q·k and v·o inside a head {description['inner']}",
+        ),
         ("from", f"{source['name']}  {source['sha256'][:12]}"),
         ("to", f"{target['name']}  {target['sha256'][:12]}"),
         ("objective", _objective(description["objective"])),
     ):
         about.add_row(Text(name, style="bold"), Text(value))
+    parts: list[RenderableType] = [about, ""]
+    if advice := description["advice"]:
+        about.add_row(Text("advice", style="bold"), Text(f"{advice['verdict']}: {advice['text']}"))
+        parts += [_margins(advice["margins"]), ""]
     axes = Table("axis", "kind", "size", "maps", "stays in place", box=None, header_style="bold")
     for id, axis in description["axes"].items():
         share = axis["stays"]
@@ -77,7 +85,26 @@ def alignment(description: dict[str, Any]) -> RenderableType:
     heads = Table("heads", "B's place ← A's head", box=None, header_style="bold")
     for id, places in description["heads"].items():
         heads.add_row(id, " ".join(f"{to}←{source}" for to, source in enumerate(places)))
-    return Group(about, "", axes, "", heads) if description["heads"] else Group(about, "", axes)
+    parts.append(axes)
+    return Group(*parts, "", heads) if description["heads"] else Group(*parts)
+
+
+def _margins(margins: dict[str, dict[str, float | None]]) -> Table:
+    """How well what belongs to each kind of axis agrees, beside nothing moving and beside chance."""
+    table = Table("kind of axis", box=None, header_style="bold")
+    for title in ("at home as it is", "above chance", "agreement found", "in a null", "beyond the null"):
+        table.add_column(title, justify="right")
+    for kind, margin in margins.items():
+        found, null, beyond = margin["found"], margin["null"], margin["beyond"]
+        table.add_row(
+            kind,
+            f"{margin['home']:.0%}",
+            f"{margin['identity']:.1f} sd",
+            f"{found:.3f}",
+            "" if null is None else f"{null:.3f}",
+            "" if beyond is None else f"{beyond:.1f} sd",
+        )
+    return table
 
 
 def _objective(trace: list[float]) -> str:

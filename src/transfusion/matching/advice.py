@@ -68,8 +68,8 @@ class Advice:
     """The objective with nothing moved."""
     found: float
     """The objective as found."""
-    share: float
-    """How far the search came on the way from the null to a perfect match."""
+    share: float | None
+    """How far the search came on the way from the null to a perfect match; unknown without a null."""
     margins: Mapping[str, Margin]
 
     def as_dict(self) -> dict[str, Any]:
@@ -159,7 +159,8 @@ def _margins(search: Search, agreed: Mapping[str, float], null: Mapping[str, flo
 
 def _conclude(identity: float, found: float, margins: Mapping[str, Margin]) -> Advice:
     compared = [margin for margin in margins.values() if margin.null is not None]
-    share = fmean((m.found - (m.null or 0)) / (1 - (m.null or 0)) for m in compared) if compared else 0.0
+    shares = [(m.found - m.null) / (1 - m.null) for m in margins.values() if m.null is not None]
+    share = fmean(shares) if shares else None
     certain = [m for m in compared if m.beyond is None or m.beyond > CERTAIN]
     if identity > 0 and identity >= LINEAGE * found:
         verdict = Verdict.ADD
@@ -168,7 +169,7 @@ def _conclude(identity: float, found: float, margins: Mapping[str, Margin]) -> A
             text += (
                 f"; this method went below it ({found:.6g} against {identity:.6g}): prefer guarded or naive"
             )
-    elif share >= MATERIAL and 2 * len(certain) > len(compared):
+    elif share is not None and share >= MATERIAL and 2 * len(certain) > len(compared):
         verdict = Verdict.MOVE
         text = "the units of A were found again in B: move the task vector by this π"
     else:

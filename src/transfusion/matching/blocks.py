@@ -39,7 +39,7 @@ class Grounds:
         sections = self.weights.sections.get(id, [])
         architecture = self.weights.architecture
         if not self.method.outputs and (id in architecture.children or id in architecture.parents):
-            sections = [section for section in sections if section.produces]
+            sections = [section for section in sections if section.produces] or sections
         if settled is None:
             return sections
         return [section for section in sections if self._settled(section, settled, together)] or sections

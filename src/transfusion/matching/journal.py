@@ -40,7 +40,7 @@ class Journal:
                 name: {
                     "trace": one.trace,
                     "still": one.still,
-                    "order": one.order,
+                    "restart": one.restart,
                     "kinds": {id: map_.kind for id, map_ in one.maps.items()},
                 }
                 for name, one in self.trials.items()
@@ -61,7 +61,7 @@ class Journal:
                             id: KINDS[kind].from_tensor(opened.get_tensor(f"{name}/{id}"))
                             for id, kind in told["kinds"].items()
                         }
-                        self.trials[name] = Trial(name, maps, told["trace"], told["still"], told["order"])
+                        self.trials[name] = Trial(name, maps, told["trace"], told["still"], told["restart"])
         except (SafetensorError, OSError, KeyError, ValueError):
             self.trials.clear()
         return dict(self.trials)

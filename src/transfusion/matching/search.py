@@ -54,8 +54,8 @@ class Trial:
     maps: dict[str, Map]
     trace: list[float]
     still: bool = False
-    order: Order | None = None
-    """The order of its sweeps, if not the method's."""
+    restart: int = 0
+    """The number of a further search, whose orders are random; 0 for the first."""
     changes: Counter[str] = field(default_factory=Counter, repr=False)
     """How often each axis has moved."""
     visits: dict[Block, list[int]] = field(default_factory=dict, repr=False)
@@ -103,7 +103,7 @@ class Search:
         first = [self._begun(str(start), start) for start in starts]
         best = self.go_on(max(first, key=lambda trial: trial.trace[1]))
         for again in range(1, self.method.restarts + 1):
-            trial = self._begun(f"restart {again}", starts[0], Order.RANDOM)
+            trial = self._begun(f"restart {again}", starts[0], again)
             best = max(best, self.go_on(trial), key=lambda trial: trial.trace[-1])
         if self.method.accept is Accept.RISING and best.trace[-1] < self.identity:
             best = replace(best, maps=self._all_home(), trace=[*best.trace, self.identity])
@@ -119,11 +119,11 @@ class Search:
         """Whether the units of each axis are at home where they are."""
         return kinship(self.weights, self.axes, self.workers)
 
-    def _begun(self, name: str, start: Start, order: Order | None = None) -> Trial:
+    def _begun(self, name: str, start: Start, restart: int = 0) -> Trial:
         """A trial after its first sweep, or as an interrupted run left it."""
         if name in self.known:
             return self.known[name]
-        return self.sweep(Trial(name, {}, [self.identity], order=order), start)
+        return self.sweep(Trial(name, {}, [self.identity], restart=restart), start)
 
     def go_on(self, trial: Trial) -> Trial:
         """Sweep until nothing changes, or the search has come back to where it was."""
@@ -201,7 +201,7 @@ class Search:
 
     def _waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
         """The blocks in the order of a sweep; those that can be solved side by side together."""
-        method, order = self.method, trial.order or self.method.order
+        method, order = self.method, Order.RANDOM if trial.restart else self.method.order
         if start is Start.SPECTRAL:
             method = replace(method, score=Score.SPECTRAL)
         found = blocks(self.weights, method)
@@ -216,8 +216,7 @@ class Search:
         if order is Order.BACKWARD or (order is Order.ALTERNATING and trial.sweeps % 2):
             found = found[::-1]
         elif order is Order.RANDOM:
-            number = int(trial.name.rsplit(" ", 1)[-1]) if trial.name.startswith("restart") else 0
-            rng = np.random.default_rng([self.seed, number, trial.sweeps])
+            rng = np.random.default_rng([self.seed, trial.restart, trial.sweeps])
             found = [found[place] for place in rng.permutation(len(found))]
         yield from self._runs(found)
 

@@ -64,7 +64,7 @@ class Talk:
 
     @contextmanager
     def sweeps(self) -> Iterator[Callable[[Step], None]]:
-        """A bar that follows the driver over its axes and sweeps."""
+        """A bar that follows the search over its blocks and sweeps."""
         with self._bar("{task.fields[what]}") as bar:
             task = bar.add_task("", total=None, what="reading")
             now = ("", -1)

@@ -1,7 +1,7 @@
 """Kinship: whether the units of A are at home where they are in B, without matching anything.
 
 If B continues A, a unit resembles the one in its own place more than any other. Products with all others
-are as dear as a sweep; a few dozen of them, tell how large chance products are.
+are as dear as a sweep; a few dozen of them tell how large chance products are.
 """
 
 from __future__ import annotations

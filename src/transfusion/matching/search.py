@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from hashlib import sha256
 
 import numpy as np
 
@@ -58,8 +59,10 @@ class Trial:
     """The order of its sweeps, if not the method's."""
     changes: Counter[str] = field(default_factory=Counter, repr=False)
     """How often each axis has moved."""
-    visits: dict[Block, list[int]] = field(default_factory=dict, repr=False)
-    """For every block, what its surroundings had been through when it was visited last."""
+    visits: dict[str, list[int]] = field(default_factory=dict, repr=False)
+    """For every block, what its surroundings had been through when it was last solved by all there is."""
+    states: list[str] = field(default_factory=list, repr=False)
+    """A hash of all maps after each sweep."""
 
     @property
     def sweeps(self) -> int:
@@ -127,12 +130,8 @@ class Search:
 
     def go_on(self, trial: Trial) -> Trial:
         """Sweep until nothing changes, or the search has come back to where it was."""
-        seen: set[bytes] = set()
         while not trial.still and trial.sweeps < self.method.max_sweeps:
             self.sweep(trial)
-            state = b"".join(trial.maps[id].to_tensor().numpy().tobytes() for id in sorted(trial.maps))
-            trial.still |= state in seen
-            seen.add(state)
         return trial
 
     # ── a sweep ──────────────────────────────────────────────────────────────────────────────
@@ -149,14 +148,17 @@ class Search:
             due = [block for block in wave if self._due(trial, block)]
             proposals = self.workers.each(lambda block: self._propose(block, trial.maps, settled), due)
             for block, proposal in zip(due, proposals, strict=True):
-                trial.visits[block] = self._surroundings(trial, block)
+                if not settling or isinstance(block, Spectral):
+                    trial.visits[str(block)] = self._surroundings(trial, block)
                 changed |= self._take(trial, proposal, always=always)
             for block in wave:
                 done += 1
                 step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])
                 self.on_step(step)
         trial.trace.append(self.scores.total(trial.maps))
-        trial.still = not changed
+        state = _state(trial.maps)
+        trial.still = not changed or state in trial.states
+        trial.states.append(state)
         self.on_sweep(trial)
         return trial
 
@@ -187,7 +189,7 @@ class Search:
         return sum(after.values()) > before + _SLIGHT * abs(before)
 
     def _due(self, trial: Trial, block: Block) -> bool:
-        seen = trial.visits.get(block)
+        seen = trial.visits.get(str(block))
         if seen is not None and isinstance(block, Spectral):
             return False
         return seen is None or seen != self._surroundings(trial, block)
@@ -254,3 +256,11 @@ class Search:
     def _home(self, id: str) -> Permutation:
         architecture = self.weights.architecture
         return Permutation.identity(architecture.sizes[id], architecture.rows(id))
+
+
+def _state(maps: Mapping[str, Map]) -> str:
+    """A hash of maps."""
+    total = sha256()
+    for id in sorted(maps):
+        total.update(maps[id].to_tensor().numpy().tobytes())
+    return total.hexdigest()

@@ -84,7 +84,7 @@ def test_mixing_heads_computes_something_else(case, found, made):
 
 def test_the_grouped_heads_of_a_llama_have_boundaries_that_cannot_be_lost(found, made):
     pi = found("git-rebasin", "llama")
-    assert not any(id.endswith((".group", ".rep", ".qk")) for id in pi.maps)
+    assert not any(id.endswith((".group", ".qk")) for id in pi.maps)
     assert all(map_.rows == 2 for id, map_ in pi.maps.items() if id.endswith(".vo"))
     assert verify(made("llama"), via=pi).equal
 

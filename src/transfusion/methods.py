@@ -211,8 +211,13 @@ def _chosen(name: str, value: Any) -> Any:
     """A value as a method has it: words as the choices that they name."""
     if name not in _WORDS:
         return value
-    if name == "starts" and not isinstance(value, str):
-        return tuple(_chosen(name, one) for one in value)
+    if name == "starts":
+        return tuple(_word(name, one) for one in ([value] if isinstance(value, str) else value))
+    return _word(name, value)
+
+
+def _word(name: str, value: Any) -> StrEnum:
+    """The choice that a word names."""
     try:
         return _WORDS[name](value)
     except ValueError:

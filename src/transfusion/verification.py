@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfusion.alignment import Alignment
+from transfusion.architecture import Heads
 from transfusion.live import Live, largest_difference
+from transfusion.maps import Permutation
 from transfusion.model import Model
 from transfusion.recording import recorded_outputs
 
@@ -26,6 +28,8 @@ class Verification:
     """Residual connections that had to carry P_out P_inᵀ for this."""
     parting: str | None
     """The first module whose output differs, if any."""
+    reason: str
+    """Why the two would differ."""
 
     @property
     def equal(self) -> bool:
@@ -66,4 +70,16 @@ def compare(live: Live, alignment: Alignment, tolerance: float = TOLERANCE) -> V
         outputs=tuple(expected),
         shortcuts=len(alignment.turned(live.architecture.shortcuts)) if aided else 0,
         parting=parting,
+        reason=_reason(alignment),
     )
+
+
+def _reason(alignment: Alignment) -> str:
+    story = alignment.provenance
+    if any(not isinstance(map_, Permutation) for map_ in alignment.maps.values()):
+        return "this π mixes units, which is no symmetry; it moves task vectors, not models"
+    if story.policy.heads is Heads.FLAT:
+        return f"{story.method} ignores the boundaries of heads, which attention does not"
+    if story.options.get("plain_shortcuts"):
+        return f"{story.method} leaves residual connections plain although the stream's maps differ"
+    return "this π moves something that this architecture does not allow to move"

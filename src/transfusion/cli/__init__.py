@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _run(arguments)
     except Interrupted as stop:
-        print("interrupted; nothing was written", file=sys.stderr)
+        print("interrupted; no output was written", file=sys.stderr)
         sys.exit(stop.exit_code)
     finally:
         for name, handler in before.items():

@@ -271,7 +271,7 @@ def _verify_alignment(a: str, via: str, tolerance: float, as_json: bool) -> None
         raise VerificationError(
             f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
             + (f", first in {found.parting}" if found.parting else ""),
-            hint="this π moves something that this architecture does not allow to move"
+            hint=found.reason
             if found.difference > 1e-9
             else "float64 itself is no more exact than this; allow a larger --tolerance",
         )

@@ -52,7 +52,7 @@ class Choices:
 
         clock = Clock()
         if journal is not None and journal.exists():
-            talk.note(f"note: going on from {journal}, if it belongs to this search")
+            talk.note(f"note: going on from {journal}, if it belongs to the same models and method")
         with talk.sweeps() as on_step:
             pi = align(
                 *models,

@@ -110,11 +110,13 @@ class Weights:
 
     @cached_property
     def tensors_of(self) -> dict[str, list[str]]:
-        """For every axis, the tensors in which it occurs."""
-        return {
-            id: list(dict.fromkeys(section.tensor for section in sections))
-            for id, sections in self.sections.items()
-        }
+        """For every axis of which any tensor speaks, all tensors in which it occurs."""
+        found: dict[str, list[str]] = {id: [] for id in self.sections}
+        for tensor, layout in self.tensors.items():
+            for id in layout.names():
+                if id in found:
+                    found[id].append(tensor)
+        return found
 
 
 def _usable(device: str) -> str:

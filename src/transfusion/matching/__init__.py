@@ -77,7 +77,8 @@ def align(
             target=b.label,
             target_digest=b.digest,
         )
-        notes = Journal(Path(journal), json.dumps(asdict(story), default=str)) if journal else None
+        deciding = json.dumps({**asdict(story), "source": "", "target": "", "dtype": dtype}, default=str)
+        notes = Journal(Path(journal), deciding) if journal else None
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, story, on_step)
         if not chosen.searches:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map, Permutation, move
+from transfusion.matching.blocks import blocks
 from transfusion.matching.search import AT_HOME, Search, Trial
 from transfusion.workers import Workers
 
@@ -131,10 +132,24 @@ def _null(search: Search) -> dict[str, float]:
     real, method = search.weights, search.method
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
-    trial = Search(weights, brief, seed=search.seed, workers=search.workers, at_most=BLOCKS_OF_THE_NULL).run()
-    free = set(search.axes)
-    whole = [id for id in trial.maps if weights.neighbours[id] & free <= trial.maps.keys()]
+    middle, whole = _middle(search)
+    trial = Search(weights, brief, seed=search.seed, workers=search.workers, only=middle).run()
     return _agreements(weights, trial.maps, whole, search.workers)
+
+
+def _middle(search: Search) -> tuple[list[str], list[str]]:
+    """Axes from the middle of the model, and those among them with all their neighbours there; everything,
+    where some kind of axis would be left out, as one map for the whole stream would.
+    """
+    weights, axes = search.weights, search.axes
+    found = blocks(weights, search.method)
+    first = max(0, (len(found) - BLOCKS_OF_THE_NULL) // 2)
+    middle = [id for block in found[first : first + BLOCKS_OF_THE_NULL] for id in block.ids]
+    whole = [id for id in middle if weights.neighbours[id] & set(axes) <= set(middle)]
+    kinds = {weights.architecture.spaces[id].axis for id in axes}
+    if {weights.architecture.spaces[id].axis for id in whole} == kinds:
+        return middle, whole
+    return axes, axes
 
 
 def _margins(search: Search, agreed: Mapping[str, float], null: Mapping[str, float]) -> dict[str, Margin]:

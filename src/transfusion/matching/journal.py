@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from transfusion.errors import TransfusionError
 from transfusion.maps import KINDS, Map
 from transfusion.matching.search import Trial
 from transfusion.writer import publish_file
@@ -41,6 +43,9 @@ class Journal:
                     "trace": one.trace,
                     "still": one.still,
                     "restart": one.restart,
+                    "changes": one.changes,
+                    "visits": one.visits,
+                    "states": one.states,
                     "kinds": {id: map_.kind for id, map_ in one.maps.items()},
                 }
                 for name, one in self.trials.items()
@@ -61,8 +66,25 @@ class Journal:
                             id: KINDS[kind].from_tensor(opened.get_tensor(f"{name}/{id}"))
                             for id, kind in told["kinds"].items()
                         }
-                        self.trials[name] = Trial(name, maps, told["trace"], told["still"], told["restart"])
-        except (SafetensorError, OSError, KeyError, ValueError):
+                        self.trials[name] = Trial(
+                            name,
+                            maps,
+                            told["trace"],
+                            told["still"],
+                            told["restart"],
+                            Counter(told["changes"]),
+                            told["visits"],
+                            told["states"],
+                        )
+        except (
+            SafetensorError,
+            TransfusionError,
+            OSError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):
             self.trials.clear()
         return dict(self.trials)
 

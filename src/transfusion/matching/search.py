@@ -8,9 +8,10 @@ many threads there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from hashlib import sha256
 
 import numpy as np
 
@@ -58,8 +59,10 @@ class Trial:
     """The number of a further search, whose orders are random; 0 for the first."""
     changes: Counter[str] = field(default_factory=Counter, repr=False)
     """How often each axis has moved."""
-    visits: dict[Block, list[int]] = field(default_factory=dict, repr=False)
-    """For every block, what its surroundings had been through when it was visited last."""
+    visits: dict[str, list[int]] = field(default_factory=dict, repr=False)
+    """For every block, what its surroundings had been through when it was last solved by all there is."""
+    states: list[str] = field(default_factory=list, repr=False)
+    """A hash of all maps after each sweep."""
 
     @property
     def sweeps(self) -> int:
@@ -79,14 +82,14 @@ class Search:
         on_step: Callable[[Step], None] = lambda step: None,
         on_sweep: Callable[[Trial], None] = lambda trial: None,
         known: Mapping[str, Trial] | None = None,
-        at_most: int | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         self.weights, self.method, self.seed, self.workers = weights, method, seed, workers
         self.on_step, self.on_sweep = on_step, on_sweep
         self.known = known or {}
         """Trials of an earlier run that was interrupted, by name."""
-        self.at_most = at_most
-        """How many blocks to solve, from the middle of the model; all, if not said."""
+        self.only = frozenset(self.axes if only is None else only)
+        """The axes to solve for; all, if not said."""
         self.grounds = Grounds(weights, Gains(weights, workers), method)
         self.scores = Scores(weights, workers)
         self.identity = self.scores.total({})
@@ -127,12 +130,8 @@ class Search:
 
     def go_on(self, trial: Trial) -> Trial:
         """Sweep until nothing changes, or the search has come back to where it was."""
-        seen: set[bytes] = set()
         while not trial.still and trial.sweeps < self.method.max_sweeps:
             self.sweep(trial)
-            state = b"".join(trial.maps[id].to_tensor().numpy().tobytes() for id in sorted(trial.maps))
-            trial.still |= state in seen
-            seen.add(state)
         return trial
 
     # ── a sweep ──────────────────────────────────────────────────────────────────────────────
@@ -149,14 +148,17 @@ class Search:
             due = [block for block in wave if self._due(trial, block)]
             proposals = self.workers.each(lambda block: self._propose(block, trial.maps, settled), due)
             for block, proposal in zip(due, proposals, strict=True):
-                trial.visits[block] = self._surroundings(trial, block)
+                if not settling or isinstance(block, Spectral):
+                    trial.visits[str(block)] = self._surroundings(trial, block)
                 changed |= self._take(trial, proposal, always=always)
             for block in wave:
                 done += 1
                 step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])
                 self.on_step(step)
         trial.trace.append(self.scores.total(trial.maps))
-        trial.still = not changed
+        state = _state(trial.maps)
+        trial.still = not changed or state in trial.states
+        trial.states.append(state)
         self.on_sweep(trial)
         return trial
 
@@ -187,7 +189,7 @@ class Search:
         return sum(after.values()) > before + _SLIGHT * abs(before)
 
     def _due(self, trial: Trial, block: Block) -> bool:
-        seen = trial.visits.get(block)
+        seen = trial.visits.get(str(block))
         if seen is not None and isinstance(block, Spectral):
             return False
         return seen is None or seen != self._surroundings(trial, block)
@@ -204,11 +206,8 @@ class Search:
         method, order = self.method, Order.RANDOM if trial.restart else self.method.order
         if start is Start.SPECTRAL:
             method = replace(method, score=Score.SPECTRAL)
-        found = blocks(self.weights, method)
-        if self.at_most is not None:
-            first = max(0, (len(found) - self.at_most) // 2)
-            found = found[first : first + self.at_most]
-        if start in (Start.SETTLED, Start.SPECTRAL):
+        found = [block for block in blocks(self.weights, method) if self.only.issuperset(block.ids)]
+        if start in (Start.SETTLED, Start.SPECTRAL) and not trial.restart:
             order = Order.FORWARD
         if order is Order.WAVES:
             yield from self._coloured(found)
@@ -253,3 +252,11 @@ class Search:
     def _home(self, id: str) -> Permutation:
         architecture = self.weights.architecture
         return Permutation.identity(architecture.sizes[id], architecture.rows(id))
+
+
+def _state(maps: Mapping[str, Map]) -> str:
+    """A hash of maps."""
+    total = sha256()
+    for id in sorted(maps):
+        total.update(maps[id].to_tensor().numpy().tobytes())
+    return total.hexdigest()

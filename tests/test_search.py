@@ -1,0 +1,371 @@
+"""The search: what every order, start and rule of acceptance promises."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from functools import cache
+from itertools import pairwise, permutations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from transfusion.architecture import Heads, Inner, Residual
+from transfusion.evidence.gains import Gains
+from transfusion.evidence.weights import Weights
+from transfusion.maps import Permutation
+from transfusion.matching import align
+from transfusion.matching.blocks import Grounds, Household, Spectral, blocks
+from transfusion.matching.search import Search, Trial
+from transfusion.methods import Accept, Order, Score, Start, preset
+from transfusion.model import Model
+from transfusion.workers import Workers
+
+TINY = ("vit", "bert", "bert-pretraining", "llama", "gpt2")
+ONE = Workers(1)
+
+
+@pytest.fixture(scope="session")
+def opened(made):
+    """A tiny model, opened once: ``opened("vit", 1)``."""
+    return cache(lambda case, seed: Model.open(made(case, seed)))
+
+
+@pytest.fixture
+def searching(opened):
+    """A search between two independent tiny models: ``searching(method)``."""
+
+    def make(method, case="vit", **more) -> Search:
+        a, b = (opened(case, seed).under(method.policy) for seed in (1, 2))
+        return Search(Weights(a, b), method, **{"seed": 0, "workers": ONE, **more})
+
+    return make
+
+
+def rises(trace, slack=1e-5) -> bool:
+    """Whether no number is below the one before, but for rounding."""
+    return all(later >= earlier - slack * max(map(abs, trace)) for earlier, later in pairwise(trace))
+
+
+# ── what rises ───────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=20)
+@given(
+    case=st.sampled_from(TINY),
+    order=st.sampled_from(Order),
+    score=st.sampled_from(Score),
+    residual=st.sampled_from(Residual),
+    inner=st.sampled_from(Inner),
+    heads=st.sampled_from(Heads),
+    outputs=st.booleans(),
+    vectors=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_search_that_takes_only_what_rises_never_falls(case, seed, opened, **choices):
+    method = preset("transfusion").changed(accept="rising", starts=["identity"], **choices)
+    pi = align(opened(case, 1), opened(case, 2), method=method, seed=seed, advice=False)
+    assert rises(pi.provenance.objective)
+    assert len(pi.provenance.objective) > 1
+
+
+def test_a_tensor_with_an_axis_twice_counts_when_a_proposal_is_weighed(made, tmp_path):
+    """Its matching would be quadratic, so it says nothing in a gain; but it is part of the objective."""
+    transform = "cls.predictions.transform.dense.weight"
+    state = load_file(made("bert-pretraining", 2) / "model.safetensors")
+    state[transform] = 10 * load_file(made("bert-pretraining", 1) / "model.safetensors")[transform]
+    shutil.copytree(made("bert-pretraining", 2), tmp_path / "b")
+    save_file(state, tmp_path / "b" / "model.safetensors", {"format": "pt"})
+    method = preset("guarded").changed(residual="tied", starts=["identity"])
+    a, b = (Model.open(path).under(method.policy) for path in (made("bert-pretraining", 1), tmp_path / "b"))
+    search = Search(Weights(a, b), method, seed=0, workers=ONE)
+    assert search.weights.tensors[transform].dims_with("layer.stream") == (0, 1)
+    assert rises(search.go_on(search._begun("identity", Start.IDENTITY)).trace)
+
+
+@pytest.mark.parametrize("case", TINY)
+def test_guarded_never_ends_below_the_identity(case, opened):
+    a = opened(case, 1)
+    for b in (opened(case, 2), opened(case, 3)):
+        trace = align(a, b, advice=False).provenance.objective
+        assert trace[-1] >= trace[0]
+
+
+def test_guarded_goes_home_if_all_its_starts_end_below_the_identity(searching, monkeypatch):
+    search = searching(preset("guarded").changed(starts=["settled"]))
+    monkeypatch.setattr(search, "identity", 1e9)
+    found = search.run()
+    assert all(map_.is_identity() for map_ in found.maps.values())
+    assert set(found.maps) == set(search.axes)
+    assert found.trace[-1] == 1e9
+
+
+# ── what does not matter ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", ["vit", "llama"])
+@pytest.mark.parametrize("method", ["guarded", "transfusion", "git-rebasin", "brute-force"])
+def test_the_number_of_threads_changes_nothing(method, case, opened):
+    a, b = opened(case, 1), opened(case, 2)
+    found = [align(a, b, method=method, jobs=jobs, seed=4) for jobs in (1, 2, 3, 1)]
+    assert len({pi.digest for pi in found}) == 1
+    assert len({pi.provenance.objective for pi in found}) == 1
+    assert all(pi.provenance.advice == found[0].provenance.advice for pi in found)
+
+
+def test_threads_are_given_back(opened):
+    before = torch.get_num_threads()
+    align(opened("vit", 1), opened("vit", 2), method="transfusion", jobs=2)
+    assert torch.get_num_threads() == before
+
+
+# ── restarts ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("method", ["transfusion", "git-rebasin", "guarded"])
+def test_the_best_of_all_restarts_is_kept(method, opened):
+    a, b = opened("vit", 1), opened("vit", 2)
+    alone = align(a, b, method=method, advice=False)
+    ends: dict[str, float] = {}
+
+    steps = []
+    best = align(a, b, method=preset(method).changed(restarts=3), on_step=steps.append, advice=False)
+    assert best.provenance.objective[-1] >= alone.provenance.objective[-1]
+    names = list(dict.fromkeys(step.trial for step in steps))
+    assert names[-3:] == ["restart 1", "restart 2", "restart 3"]
+    for step in steps:
+        ends[step.trial] = step.objective
+    assert best.provenance.objective[-1] >= max(ends.values())
+
+
+def test_each_restart_goes_another_way_and_the_best_is_told(searching):
+    noted: dict[str, list[float]] = {}
+    search = searching(
+        preset("transfusion").changed(restarts=3),
+        on_sweep=lambda trial: noted.update({trial.name: list(trial.trace)}),
+    )
+    best = search.run()
+    assert set(noted) == {"identity", "restart 1", "restart 2", "restart 3"}
+    assert len({trace[-1] for trace in noted.values()}) > 1
+    assert best.name == max(noted, key=lambda name: noted[name][-1])
+    assert best.trace == noted[best.name]
+
+
+# ── visits ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def proposals(monkeypatch):
+    """Every proposal that is asked for: the trial's maps at the time, by block."""
+    made = []
+    propose = Search._propose
+
+    def noted(self, block, maps, settled):
+        made.append((block, dict(maps)))
+        return propose(self, block, maps, settled)
+
+    monkeypatch.setattr(Search, "_propose", noted)
+    return made
+
+
+@pytest.mark.parametrize("method", ["transfusion", "brute-force", "git-rebasin"])
+@pytest.mark.parametrize("case", ["vit", "llama"])
+def test_what_has_not_moved_around_a_block_is_not_looked_at_again(method, case, searching, proposals):
+    search = searching(preset(method), case)
+    found = search.run()
+    seen: dict[object, dict] = {}
+    visits = Counter(block for block, _ in proposals)
+    for block, maps in proposals:
+        around = {other for id in block.ids for other in search.weights.neighbours[id]} - set(block.ids)
+        now = {id: maps[id] for id in around if id in maps}
+        if block in seen:
+            assert any(now[id] is not seen[block].get(id) for id in now), block
+        seen[block] = now
+    assert set(visits) == set(blocks(search.weights, search.method))
+    assert sum(visits.values()) < len(visits) * found.sweeps, "the last sweep had nothing to do"
+
+
+def test_singular_values_are_asked_once(searching, proposals):
+    search = searching(preset("transfusion"))
+    found = search.run()
+    assert found.sweeps > 2
+    spectral = Counter(block.id for block, _ in proposals if isinstance(block, Spectral))
+    assert spectral == {f"layer.{i}.head": 1 for i in range(3)}
+
+
+def test_what_was_solved_by_half_of_its_evidence_is_solved_again_by_all_of_it(searching, proposals):
+    """After a settled first sweep; even if what did not count then has stayed where it was."""
+    search = searching(preset("guarded"))
+    trial = search._begun("settled", Start.SETTLED)
+    halved = {
+        block
+        for block, maps in proposals
+        for id in block.ids
+        if len(search.grounds.counted(id, maps, block.ids)) < len(search.grounds.counted(id, None))
+    }
+    assert halved
+    proposals.clear()
+    trial.changes.clear()
+    trial.visits = {block: [0] * len(around) for block, around in trial.visits.items()}
+    search.sweep(trial)
+    assert halved <= {block for block, _ in proposals}
+
+
+# ── orders ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("start", [None, *Start])
+@pytest.mark.parametrize("order", Order)
+def test_a_first_sweep_visits_every_block_exactly_once(order, start, searching, proposals):
+    search = searching(preset("guarded").changed(order=order))
+    search.sweep(Trial("x", {}, [search.identity]), start)
+    method = search.method.changed(score="spectral") if start is Start.SPECTRAL else search.method
+    wanted = blocks(search.weights, method)
+    visited = [block for block, _ in proposals]
+    assert sorted(visited, key=str) == sorted(wanted, key=str)
+    if order is Order.FORWARD:
+        assert visited == wanted
+
+
+def visited(search: Search, trial: Trial, sweeps: int) -> list[list[str]]:
+    """The axes that each of some sweeps comes by, in their order."""
+    orders = []
+    for _ in range(sweeps):
+        orders.append([block.ids[0] for wave in search._waves(trial, None) for block in wave])
+        trial.trace.append(0.0)
+    return orders
+
+
+def test_orders_are_what_they_are_called(searching):
+    def orders(order, seed=0, name="identity"):
+        search = searching(preset("transfusion").changed(order=order), seed=seed)
+        return visited(search, Trial(name, {}, [0.0]), 3)
+
+    forward = orders("forward")
+    assert forward[0] == forward[1] == forward[2]
+    backward = orders("backward")
+    assert backward[0] == backward[1] == forward[0][::-1]
+    assert orders("alternating") == [forward[0], forward[0][::-1], forward[0]]
+    random = orders("random")
+    assert len({tuple(order) for order in random}) == 3
+    assert {tuple(sorted(order)) for order in random} == {tuple(sorted(forward[0]))}
+    assert orders("random") == random
+    assert orders("random", seed=1) != random
+    assert orders("random", name="restart 1") != random
+    assert orders("random", name="restart 1") != orders("random", name="restart 2")
+    assert sorted(orders("waves")[0]) == sorted(forward[0])
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("case", TINY)
+def test_what_is_solved_side_by_side_shares_no_tensor(case, order, searching):
+    search = searching(preset("guarded").changed(order=order), case)
+    layouts = search.weights.tensors
+    waves = list(search._waves(Trial("x", {}, [0.0]), None))
+    for wave in waves:
+        named = [
+            {name for name, layout in layouts.items() if set(layout.names()) & set(block.ids)}
+            for block in wave
+        ]
+        assert sum(map(len, named)) == len(set().union(*named))
+    if order is Order.WAVES:
+        assert max(map(len, waves)) > 1
+
+
+# ── households ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="session")
+def small_heads(tmp_path_factory):
+    """Two ViTs with three heads of three units."""
+    from functools import partial
+
+    from families import VIT, Case, transformers_model
+
+    settings = {**VIT, "hidden_size": 9, "num_attention_heads": 3, "num_hidden_layers": 1}
+    case = Case("v", partial(transformers_model, "ViTModel", "ViTConfig", **settings), "vit")
+    root = tmp_path_factory.mktemp("small")
+    return [Model.open(case.save(root / str(seed), seed)) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("inner", Inner)
+def test_a_household_is_the_best_of_all_there_are(inner, small_heads):
+    method = preset("guarded").changed(inner=inner)
+    weights = Weights(*(model.under(method.policy) for model in small_heads))
+    (household,) = (block for block in blocks(weights, method) if isinstance(block, Household))
+    rng = np.random.default_rng(0)
+    around = {
+        space.id: Permutation.random(space.size, weights.architecture.rows(space.id), rng)
+        for space in weights.architecture.free()
+        if space.id not in household.ids
+    }
+    found = household.propose(Grounds(weights, Gains(weights, ONE), method), around, None)
+    assert found.keys() == set(household.ids)
+    orders = [list(order) for order in permutations(range(3))]
+    best = -np.inf
+    for heads in orders:
+        total = 0.0
+        for child in household.children:
+            names = [name for name in weights.tensors if child in weights.tensors[name].names()]
+            total += max(
+                sum(
+                    weights.score(
+                        n, {**around, "layer.0.head": Permutation(heads), child: Permutation(units)}
+                    )
+                    for n in names
+                )
+                for units in product(orders, repeat=3)
+            )
+        best = max(best, total)
+    names = {n for id in household.ids for n in weights.tensors if id in weights.tensors[n].names()}
+    assert sum(weights.score(n, {**around, **found}) for n in names) == pytest.approx(best, rel=1e-5)
+
+
+# ── ends ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sweeps", [1, 2, 3])
+def test_a_search_ends_after_the_sweeps_that_it_was_given(sweeps, opened):
+    a, b = opened("vit", 1), opened("vit", 2)
+    assert len(align(a, b, method="transfusion", advice=False).provenance.objective) > 4
+    method = preset("transfusion").changed(max_sweeps=sweeps)
+    assert len(align(a, b, method=method, advice=False).provenance.objective) == sweeps + 1
+
+
+def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
+    """Three states that follow each other for ever: the search stops where it has been before."""
+    search = searching(preset("transfusion"))
+    states = [Permutation(np.roll(np.arange(24), shift)) for shift in range(3)]
+    turn = {"now": 0}
+
+    def propose(block, maps, settled):
+        if block.ids != ("layer.0.y",):
+            return {}
+        turn["now"] += 1
+        return {"layer.0.y": states[turn["now"] % 3]}
+
+    monkeypatch.setattr(search, "_propose", propose)
+    monkeypatch.setattr(search, "_due", lambda trial, block: True)
+    found = search.run()
+    assert found.still
+    assert found.sweeps == 4
+    assert found.maps["layer.0.y"] == states[1]
+
+
+def test_a_search_that_changes_nothing_ends_at_once(opened):
+    a = opened("vit", 1)
+    pi = align(a, a, method="brute-force", advice=False)
+    assert len(pi.provenance.objective) == 2
+    assert all(map_.is_identity() for map_ in pi.maps.values())
+
+
+def test_rising_is_told_from_rounding(searching):
+    search = searching(preset("guarded").changed(accept=Accept.RISING))
+    id = "layer.0.ffn"
+    size = search.weights.architecture.sizes[id]
+    at_home = {id: Permutation.identity(size)}
+    assert not search._rises(at_home, {id: Permutation.identity(size)})

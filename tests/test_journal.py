@@ -18,7 +18,7 @@ from transfusion.maps import Permutation
 from transfusion.matching import align
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import Search, Trial
-from transfusion.methods import Order, preset
+from transfusion.methods import preset
 
 METHODS = {
     "guarded": preset("guarded"),
@@ -114,14 +114,14 @@ def test_no_sweep_of_a_resumed_search_looks_at_more_than_the_undisturbed_one(
 
 
 def test_a_trial_is_remembered_whole(tmp_path):
-    trial = Trial("restart 2", {"x": Permutation([2, 0, 1])}, [1.0, 2.5], True, Order.RANDOM)
+    trial = Trial("restart 2", {"x": Permutation([2, 0, 1])}, [1.0, 2.5], True, 2)
     trial.changes.update(["x", "x"])
     trial.visits["Alone(id='x')"] = [1, 2]
     trial.states.append("abc")
     Journal(tmp_path / "j", "these").note(trial)
     known = Journal(tmp_path / "j", "these").recall()
     assert known == {"restart 2": trial}
-    assert known["restart 2"].order is Order.RANDOM
+    assert known["restart 2"].restart == 2
     assert known["restart 2"].changes["never"] == 0
     assert Journal(tmp_path / "j", "others").recall() == {}
 

@@ -241,9 +241,9 @@ def visited(search: Search, trial: Trial, sweeps: int) -> list[list[str]]:
 
 
 def test_orders_are_what_they_are_called(searching):
-    def orders(order, seed=0, name="identity"):
+    def orders(order, seed=0, restart=0):
         search = searching(preset("transfusion").changed(order=order), seed=seed)
-        return visited(search, Trial(name, {}, [0.0]), 3)
+        return visited(search, Trial("any", {}, [0.0], restart=restart), 3)
 
     forward = orders("forward")
     assert forward[0] == forward[1] == forward[2]
@@ -255,8 +255,8 @@ def test_orders_are_what_they_are_called(searching):
     assert {tuple(sorted(order)) for order in random} == {tuple(sorted(forward[0]))}
     assert orders("random") == random
     assert orders("random", seed=1) != random
-    assert orders("random", name="restart 1") != random
-    assert orders("random", name="restart 1") != orders("random", name="restart 2")
+    assert orders("forward", restart=1) != random
+    assert orders("random", restart=1) != orders("random", restart=2)
     assert sorted(orders("waves")[0]) == sorted(forward[0])
 
 

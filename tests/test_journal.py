@@ -25,6 +25,7 @@ METHODS = {
     "transfusion": preset("transfusion"),
     "brute-force": preset("brute-force"),
     "git-rebasin": preset("git-rebasin"),
+    "short": preset("transfusion").changed(max_sweeps=3),
     "restarted": preset("transfusion").changed(restarts=2),
     "alternating": preset("guarded").changed(order="alternating", residual="tied"),
 }
@@ -57,7 +58,7 @@ def undisturbed(made):
     return find
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(name=st.sampled_from(list(METHODS)), share=st.floats(0, 0.99), again=st.floats(0, 0.99))
 def test_an_interrupted_search_goes_on_and_finds_the_same(
     name, share, again, undisturbed, made, tmp_path_factory
@@ -195,13 +196,13 @@ def test_a_file_that_is_no_journal_is_ignored(kind, made, undisturbed, tmp_path)
     journal = tmp_path / "j"
     models = made("vit", 1), made("vit", 2)
     with pytest.raises(KeyboardInterrupt):
-        align(*models, method="transfusion", journal=journal, on_step=Stopping(60))
+        align(*models, method=METHODS["short"], journal=journal, on_step=Stopping(30))
     with safe_open(journal, framework="pt") as opened:
         genuine = opened.metadata()
     foreign(kind, journal, genuine)
-    whole, steps = undisturbed("transfusion")
+    whole, steps = undisturbed("short")
     watching = Stopping()
-    pi = align(*models, method="transfusion", journal=journal, on_step=watching, advice=False)
+    pi = align(*models, method=METHODS["short"], journal=journal, on_step=watching, advice=False)
     assert pi.digest == whole.digest
     assert len(watching.steps) == len(steps)
     assert not journal.exists()

@@ -159,6 +159,24 @@ def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch)
     assert multiplied(random_maps(weights.architecture, 2)) == whole
 
 
+@pytest.mark.parametrize(
+    ("case", "parent", "child"), [("vit-classifier", "head", "qk"), ("llama", "rep", "vo")]
+)
+def test_two_heads_that_change_places_correct_only_their_own_rows(case, parent, child, pair):
+    weights = pair(case, "untied")
+    parent, child = f"layer.1.{parent}", f"layer.1.{child}"
+    kept, maps = Gains(weights, ONE, 10**9), random_maps(weights.architecture, 1)
+    before = kept.of(child, maps, weights.sections[child]).clone()
+    index = maps[parent].index.copy()
+    index[0, [0, 1]] = index[0, [1, 0]]
+    maps = {**maps, parent: Permutation(index)}
+    found = kept.of(child, maps, weights.sections[child])
+    fresh = Gains(weights, ONE, 0).of(child, maps, weights.sections[child])
+    assert torch.allclose(found, fresh, rtol=1e-4, atol=1e-5 * float(fresh.abs().max()))
+    assert not torch.equal(found, before)
+    assert torch.equal(found[-1], before[-1])
+
+
 def test_only_what_fits_is_kept(pair):
     weights = pair("vit-classifier", "untied")
     maps = random_maps(weights.architecture, 1)

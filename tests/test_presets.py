@@ -128,6 +128,13 @@ def test_without_attention_heads_stay_and_their_units_move(case, found):
         assert not map_.is_identity()
 
 
+@pytest.mark.parametrize("method", ["no-attention", "git-rebasin"])
+def test_query_heads_stay_in_their_groups_and_groups_in_their_order(method, found):
+    maps = found(method, "llama").maps
+    assert not any(id.endswith((".group", ".rep")) for id in maps)
+    assert any(id.endswith(".vo") and not map_.is_identity() for id, map_ in maps.items())
+
+
 @pytest.mark.parametrize("case", ["vit-classifier", "bert-pretraining"])
 def test_git_rebasin_mixes_heads(case, found):
     """4 heads of 6 units."""

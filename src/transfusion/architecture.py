@@ -200,7 +200,7 @@ def _without_heads(architecture: Architecture, heads: Heads) -> Architecture:
     """
     spaces, parents = dict(architecture.spaces), architecture.parents
     layouts = architecture.tensors.values()
-    enclosing = {parent for layout in layouts for parent, _ in layout.nestings(parents)}
+    enclosing = {name for layout in layouts for name in layout.enclosing(parents)}
     flat = {
         child: parent
         for child, parent in parents.items()
@@ -213,8 +213,8 @@ def _without_heads(architecture: Architecture, heads: Heads) -> Architecture:
         around = (set(layout.names()) for layout in layouts if child in layout.names())
         if any(parents.get(other) == parent and other not in flat for names in around for other in names):
             del flat[child]
-    for parent in enclosing:
-        spaces[parent] = replace(spaces[parent], group=Group.FIXED, why="heads were asked to stay")
+    for id in enclosing:
+        spaces[id] = replace(spaces[id], group=Group.FIXED, why="heads were asked to stay")
     for child, parent in flat.items():
         size = spaces[child].size * spaces[parent].size
         spaces[child] = replace(spaces[child], size=size, parent=spaces[parent].parent)

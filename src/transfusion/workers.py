@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import torch
 
+from transfusion.scratch import clear
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -37,6 +39,7 @@ class Workers:
             yield workers
         finally:
             torch.set_num_threads(threads)
+            clear()
             if workers._pool is not None:
                 workers._pool.shutdown(cancel_futures=True)
 

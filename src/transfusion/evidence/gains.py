@@ -17,6 +17,7 @@ from torch import Tensor
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map
+from transfusion.scratch import scratch
 from transfusion.workers import Workers
 
 _BLOCK = 512
@@ -95,11 +96,11 @@ class Gains:
         """Add what a section says with new columns, and take away what it said with the old ones."""
         of_b, of_a = self.weights.matrix("b", section), _by_column(self.weights.matrix("a", section))
         if old is None:
-            moved = _pick(of_a, new)
+            moved = _pick(of_a, new, "new")
         else:
             changed = (old != new).any(0).nonzero().squeeze(1)
             of_b = of_b.index_select(2, changed.to(of_b.device))
-            moved = _pick(of_a, new[:, changed]) - _pick(of_a, old[:, changed])
+            moved = _pick(of_a, new[:, changed], "new").sub_(_pick(of_a, old[:, changed], "old"))
         for row in range(section.rows):
             self._multiply(total[row], of_b[row], moved[:, row], add=True)
 
@@ -139,8 +140,12 @@ def _by_column(matrix: Tensor) -> Tensor:
     return matrix.transpose(0, 1).reshape(matrix.shape[1], -1)
 
 
-def _pick(matrix: Tensor, columns: Tensor) -> Tensor:
-    """The columns (rows, width) of a matrix, as (axis, rows, width)."""
+def _pick(matrix: Tensor, columns: Tensor, name: str) -> Tensor:
+    """The columns (rows, width) of a matrix, as (axis, rows, width), in scratch memory."""
     flat = columns.reshape(-1).to(matrix.device)
-    picked = matrix.T.index_select(0, flat).T if matrix.stride(0) == 1 else matrix.index_select(1, flat)
-    return picked.reshape(matrix.shape[0], *columns.shape)
+    size = matrix.shape[0]
+    if matrix.stride(0) == 1:
+        picked = scratch(name, (len(flat), size), matrix)
+        return torch.index_select(matrix.T, 0, flat, out=picked).T.reshape(size, *columns.shape)
+    picked = scratch(name, (size, len(flat)), matrix)
+    return torch.index_select(matrix, 1, flat, out=picked).reshape(size, *columns.shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
+from transfusion.scratch import scratch
 from transfusion.workers import Workers
 
 SAMPLE = 64
@@ -54,11 +55,11 @@ def _of_tensor(weights: Weights, sections: Sequence[Section]) -> list[tuple[str,
     """For every axis of a tensor, what its units of B give with those in their own places, and with a few."""
     with weights.clock.phase("kinship"):
         of_a, of_b = (weights.read(side, sections[0].tensor) for side in ("a", "b"))
-        product = of_a * of_b
+        product = torch.mul(of_a, of_b, out=scratch("product", of_a.shape, of_a))
         found = []
         for section in sections:
             few = section.cut(of_a)[:, _sample(weights.architecture.sizes[section.id])]
-            with_others = section.cut(of_b) @ few.transpose(1, 2)
+            with_others = torch.stack([b @ a.T for b, a in zip(section.cut(of_b), few, strict=True)])
             found.append((section.id, (section.cut(product).sum(2), with_others)))
         weights.release()
         return found
@@ -70,10 +71,14 @@ def _sample(size: int) -> slice:
 
 
 def _judge(own: Tensor, others: Tensor) -> Kinship:
-    units = torch.arange(own.shape[1])
-    strangers = units[:, None] != units[_sample(own.shape[1])]
-    chance = others.cpu().double()[:, strangers].reshape(-1)
-    if chance.numel() < 2 or float(chance.std()) == 0:
+    """Compare the products with units in their own places to those with strangers."""
+    among = own[:, _sample(own.shape[1])]  # a few of the others are a unit's own
+    count = others.numel() - among.numel()
+    if count < 2:
         return Kinship(0.0, 0.0)
-    above = (own.cpu().double() - chance.mean()) / chance.std()
+    mean = float(others.sum(dtype=torch.float64) - among.sum(dtype=torch.float64)) / count
+    square = float(others.square().sum(dtype=torch.float64) - among.square().sum(dtype=torch.float64)) / count
+    if (spread := max(0.0, square - mean**2) ** 0.5) == 0:
+        return Kinship(0.0, 0.0)
+    above = (own.cpu().double() - mean) / spread
     return Kinship(float((above > AT_HOME).double().mean()), float(above.sum() / above.numel() ** 0.5))

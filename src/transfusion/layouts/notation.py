@@ -105,11 +105,11 @@ class Layout:
         """The same layout with every axis renamed; `_` stays."""
         return Layout(tuple(_rename(item, new_name) for item in self.items), self.arrow, self.split)
 
-    def nestings(self, parents: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Every parent and child that share a dimension, as in ``(head qk)``."""
-        for item in self.items:
-            names = list(names_in(item))
-            yield from ((parents[name], name) for name in names if parents.get(name) in names)
+    def enclosing(self, parents: Mapping[str, str]) -> set[str]:
+        """The axes whose elements hold others in a product: head in ``(head qk)``, and both group and rep in
+        ``(group rep qk)``, where qk lies within group.
+        """
+        return {name for item in self.items for name in _enclosing(item, parents)}
 
     def pairs(self, parent: str, child: str) -> bool:
         """Whether an axis follows its parent directly wherever it occurs: ``(head qk)``."""
@@ -140,6 +140,20 @@ def _rename(item: Item, new_name: Callable[[str], str]) -> Item:
             return Product(tuple(_rename(child, new_name) for child in items))
         case Concat(parts):
             return Concat(tuple(_rename(child, new_name) for child in parts))
+
+
+def _enclosing(item: Item, parents: Mapping[str, str]) -> Iterator[str]:
+    match item:
+        case Product(items):
+            for place, child in enumerate(items):
+                later = [name for other in items[place + 1 :] for name in names_in(other)]
+                family = {parents[name] for name in later if name in parents}
+                if isinstance(child, Name) and family & {child.text, parents.get(child.text)}:
+                    yield child.text
+                yield from _enclosing(child, parents)
+        case Concat(parts):
+            for part in parts:
+                yield from _enclosing(part, parents)
 
 
 def _before(item: Item, name: str, previous: Item | None = None) -> Iterator[Item | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import lap
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transfusion.maps import Permutation
+from transfusion.scratch import scratch
 
 
 def assign(gain: Tensor) -> Permutation:
@@ -34,5 +35,5 @@ def _costs(gain: Tensor) -> NDArray[np.floating[Any]]:
     The answer is the same as for the plain negative; with rows that start at zero the solver needs half
     of the time.
     """
-    costs: NDArray[np.floating[Any]] = (gain.amax(2, keepdim=True) - gain).cpu().numpy()
-    return costs
+    costs = torch.sub(gain.amax(2, keepdim=True), gain, out=scratch("costs", gain.shape, gain))
+    return cast("NDArray[np.floating[Any]]", costs.cpu().numpy())

@@ -1,0 +1,34 @@
+"""Scratch memory: large temporary tensors that a thread uses again, instead of asking for new pages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+
+_scratch = _Scratch()
+
+
+def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor of this shape, of the type and in the place of another. It is good until this thread asks
+    for the same name again.
+    """
+    key, size = (name, like.dtype, like.device), torch.Size(shape).numel()
+    buffer = _scratch.buffers.get(key)
+    if buffer is None or buffer.numel() < size:
+        _scratch.buffers.pop(key, None)
+        buffer = _scratch.buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+    return buffer[:size].view(*shape)
+
+
+def clear() -> None:
+    """Give back what this thread holds."""
+    _scratch.buffers.clear()

@@ -97,7 +97,7 @@ def run_size(folder: Path, size: str, threads: int) -> list[Result]:
     )
     columns = "seconds  ratio  × floor   objective    identity  sweeps  peak MB"
     print(f"  {'pair':12} {'contender':12} {columns}")
-    results = []
+    results: list[Result] = []
     for pair in PAIRS:
         first: Result | None = None
         for who in CONTENDERS:
@@ -119,7 +119,19 @@ def run_size(folder: Path, size: str, threads: int) -> list[Result]:
                 total = sum(result.phases.values())
                 parts = sorted(result.phases.items(), key=lambda part: -part[1])
                 print("      " + ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts))
+        if first and not first.finished:
+            at_its_pace(results[-len(CONTENDERS) :])
     return results
+
+
+def at_its_pace(results: list[Result]) -> None:
+    """What a stopped textbook would have taken: the package's preset does the same sweeps."""
+    book, same, *_ = results
+    whole = book.seconds / book.sweeps * same.sweeps
+    ratios = ", ".join(f"{result.who} {whole / result.seconds:.1f}" for result in results[1:])
+    print(
+        f"      at its pace the textbook needs {whole:.0f} s for all {same.sweeps} sweeps; ratios: {ratios}"
+    )
 
 
 def in_a_process(folder: Path, size: str, pair: str, who: str, threads: int) -> Result:
@@ -157,7 +169,7 @@ def run_ours(a: Path, b: Path, size: str, pair: str, who: str, threads: int) -> 
     from transfusion.workers import Workers
 
     method = preset(who)
-    models = (Model.open(folder).under(method.policy) for folder in (a, b))
+    models = [Model.open(folder).under(method.policy) for folder in (a, b)]
     before, began = peak_mb(), time.perf_counter()
     weights = Weights(*models)
     with Workers.hired(threads) as workers:

@@ -19,7 +19,7 @@ from transfusion.evidence.weights import Weights
 from transfusion.scratch import scratch
 from transfusion.workers import Workers
 
-SAMPLE = 64
+SAMPLE = 32
 """How many units of A, about, every unit of B is compared with."""
 AT_HOME = 8.0
 """Standard deviations above chance from which a unit counts as at home: beyond the largest of the 10¹⁴

@@ -163,3 +163,8 @@ def test_differing_numbers_of_heads_are_refused(made, tmp_path):
     )
     with pytest.raises(MismatchError, match=r"divide their tensors differently: layer\.0\.head"):
         align(made("vit"), other.save(tmp_path / "b", 1))
+
+
+def test_types_too_coarse_for_sums_are_refused(made):
+    with pytest.raises(SettingError, match="float16: sums would lose their digits"):
+        align(made("vit"), made("vit"), dtype=torch.float16)

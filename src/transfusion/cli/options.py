@@ -13,6 +13,7 @@ from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Order,
 
 SHORTCUTS = ("interpolated", "plain", "rounded")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+PRECISE = DTYPES[:2]
 
 
 def one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
@@ -212,8 +213,8 @@ Dtype = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help=f"Compute in this type: {', '.join(DTYPES)}.",
-        callback=one_of(DTYPES),
+        help=f"Compute in this type: {', '.join(PRECISE)}.",
+        callback=one_of(PRECISE),
         show_default="float32",
     ),
 ]

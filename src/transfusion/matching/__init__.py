@@ -58,6 +58,8 @@ def align(
     chosen = chosen.changed(residual=residual, inner=inner)
     if seed < 0:
         raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
+    if dtype not in (torch.float32, torch.float64):
+        raise SettingError(f"dtype = {dtype}: sums would lose their digits", hint="choose float32 or float64")
     a, b = (
         (model if isinstance(model, Model) else Model.open(model)).under(chosen.policy) for model in (a, b)
     )

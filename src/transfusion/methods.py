@@ -10,6 +10,14 @@ from transfusion.architecture import Heads, Inner, Policy, Residual
 from transfusion.errors import SettingError
 
 
+class Moves(StrEnum):
+    """What is moved."""
+
+    MATCHED = "matched"
+    NOTHING = "nothing"
+    RANDOM = "random"
+
+
 class Score(StrEnum):
     """By what heads are matched, before or together with the units inside them."""
 
@@ -107,6 +115,9 @@ class Method:
     """Where to begin; the best after one sweep goes on."""
     order: Order = Order.FORWARD
     accept: Accept = Accept.ALWAYS
+    moves: Moves = Moves.MATCHED
+    follows_advice: bool = False
+    """Whether nothing moves where the advice is that nothing should."""
     screen: bool = False
     """Whether to ask first if units are where they were, and to stop if they are."""
     restarts: int = 0
@@ -120,7 +131,7 @@ class Method:
     @property
     def searches(self) -> bool:
         """Whether this method looks for anything."""
-        return self.name not in ("naive", "random") and self.fusion is None
+        return self.moves is Moves.MATCHED and self.fusion is None
 
     def changed(self, **choices: Any) -> Method:
         """The method with other choices, each a value or the word for it; None changes nothing."""
@@ -159,7 +170,10 @@ METHODS = {
     for method in (
         _GUARDED,
         replace(
-            _GUARDED, name="auto", about="what the advice says: guarded, or nothing where B descends from A"
+            _GUARDED,
+            name="auto",
+            about="what the advice says: guarded, or nothing where B descends from A",
+            follows_advice=True,
         ),
         Method("transfusion", "the paper's: heads by singular values, then assignments", _PAPER),
         Method(
@@ -187,8 +201,12 @@ METHODS = {
             Policy(Residual.UNTIED, Inner.FREE, Heads.FLAT),
             fusion=Fusion(),
         ),
-        Method("naive", "nothing moves: the task vector is added as it is"),
-        Method("random", "a random exact move of every free axis, for tests and for planting truths"),
+        Method("naive", "nothing moves: the task vector is added as it is", moves=Moves.NOTHING),
+        Method(
+            "random",
+            "a random exact move of every free axis, for tests and for planting truths",
+            moves=Moves.RANDOM,
+        ),
     )
 }
 DEFAULT = "guarded"

@@ -24,7 +24,7 @@ from transfusion.maps import Map
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
-from transfusion.methods import DEFAULT, Fusion, Method, preset
+from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
 from transfusion.model import Model, require_same_shape
 from transfusion.workers import Workers
 
@@ -95,8 +95,8 @@ def align(
             known=notes.recall() if notes else None,
         )
         trial = search.run()
-        told = advise(search, trial) if advice or chosen.name == "auto" else None
-    if told and chosen.name == "auto" and told.verdict is Verdict.ADD:
+        told = advise(search, trial) if advice or chosen.follows_advice else None
+    if told and chosen.follows_advice and told.verdict is Verdict.ADD:
         trial = Trial(AT_HOME, {}, trial.trace[:1])
     if notes:
         notes.forget()
@@ -120,6 +120,8 @@ def _fused(
 
 def _without_search(weights: Weights, method: Method, story: Provenance) -> Alignment:
     """Nothing moved, or everything at random."""
-    maps: dict[str, Map] = random_maps(weights.architecture, story.seed) if method.name == "random" else {}
+    maps: dict[str, Map] = (
+        random_maps(weights.architecture, story.seed) if method.moves is Moves.RANDOM else {}
+    )
     trace = [weights.objective(moved) for moved in ({}, maps)[: 1 + bool(maps)]]
     return Alignment.of(maps, weights.architecture, replace(story, objective=tuple(trace)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from transfusion import __version__
-from transfusion.cli.console import Talk, err, out, print_json
+from transfusion.cli.console import Talk, out, print_json
 from transfusion.cli.options import (
     AcceptOption,
     AdviceOption,
@@ -53,6 +53,7 @@ from transfusion.cli.options import (
     Vias,
     one_of,
 )
+from transfusion.cli.proofs import certify, draft, prove
 from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
@@ -63,7 +64,6 @@ from transfusion.cli.work import (
     report_transport,
     show,
 )
-from transfusion.errors import VerificationError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -105,7 +105,7 @@ def inspect(
     With --propose: draft a table for a model that has none.
     """
     if propose:
-        _propose(model, config, output, force, as_json)
+        draft(model, config, output, force, as_json)
         return
     if output is not None:
         raise typer.BadParameter("--output goes with --propose")
@@ -117,33 +117,6 @@ def inspect(
         print_json(description)
     else:
         out.print(views.model(description) if "model" in description else views.alignment(description))
-
-
-def _propose(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from transfusion.proposal import propose_for
-    from transfusion.writer import publish_file, require_writable
-
-    if output is not None:
-        require_writable(output, force=force, inputs=files_of(model), folder=False)
-    proposal = propose_for(model, config=config).require()
-    checks = proposal.certificate.checks
-    if output is not None:
-        publish_file(output, lambda staged: staged.write_text(proposal.text), force=force)
-    if as_json:
-        written = {} if output is None else {"written": str(output)}
-        told = [{**asdict(check), "passed": check.passed} for check in checks]
-        print_json({**written, "certified_on": proposal.certified_on, "checks": told, "text": proposal.text})
-        return
-    if output is None:
-        print(proposal.text, end="")
-    talk = err if output is None else out
-    for check in checks:
-        talk.print(f"✓ {check}", markup=False)
-    talk.print(f"certified on {proposal.certified_on}", markup=False)
-    if output is not None:
-        out.print(f"draft written to {output}", markup=False)
 
 
 @app.command()
@@ -245,56 +218,11 @@ def verify(
     With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
     """
     if a is not None and via is not None and model is None:
-        _verify_alignment(a, via, tolerance, as_json)
+        prove(a, via, tolerance, as_json)
     elif architecture is not None and model is not None and a is None and via is None:
-        _verify_table(architecture, model, config, as_json)
+        certify(architecture, model, config, as_json)
     else:
         raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
-
-
-def _verify_alignment(a: str, via: str, tolerance: float, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from transfusion.verification import verify as run
-
-    found = run(a, via=via, tolerance=tolerance)
-    aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
-    text = (
-        f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
-        f" over {', '.join(found.outputs)}"
-    )
-    if as_json:
-        print_json({**asdict(found), "equal": found.equal})
-    elif found.equal:
-        out.print(text, markup=False)
-    if not found.equal:
-        raise VerificationError(
-            f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
-            + (f", first in {found.parting}" if found.parting else ""),
-            hint=found.reason
-            if found.difference > 1e-9
-            else "float64 itself is no more exact than this; allow a larger --tolerance",
-        )
-
-
-def _verify_table(file: Path, class_name: str, config: Path | None, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from transfusion.certification import certify_file
-
-    certificate = certify_file(file, class_name, config)
-    if as_json:
-        checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
-        print_json({"passed": certificate.passed, "checks": checks})
-    else:
-        for check in certificate.checks:
-            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
-    if not certificate.passed:
-        raise VerificationError(
-            f"the table in {file} does not tell the truth about {class_name}:"
-            f" {len(certificate.failures)} of {len(certificate.checks)} checks failed",
-            hint="; ".join(check.what for check in certificate.failures),
-        )
 
 
 @app.command()

@@ -1,0 +1,79 @@
+"""What ``verify`` and ``inspect --propose`` do: claims about symmetries, tried on live models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from transfusion.cli.console import err, out, print_json
+from transfusion.cli.work import files_of
+from transfusion.errors import VerificationError
+
+
+def draft(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
+    """Propose a table, and write or print it with its certificate."""
+    from transfusion.proposal import propose_for
+    from transfusion.writer import publish_file, require_writable
+
+    if output is not None:
+        require_writable(output, force=force, inputs=files_of(model), folder=False)
+    proposal = propose_for(model, config=config).require()
+    checks = proposal.certificate.checks
+    if output is not None:
+        publish_file(output, lambda staged: staged.write_text(proposal.text), force=force)
+    if as_json:
+        written = {} if output is None else {"written": str(output)}
+        told = [{**asdict(check), "passed": check.passed} for check in checks]
+        print_json({**written, "certified_on": proposal.certified_on, "checks": told, "text": proposal.text})
+        return
+    if output is None:
+        print(proposal.text, end="")
+    talk = err if output is None else out
+    for check in checks:
+        talk.print(f"✓ {check}", markup=False)
+    talk.print(f"certified on {proposal.certified_on}", markup=False)
+    if output is not None:
+        out.print(f"draft written to {output}", markup=False)
+
+
+def prove(a: str, via: str, tolerance: float, as_json: bool) -> None:
+    """Run A and π(A), and fail if they differ."""
+    from transfusion.verification import verify as run
+
+    found = run(a, via=via, tolerance=tolerance)
+    aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
+    text = (
+        f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
+        f" over {', '.join(found.outputs)}"
+    )
+    if as_json:
+        print_json({**asdict(found), "equal": found.equal})
+    elif found.equal:
+        out.print(text, markup=False)
+    if not found.equal:
+        raise VerificationError(
+            f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
+            + (f", first in {found.parting}" if found.parting else ""),
+            hint=found.reason
+            if found.difference > 1e-9
+            else "float64 itself is no more exact than this; allow a larger --tolerance",
+        )
+
+
+def certify(file: Path, class_name: str, config: Path | None, as_json: bool) -> None:
+    """Certify a table of one's own on a small model, and fail if it does not hold."""
+    from transfusion.certification import certify_file
+
+    certificate = certify_file(file, class_name, config)
+    if as_json:
+        checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
+        print_json({"passed": certificate.passed, "checks": checks})
+    else:
+        for check in certificate.checks:
+            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
+    if not certificate.passed:
+        raise VerificationError(
+            f"the table in {file} does not tell the truth about {class_name}:"
+            f" {len(certificate.failures)} of {len(certificate.checks)} checks failed",
+            hint="; ".join(check.what for check in certificate.failures),
+        )

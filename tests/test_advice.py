@@ -15,6 +15,7 @@ from transfusion.alignment import Alignment
 from transfusion.evidence.kinship import kinship
 from transfusion.evidence.weights import Weights
 from transfusion.matching import align
+from transfusion.methods import preset
 from transfusion.model import Model
 from transfusion.transportation import apply
 from transfusion.workers import Workers
@@ -176,3 +177,12 @@ def test_the_command_line_advises_unless_told_not_to(cli, pairs, tmp_path):
     _, out, _ = cli("align", a, b, "-o", tmp_path / "three", "--no-advice")
     assert "lineage" not in out
     assert Alignment.load(tmp_path / "three").provenance.advice == {}
+
+
+def test_norm_weights_that_are_all_alike_make_no_relatives(pairs):
+    """They give every order of units the same large objective."""
+    strangers = pairs("vit", "independent")
+    pi = align(*strangers, method=preset("guarded").changed(vectors=True))
+    identity, *_, found = pi.provenance.objective
+    assert identity > 0.8 * found
+    assert pi.provenance.advice["verdict"] == "not alignable by permutation"

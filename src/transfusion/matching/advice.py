@@ -22,7 +22,7 @@ from torch import Tensor
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map, Permutation, move
 from transfusion.matching.blocks import blocks
-from transfusion.matching.search import AT_HOME, Search, Trial
+from transfusion.matching.search import AT_HOME, CHANCE, Search, Trial
 from transfusion.workers import Workers
 
 BLOCKS_OF_THE_NULL = 24
@@ -177,7 +177,8 @@ def _conclude(identity: float, found: float, margins: Mapping[str, Margin]) -> A
     shares = [(m.found - m.null) / (1 - m.null) for m in margins.values() if m.null is not None]
     share = fmean(shares) if shares else None
     certain = [m for m in compared if m.beyond is None or m.beyond > CERTAIN]
-    if identity > 0 and identity >= LINEAGE * found:
+    at_home = [m for m in margins.values() if m.identity > CHANCE]
+    if identity >= LINEAGE * found and 2 * len(at_home) > len(margins):
         verdict = Verdict.ADD
         text = "the units of B are where A has them: B descends from A, and plain addition (naive) is right"
         if found < identity:

@@ -124,7 +124,7 @@ def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
     }
     text = (
         f"π written to {output}: {moved} of {len(pi.maps)} axes moved, objective"
-        f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweeps"
+        f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweep{'s' * (len(trace) != 2)}"
     )
     if story.advice:
         text += f"\n{story.advice['verdict']}: {story.advice['text']}"

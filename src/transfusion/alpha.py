@@ -1,0 +1,117 @@
+"""α: how much of a change to add, one number or one for each layer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from transfusion.errors import SettingError, listing
+
+_DEFAULT = "default"
+_BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
+
+
+@dataclass(frozen=True)
+class Alpha:
+    """α for every tensor: that of the first pattern which its canonical name matches, or the default."""
+
+    default: float = 1.0
+    patterns: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in {_DEFAULT: self.default, **self.patterns}.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SettingError(f"alpha of {name} is {value!r}, which is not a number", hint=_FORM)
+            if not (isfinite(value) and value >= 0):
+                raise SettingError(
+                    f"alpha = {value}{self._place(name)}: it cannot be negative or infinite",
+                    hint="1 adds all of τ, 0 nothing",
+                )
+
+    def _place(self, name: str) -> str:
+        return f" for {name}" if self.patterns else ""
+
+    @classmethod
+    def of(cls, value: Alpha | float | str | Path | Mapping[str, float]) -> Alpha:
+        """α from a number, a mapping of patterns to numbers, or a JSON file with one.
+
+        >>> Alpha.of({"default": 1.0, "encoder.layer.0.*": 0.5}).at("encoder.layer.0.output.dense.weight")
+        0.5
+        """
+        match value:
+            case Alpha():
+                return value
+            case Mapping():
+                return cls._from(value)
+            case str() | Path():
+                return _from_text(value)
+        return cls(value)
+
+    @classmethod
+    def _from(cls, mapping: Mapping[str, float]) -> Alpha:
+        rest = {name: value for name, value in mapping.items() if name != _DEFAULT}
+        return cls(mapping.get(_DEFAULT, 1.0), rest)
+
+    def at(self, name: str) -> float:
+        """α for one tensor, by canonical name."""
+        found = (value for pattern, value in self.patterns.items() if fnmatchcase(name, pattern))
+        return float(next(found, self.default))
+
+    def require_used(self, names: Iterable[str]) -> None:
+        """Refuse patterns that match none of these tensors: they were meant for something else."""
+        known = list(names)
+        idle = [one for one in self.patterns if not any(fnmatchcase(name, one) for name in known)]
+        if idle:
+            raise SettingError(
+                f"alpha: no tensor matches {listing(idle)}",
+                hint=f"patterns are matched against canonical names, such as {listing(known, 2)}",
+            )
+
+    def times(self, factor: float) -> Alpha:
+        """This α, everywhere multiplied by one factor."""
+        patterns = {name: value * factor for name, value in self.patterns.items()}
+        return Alpha(self.default * factor, patterns)
+
+    def as_json(self) -> float | dict[str, float]:
+        """A number, or what a file of α holds."""
+        return {_DEFAULT: self.default, **self.patterns} if self.patterns else self.default
+
+    def __str__(self) -> str:
+        if not self.patterns:
+            return f"{self.default:g}"
+        values = self.patterns.values()
+        return f"{min(values):.3g} to {max(values):.3g}, by layer"
+
+
+_FORM = 'a file of α is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}'
+
+
+def _from_text(text: str | Path) -> Alpha:
+    """A number as people write it, or the path of a file."""
+    try:
+        return Alpha(float(text))
+    except (TypeError, ValueError):
+        pass
+    try:
+        value: Any = json.loads(Path(text).read_text())
+    except FileNotFoundError as error:
+        raise SettingError(
+            f"alpha = {text}: neither a number nor a file that exists", hint=f"give a number; or {_FORM}"
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise SettingError(f"{text}: not a readable file of α ({error})", hint=_FORM) from error
+    if not isinstance(value, dict):
+        raise SettingError(f"{text}: a JSON object was expected", hint=_FORM)
+    return Alpha.of(value)
+
+
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to: its name up to the number of its block; empty outside blocks."""
+    found = _BLOCK.match(name)
+    return found[1] if found else ""

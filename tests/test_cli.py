@@ -229,7 +229,7 @@ def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_program_says_so_and_leaves_nothing(name, made, tmp_path):
+def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, made, tmp_path):
     import signal
     import subprocess
     import sys
@@ -239,11 +239,11 @@ def test_an_interrupted_program_says_so_and_leaves_nothing(name, made, tmp_path)
         "import os, signal, sys\n"
         "from transfusion.cli import main\n"
         "from transfusion.transportation.dense import Transport\n"
-        "compute = Transport.tensor\n"
-        "def stop(self, entry):\n"
+        "compute = Transport.rows\n"
+        "def stop(self, entry, rows):\n"
         f"    if 'layer.2' in entry.name: os.kill(os.getpid(), signal.{name})\n"
-        "    return compute(self, entry)\n"
-        "Transport.tensor = stop\n"
+        "    return compute(self, entry, rows)\n"
+        "Transport.rows = stop\n"
         "main(sys.argv[1:])\n"
     )
     arguments = [
@@ -260,8 +260,16 @@ def test_an_interrupted_program_says_so_and_leaves_nothing(name, made, tmp_path)
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
     )
     assert found.returncode == 128 + getattr(signal, name)
-    assert found.stderr == "interrupted; no output was written\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
+    partial = tmp_path / ".moved.partial"
+    kept = f"the same command goes on from {partial}"
+    assert found.stderr == f"interrupted; no output was written; {kept}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".moved.partial", "tuned"]
+    assert [path.suffix for path in (partial / "kept").iterdir()] == [".safetensors"], "π was lost"
+    assert not list((partial / "output").iterdir())
+    again = [sys.executable, "-c", "import sys; from transfusion.cli import main; main(sys.argv[1:])"]
+    found = subprocess.run([*again, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert found.stderr == "note: going on with the π that an interrupted run had found\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "tuned"]
 
 
 def test_nan_weights_stop_the_run(cli, made, tmp_path):

@@ -167,7 +167,7 @@ def test_every_tensor_is_computed_once_whatever_its_pieces(made, tmp_path):
     moved, heard = transport(tuned, base=a, onto=b, method="naive"), []
     moved.save(tmp_path / "moved", on_tensor=heard.append)
     assert len(heard) == len(set(heard)) == moved.plan()["tensors"]
-    assert moved.plan()["bytes"] == Model.open(b).checkpoint.nbytes
+    assert moved.plan()["bytes_to_write"] == Model.open(b).checkpoint.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

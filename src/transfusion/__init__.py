@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
-    from transfusion.transportation import apply, transport
+    from transfusion.transportation import apply, merge, transport
     from transfusion.verification import verify
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "apply",
     "barrier",
     "inspect",
+    "merge",
     "transport",
     "verify",
 ]
@@ -43,6 +44,7 @@ _HOMES = {
     "apply": "transportation",
     "barrier": "interpolation",
     "inspect": "description",
+    "merge": "transportation",
     "transport": "transportation",
     "verify": "verification",
 }

@@ -6,6 +6,8 @@ A low-rank change of a weight with layout ``O <- I`` is stored as lora_B, ``O ra
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from transfusion.architecture import Architecture
 from transfusion.binding import bind
-from transfusion.checkpoint import Checkpoint, headers, read_json
+from transfusion.checkpoint import Checkpoint, headers, read_json, tensor_digest
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
@@ -211,6 +213,14 @@ class Adapter:
                 f" '{factor.layout}' is {wanted}",
                 hint="the adapter belongs to a base of another size; give that one as --base",
             )
+
+    @property
+    def digest(self) -> str:
+        """A hash of its settings and the content of its tensors."""
+        total = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode())
+        for key in sorted(self.checkpoint.tensors):
+            total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
+        return total.hexdigest()
 
     def read(self, key: str) -> Tensor:
         """One stored tensor; values that are not numbers are refused."""

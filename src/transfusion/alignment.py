@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from transfusion import __version__
 from transfusion.architecture import Architecture, Heads, Inner, Policy, Residual, Shortcut
-from transfusion.checkpoint import tensor_digest
+from transfusion.checkpoint import Rows, tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout
-from transfusion.maps import KINDS, Map, Permutation, move
+from transfusion.maps import KINDS, Map, Permutation, move, move_rows, moves_by_rows
 from transfusion.model import Model
 from transfusion.writer import publish_file
 
@@ -72,6 +72,16 @@ class Alignment:
             return tensor
         sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
         return move(tensor, layout, here, sizes, self.parents)
+
+    def moves_by_rows(self, layout: Layout) -> bool:
+        """Whether `move_rows` can move a tensor of this layout."""
+        return moves_by_rows(layout, self.maps, self.parents)
+
+    def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
+        """Some rows of π of a tensor, of which only the rows that they come from are read."""
+        here = {name: self.maps[name] for name in layout.names() if name in self.maps}
+        sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
+        return move_rows(read, layout, here, sizes, self.parents, rows)
 
     def turned(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
         """The shortcuts whose ends have different maps: a plain one cannot turn one into the other."""

@@ -73,11 +73,6 @@ class Alpha:
                 hint=f"patterns are matched against canonical names, such as {listing(known, 2)}",
             )
 
-    def times(self, factor: float) -> Alpha:
-        """This α, everywhere multiplied by one factor."""
-        patterns = {name: value * factor for name, value in self.patterns.items()}
-        return Alpha(self.default * factor, patterns)
-
     def as_json(self) -> float | dict[str, float]:
         """A number, or what a file of α holds."""
         return {_DEFAULT: self.default, **self.patterns} if self.patterns else self.default
@@ -95,8 +90,8 @@ _FORM = 'a file of α is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}
 def _from_text(text: str | Path) -> Alpha:
     """A number as people write it, or the path of a file."""
     try:
-        return Alpha(float(text))
-    except (TypeError, ValueError):
+        return Alpha(float(str(text)))
+    except ValueError:
         pass
     try:
         value: Any = json.loads(Path(text).read_text())

@@ -13,10 +13,10 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,7 +33,7 @@ WEIGHTS = (
 )
 CONFIGS = ("config.json", "open_clip_config.json")
 
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -48,7 +48,15 @@ _SAFETENSORS_DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+BLOCK = 2**22
+"""How many numbers are worked on at a time, unless a single row has more."""
+MAPPED = 2**26
+"""After so many bytes a file is mapped anew: what was read through a mapping counts as memory in use."""
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
+
+
+Rows: TypeAlias = slice | Tensor
+"""Some of the first dimension: from one place to another, or by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +87,44 @@ class Checkpoint:
     config: dict[str, Any] | None = None
     config_name: str | None = None
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
+    _seen: dict[Path, int] = field(default_factory=dict, repr=False)
+    """How much has been read through each open file."""
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, as it is stored."""
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """One tensor, or some of its rows, as it is stored."""
         info = self.tensors[name]
-        opened = self._open.get(info.file)
         try:
-            if info.file.suffix in PICKLES:
-                opened = self._open.setdefault(info.file, opened or _unpickle(info.file))
-                tensor: Tensor = opened[name]
-            else:
-                opened = self._open.setdefault(info.file, opened or safe_open(info.file, framework="pt"))
-                tensor = opened.get_tensor(name)
+            tensor: Tensor = (
+                self._unpickled(info.file)[name]
+                if info.file.suffix in PICKLES
+                else self._mapped(info.file).get_tensor(name)
+            )
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{info.file}: {name} cannot be read ({error})",
                 hint="the file changed or was damaged after it was opened; fetch it again",
             ) from error
+        if rows is not None:
+            tensor = tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+        self._seen[info.file] = self._seen.get(info.file, 0) + tensor.nbytes
         return tensor
 
-    def read_finite(self, name: str) -> Tensor:
-        """One tensor; values that are not numbers are refused."""
-        tensor = self.read(name)
+    def _unpickled(self, file: Path) -> dict[str, Tensor]:
+        if file not in self._open:
+            self._open[file] = _unpickle(file)
+        state: dict[str, Tensor] = self._open[file]
+        return state
+
+    def _mapped(self, file: Path) -> Any:
+        opened = self._open.get(file)
+        if opened is None or self._seen.get(file, 0) > MAPPED:
+            opened = self._open[file] = safe_open(file, framework="pt")
+            self._seen[file] = 0
+        return opened
+
+    def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
+        """One tensor, or some of its rows; values that are not numbers are refused."""
+        tensor = self.read(name, rows)
         if tensor.is_floating_point() and not _all_finite(tensor):
             raise CheckpointError(
                 f"{self.tensors[name].file}: {name} contains NaN or infinite values",
@@ -275,7 +299,7 @@ def headers(file: Path) -> dict[str, TensorInfo]:
                 )
             for name in opened.keys():  # noqa: SIM118 (not a dictionary)
                 piece = opened.get_slice(name)
-                dtype = _SAFETENSORS_DTYPES.get(piece.get_dtype())
+                dtype = SAFETENSORS_DTYPES.get(piece.get_dtype())
                 if dtype is None:
                     raise CheckpointError(
                         f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
@@ -322,9 +346,21 @@ def _all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
 
 
+def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slice]:
+    """The rows of a tensor in blocks of at most so many numbers, or of one row; without limit, all."""
+    height = shape[0] if shape else 1
+    width = max(1, torch.Size(shape[1:]).numel())
+    step = max(1, height if limit is None else limit // width)
+    return (slice(start, min(start + step, height)) for start in range(0, height, step))
+
+
 def tensor_digest(tensor: Tensor) -> bytes:
     """A hash of dtype, shape and content."""
     digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-    digest.update(raw.numpy().data)
+    digest.update(content(tensor))
     return digest.digest()
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, as a file has them."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -11,7 +11,7 @@ therefore carries a leading dimension of rows, of which an axis without a parent
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -228,6 +228,36 @@ def move(
     return tensor
 
 
+def moves_by_rows(layout: Layout, maps: Mapping[str, Map], parents: Mapping[str, str]) -> bool:
+    """Whether each row of the moved tensor comes from one row of the tensor, whatever the others are."""
+    return not any(
+        not isinstance(map_, Permutation) and (dim == 0 or 0 in layout.outside(dim, parents).values())
+        for dim, item in enumerate(layout.items)
+        for name in names_in(item)
+        if (map_ := maps.get(name)) is not None
+    )
+
+
+def move_rows(
+    read: Callable[[slice | Tensor], Tensor],
+    layout: Layout,
+    maps: Mapping[str, Map],
+    sizes: Mapping[str, int],
+    parents: Mapping[str, str],
+    rows: slice,
+) -> Tensor:
+    """Some rows of the moved tensor, of which only the rows that they come from are read.
+
+    For layouts that `moves_by_rows` affirms.
+    """
+    permutations = {name: map_.index for name, map_ in maps.items() if isinstance(map_, Permutation)}
+    index = index_map(layout.items[0], sizes, permutations, parents)
+    block = read(rows if index is None else torch.from_numpy(index[rows]))
+    for dim in range(1, len(layout.items)):
+        block = move_dim(block, dim, layout, maps, sizes, parents, rows)
+    return block
+
+
 def move_dim(
     tensor: Tensor,
     dim: int,
@@ -235,8 +265,12 @@ def move_dim(
     maps: Mapping[str, Map],
     sizes: Mapping[str, int],
     parents: Mapping[str, str],
+    rows: slice | None = None,
 ) -> Tensor:
-    """The tensor with the axes of one dimension mapped; those before it have been mapped already."""
+    """The tensor with the axes of one dimension mapped; those before it have been mapped already.
+
+    Where ``rows`` are given, the tensor consists only of these rows of the destination.
+    """
     item, outside = layout.items[dim], layout.outside(dim, parents)
     here = {name: maps[name] for name in names_in(item) if name in maps}
     permutations = {name: map_.index for name, map_ in here.items() if isinstance(map_, Permutation)}
@@ -245,6 +279,8 @@ def move_dim(
     index = index_map(item, sizes, permutations, parents, tuple(outside))
     if index is None:
         return tensor
+    if rows is not None and 0 in outside.values():
+        index = np.take(index, np.arange(rows.start, rows.stop), axis=list(outside.values()).index(0))
     where = torch.from_numpy(index).to(tensor.device)
     return (
         _select(tensor, dim, where, tuple(outside.values())) if outside else tensor.index_select(dim, where)

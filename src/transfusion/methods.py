@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -146,6 +147,17 @@ class Method:
                 )
             given["fusion"] = replace(self.fusion, **fusion)
         return replace(self, policy=replace(self.policy, **policy), **given)
+
+    @classmethod
+    def recalled(cls, name: str, options: Mapping[str, Any], policy: Mapping[str, str]) -> Method:
+        """The method that a provenance tells of."""
+        method = preset(name)
+        searching = {
+            field.name: options[field.name]
+            for field in fields(cls)
+            if field.name in options and field.name not in ("moves", "follows_advice", "fusion")
+        }
+        return method.changed(**searching, **policy, **(options.get("fusion") or {}))
 
     def options(self) -> dict[str, Any]:
         """What to remember in the provenance."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from transfusion.architecture import Architecture, Policy
 from transfusion.architectures import families
 from transfusion.binding import bind
-from transfusion.checkpoint import FLOATS, Checkpoint, TensorInfo, tensor_digest
+from transfusion.checkpoint import FLOATS, Checkpoint, Rows, TensorInfo, content, row_blocks
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
 from transfusion.naming import Naming
 from transfusion.storage import Stored, gather
@@ -36,6 +35,7 @@ class Model:
     """Canonical name → the name in the checkpoint, or the names of its pieces."""
     why: str
     """How the family was recognised."""
+    _digests: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, reference: str | Path, *, config: Path | None = None) -> Model:
@@ -62,22 +62,31 @@ class Model:
         """What the headers say about a tensor; of one in pieces, about the whole."""
         return self.names[name].info(self.checkpoint.tensors)
 
-    def read(self, name: str) -> Tensor:
-        """One tensor by canonical name; values that are not numbers are refused."""
-        return self.names[name].join(self.checkpoint.read_finite)
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """One tensor by canonical name, or some of its rows; values that are not numbers are refused."""
+        return self.names[name].join(self.checkpoint.read_finite, rows)
 
     def under(self, policy: Policy) -> Model:
         """The same model with the axes of a policy."""
-        quotient = self.architecture.under(policy)
-        return Model(self.checkpoint, self.family, self.config, quotient, self.names, self.why)
+        return replace(self, architecture=self.architecture.under(policy))
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """A hash of the content of every tensor under its canonical name."""
         total = hashlib.sha256()
         for name in sorted(self.architecture.tensors):
-            total.update(name.encode() + tensor_digest(self.read(name)))
+            total.update(name.encode() + self.digest_of(name))
         return total.hexdigest()
+
+    def digest_of(self, name: str) -> bytes:
+        """A hash of the type, shape and content of one tensor; it is read once, block by block."""
+        if name not in self._digests:
+            info = self.info(name)
+            digest = hashlib.sha256(f"{info.dtype}{info.shape}".encode())
+            for rows in row_blocks(info.shape):
+                digest.update(content(self.read(name, rows if info.shape else None)))
+            self._digests[name] = digest.digest()
+        return self._digests[name]
 
     def _refuse_quantised(self) -> None:
         odd = [

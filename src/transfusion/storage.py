@@ -8,20 +8,21 @@ Everything above sees one tensor; it is joined here on its way in and split on i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from transfusion.checkpoint import TensorInfo
+from transfusion.checkpoint import Rows, TensorInfo
 from transfusion.errors import ArchitectureError, listing
 
 _PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d+)(\[(?P<part>\d+)\])?")
 
 
+Reader: TypeAlias = Callable[[str, Rows | None], Tensor]
+"""Reads a stored tensor, or some of its rows."""
 _Place: TypeAlias = tuple[int, int]
 """The number of a member, and of a part of it."""
 
@@ -47,11 +48,22 @@ class Stored:
         height = sum(tensors[name].shape[0] for name in self.pieces[0])
         return TensorInfo(first.name, (len(self.pieces), height, *first.shape[1:]), first.dtype, first.file)
 
-    def join(self, read: Callable[[str], Tensor]) -> Tensor:
-        """The tensor, from its pieces."""
+    def join(self, read: Reader, rows: Rows | None = None) -> Tensor:
+        """The tensor, or some of its rows, from its pieces; the rows of a stack are its members."""
         if not self.stacked:
-            return read(self.pieces[0][0])
-        return torch.stack([torch.cat([read(name) for name in parts]) for parts in self.pieces])
+            return read(self.pieces[0][0], rows)
+        members = self.pieces if rows is None else self._members(rows)
+        return torch.stack([torch.cat([read(name, None) for name in parts]) for parts in members])
+
+    def _members(self, rows: Rows) -> Sequence[tuple[str, ...]]:
+        return self.pieces[rows] if isinstance(rows, slice) else [self.pieces[row] for row in rows.tolist()]
+
+    def place(self, name: str) -> tuple[slice, int, int]:
+        """Where a piece lies in the tensor: its row, and which of how many parts of that row."""
+        for member, parts in enumerate(self.pieces):
+            if name in parts:
+                return slice(member, member + 1), parts.index(name), len(parts)
+        raise KeyError(name)
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
         """The pieces of a tensor, by stored name; parts of one member are of one size."""
@@ -62,17 +74,6 @@ class Stored:
             for member, parts in zip(tensor, self.pieces, strict=True)
             for name, piece in zip(parts, member.chunk(len(parts)), strict=True)
         }
-
-    def apart(self, compute: Callable[[], Tensor]) -> dict[str, Callable[[], Tensor]]:
-        """For every piece how to get it, once; the tensor is computed with the first that is asked for."""
-        waiting: dict[str, Tensor] = {}
-
-        def get(name: str) -> Tensor:
-            if not waiting:
-                waiting.update(self.split(compute()))
-            return waiting.pop(name)
-
-        return {name: partial(get, name) for name in self.names}
 
 
 def gather(names: Mapping[str, str], tensors: Mapping[str, TensorInfo], label: str) -> dict[str, Stored]:

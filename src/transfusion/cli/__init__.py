@@ -29,7 +29,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _run(arguments)
     except Interrupted as stop:
-        print("interrupted; no output was written", file=sys.stderr)
+        notes = getattr(stop, "__notes__", [])
+        print("; ".join(["interrupted", "no output was written", *notes]), file=sys.stderr)
         sys.exit(stop.exit_code)
     finally:
         for name, handler in before.items():

@@ -6,16 +6,19 @@ Heavy libraries are imported inside the verbs, so that ``--help`` answers at onc
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from transfusion import __version__
 from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.moving import Moving, as_numbers, as_settings, command, refuse_beside_from
 from transfusion.cli.options import (
     AcceptOption,
     AdviceOption,
+    AlphaOption,
     ArchitectureFile,
+    Base,
     Config,
     Data,
     Device,
@@ -24,7 +27,9 @@ from transfusion.cli.options import (
     EvidenceOption,
     Figure,
     Force,
+    From,
     HeadsOption,
+    HowOption,
     InnerOption,
     Jobs,
     JoinOption,
@@ -32,6 +37,8 @@ from transfusion.cli.options import (
     MaybeOutput,
     MethodOption,
     ModelArgument,
+    NewTokensOption,
+    Onto,
     OrderOption,
     Output,
     Outputs,
@@ -47,6 +54,7 @@ from transfusion.cli.options import (
     StoredDtype,
     Sweeps,
     Treatment,
+    TrustBase,
     Vectors,
     Verbose,
     Via,
@@ -57,13 +65,15 @@ from transfusion.cli.proofs import certify, draft, prove
 from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
-    as_dtype,
     files_of,
     open_bases,
+    open_finetune,
     report_alignment,
-    report_transport,
     show,
 )
+
+if TYPE_CHECKING:
+    from transfusion.transportation import AdapterTransport, Journey, Transport
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -227,12 +237,19 @@ def verify(
 
 @app.command()
 def transport(
-    finetuned: Annotated[str, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")],
-    base: Annotated[str, typer.Option(show_default=False, help="A: the base that was fine-tuned.")],
-    onto: Annotated[str, typer.Option(show_default=False, help="B: the base to move it onto.")],
     output: Output,
+    finetuned: Annotated[
+        str | None, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")
+    ] = None,
+    base: Base = None,
+    onto: Onto = None,
     via: Via = None,
-    alpha: Annotated[float, typer.Option(min=0.0, help="How much of the task vector to add.")] = 1.0,
+    alpha: AlphaOption = "1.0",
+    full: Annotated[
+        bool, typer.Option("--merge", help="Of an adapter: write the whole model, with the adapter in it.")
+    ] = False,
+    new_tokens: NewTokensOption = "refuse",
+    repeat: From = None,
     method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
@@ -242,9 +259,7 @@ def transport(
     device: Device = "cpu",
     seed: Seed = 0,
     jobs: Jobs = None,
-    trust_base: Annotated[
-        bool, typer.Option("--trust-base", help="Do not check that the fine-tune descends from A.")
-    ] = False,
+    trust_base: TrustBase = False,
     dry_run: DryRun = False,
     as_json: Json = False,
     force: Force = False,
@@ -252,42 +267,128 @@ def transport(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
-    from transfusion.adapter import Adapter, is_adapter
-    from transfusion.alignment import Alignment
-    from transfusion.model import Model
-    from transfusion.transportation import transport as prepare
-    from transfusion.writer import require_writable
+    from transfusion.transportation import Account
 
     talk = Talk(quiet=quiet, verbose=verbose)
+    moving = Moving(output, talk, dry_run, as_json, force)
+    if repeat is not None:
+        refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
+        moving.again(repeat)
+        return
+    if finetuned is None or base is None or onto is None:
+        raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
     choices = Choices(method, residual, inner, None, device, seed, jobs)
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)
-    if adapter := is_adapter(finetuned):
-        talk.origin(Adapter.open(finetuned), base)
-    if not dry_run:
-        require_writable(output, force=force, inputs=files_of(finetuned, base, onto, via))
-    if via is not None:
-        pi = Alignment.load(via)
-    else:
-        pi = (Choices("naive") if dry_run else choices).align(models, talk)
-    moved = prepare(
-        finetuned if adapter else Model.open(finetuned, config=config),
-        base=models[0],
-        onto=models[1],
-        via=pi,
-        alpha=alpha,
-        dtype=as_dtype(dtype),
-        trust_base=trust_base,
+    tuned = open_finetune(finetuned, base, config, talk)
+    settings = as_settings(
+        via=via and str(Path(via).resolve()),
+        new_tokens=new_tokens,
+        full=full,
+        config=config,
+        architecture=architecture,
     )
-    plan = moved.plan()
-    if dry_run:
-        text = ", ".join(f"{count} {what}" for what, count in plan.items())
-        show({"would_write": str(output), **plan}, as_json, f"would write {output}: {text}")
+    account = Account("transport", command=command(), settings=settings)
+
+    def prepare(journey: Journey) -> Transport | AdapterTransport:
+        return journey.transport(
+            tuned,
+            alpha=alpha,
+            dtype=dtype,
+            full=full,
+            trust_base=trust_base or dry_run,
+            new_tokens=new_tokens,
+            account=account,
+        )
+
+    moving.go(models, (finetuned, base, onto), via, choices, prepare)
+
+
+@app.command()
+def merge(
+    output: Output,
+    finetuned: Annotated[
+        list[str] | None, typer.Argument(show_default=False, help="Models, or PEFT adapters.")
+    ] = None,
+    base: Base = None,
+    onto: Onto = None,
+    how: HowOption = "sum",
+    weights: Annotated[
+        str | None, typer.Option(show_default="all alike", help="One for each fine-tune: 0.5,1,2.")
+    ] = None,
+    density: Annotated[
+        float, typer.Option(help="The share of each change that ties and dare keep.", min=0.0, max=1.0)
+    ] = 0.2,
+    head: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),
+    ] = None,
+    via: Via = None,
+    alpha: AlphaOption = "1.0",
+    full: Annotated[
+        bool, typer.Option("--full", help="Of adapters: write the whole model, with them in it.")
+    ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="the sum of theirs", help="Of adapters: the rank of the result."),
+    ] = None,
+    repeat: From = None,
+    method: MethodOption = None,
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    dtype: StoredDtype = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    trust_base: TrustBase = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
+    from transfusion.transportation import Account, How, Merging
+
+    talk = Talk(quiet=quiet, verbose=verbose)
+    moving = Moving(output, talk, dry_run, as_json, force)
+    if repeat is not None:
+        refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
+        moving.again(repeat)
         return
-    with talk.tensors(plan["tensors"]) as step:
-        moved.save(output, force=force, on_tensor=step)
-    report_transport(moved.story(), output, as_json)
+    if not finetuned or base is None or onto is None:
+        raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
+    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    if via is not None:
+        choices.refuse_beside_via()
+    models = open_bases(base, onto, config, talk)
+    tuned = [open_finetune(one, base, config, talk) for one in finetuned]
+    settings = as_settings(
+        via=via and str(Path(via).resolve()),
+        head=None if head is None else head - 1,
+        full=full,
+        rank=rank,
+        config=config,
+        architecture=architecture,
+    )
+    account = Account("merge", command=command(), settings=settings)
+
+    def prepare(journey: Journey) -> Transport | AdapterTransport:
+        return journey.merge(
+            tuned,
+            merging=Merging(How(how), as_numbers(weights), density, seed, journey.alpha(alpha)),
+            head=None if head is None else head - 1,
+            full=full,
+            rank=rank,
+            dtype=dtype,
+            trust_base=trust_base or dry_run,
+            account=account,
+        )
+
+    moving.go(models, (*finetuned, base, onto), via, choices, prepare)
 
 
 @app.command()

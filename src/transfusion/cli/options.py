@@ -14,6 +14,8 @@ from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Order,
 SHORTCUTS = ("interpolated", "plain", "rounded")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 PRECISE = DTYPES[:2]
+NEW_TOKENS = ("refuse", "keep", "drop")
+HOWS = ("sum", "mean", "ties", "dare")
 
 
 def one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
@@ -70,6 +72,36 @@ Treatment = Annotated[
         callback=one_of(SHORTCUTS),
         show_default="interpolated, or as π asks",
     ),
+]
+Base = Annotated[str | None, typer.Option(show_default=False, help="A: the base that was fine-tuned.")]
+Onto = Annotated[str | None, typer.Option(show_default=False, help="B: the base to move it onto.")]
+AlphaOption = Annotated[
+    str,
+    typer.Option(
+        "--alpha",
+        help="How much of the change to add: a number, a file with one for each layer, or auto, which keeps"
+        " its size relative to the weights.",
+    ),
+]
+NewTokensOption = Annotated[
+    str,
+    typer.Option(
+        "--new-tokens",
+        help=f"Tokens that the fine-tune added: {', '.join(NEW_TOKENS)}.",
+        callback=one_of(NEW_TOKENS),
+    ),
+]
+HowOption = Annotated[
+    str, typer.Option("--how", help=f"How to combine: {', '.join(HOWS)}.", callback=one_of(HOWS))
+]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", show_default=False, help="Repeat the run that this transfusion.json tells of, bit for bit."
+    ),
+]
+TrustBase = Annotated[
+    bool, typer.Option("--trust-base", help="Do not check that the fine-tune descends from A.")
 ]
 Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
 MethodOption = Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from transfusion.alpha import Alpha
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, out, print_json
 from transfusion.errors import listing
@@ -90,6 +91,17 @@ def open_bases(a: str, b: str, config: Path | None, talk: Talk) -> tuple[Model, 
     return models
 
 
+def open_finetune(reference: str, base: str, config: Path | None, talk: Talk) -> Model | str:
+    """A fine-tune that is a model, opened; an adapter stays a reference, and says where it comes from."""
+    from transfusion.adapter import Adapter, is_adapter
+    from transfusion.model import Model
+
+    if is_adapter(reference):
+        talk.origin(Adapter.open(reference), base)
+        return reference
+    return Model.open(reference, config=config)
+
+
 def files_of(*references: str | Path | None) -> list[Path]:
     """The places that hold inputs, which no output may overwrite."""
     from transfusion.references import resolve
@@ -132,10 +144,16 @@ def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
 
 
 def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None:
-    lines = [f"{story['moved']} tensors moved onto {story['onto']['name']} with α = {story['alpha']:g}"]
+    alpha = Alpha.of(story["alpha"])
+    lines = [f"{story['moved']} tensors moved onto {story['onto']['name']} with α = {alpha}"]
+    if story["verb"] == "merge":
+        names = listing([one["name"] for one in story["finetuned"]], 3)
+        lines[0] += f"; {len(story['finetuned'])} fine-tunes combined by {story['how']}: {names}"
     if story.get("unchanged"):
         lines[0] += f"; {story['unchanged']} more are as the fine-tune left them: unchanged"
     lines += _named("carried over from the fine-tune, where B has nothing to add to", story["carried"])
+    if story.get("new_tokens"):
+        lines.append(f"{story['new_tokens']} new token(s) of the fine-tune follow those of B")
     lines += _named("left behind, because the fine-tune does not have them", story.get("dropped", ()))
     show({"written": str(output), **story}, as_json, "\n".join([*lines, f"written to {output}"]))
 

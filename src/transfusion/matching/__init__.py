@@ -72,7 +72,7 @@ def align(
             architecture=a.architecture.digest(),
             policy=chosen.policy,
             method=chosen.name,
-            options=chosen.options(),
+            options={**chosen.options(), "dtype": str(dtype).removeprefix("torch.")},
             seed=seed,
             source=a.label,
             source_digest=a.digest,

@@ -1,36 +1,55 @@
-"""Transport: B + α·π(τ), a checkpoint that loads where B does, or an adapter for B."""
+"""Transport: B + α·π(τ), a checkpoint that loads where B does, or an adapter for B.
+
+A `Journey` is two bases and the way between them. A `Source` is a fine-tune of A as it looks from B; a
+`Transport` is the model that one or several of them make of B, an `AdapterTransport` an adapter that stays
+one. Nothing is computed before it is asked for.
+"""
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment
-from transfusion.checkpoint import FLOATS
 from transfusion.errors import SettingError
-from transfusion.matching import align
-from transfusion.model import Model, require_same_shape
-from transfusion.task_vector import TaskVector
+from transfusion.task_vector import NewTokens
+from transfusion.transportation.account import Account
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.applied import Applied, apply
 from transfusion.transportation.dense import Action, Transport
+from transfusion.transportation.journey import Asked, Base, Finetune, Journey
+from transfusion.transportation.merging import How, Merging
 
-__all__ = ["Action", "AdapterTransport", "Applied", "Transport", "apply", "transport"]
+__all__ = [
+    "Account",
+    "Action",
+    "AdapterTransport",
+    "Applied",
+    "How",
+    "Journey",
+    "Merging",
+    "NewTokens",
+    "Transport",
+    "apply",
+    "merge",
+    "transport",
+]
 
 
 def transport(
-    finetuned: Model | str | Path,
+    finetuned: Finetune,
     *,
-    base: Model | str | Path,
-    onto: Model | str | Path,
+    base: Base,
+    onto: Base,
     via: Alignment | str | Path | None = None,
-    alpha: float = 1.0,
+    alpha: Asked = 1.0,
     dtype: torch.dtype | str | None = None,
+    full: bool = False,
     trust_base: bool = False,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
     **aligning: Any,
 ) -> Transport | AdapterTransport:
     """Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
@@ -38,35 +57,43 @@ def transport(
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
     ``state_dict`` gives them in memory.
     """
-    if not (isfinite(alpha) and alpha >= 0):
-        raise SettingError(f"alpha = {alpha}: it cannot be negative or infinite", hint="1 adds all of τ")
-    dtype = _dtype(dtype)
-    a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
-    require_same_shape(a, b)
-    alignment = alignment_between(a, b, via, **aligning)
-    story = alignment.provenance
-    a, b = a.under(story.policy), b.under(story.policy)
-    if not isinstance(finetuned, Model) and is_adapter(finetuned):
-        return AdapterTransport(Adapter.open(finetuned), a, b, alignment, alpha, dtype)
-    tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-    tuned = tuned.under(story.policy)
-    return Transport(TaskVector.between(tuned, a, trust_base=trust_base), b, alignment, alpha, dtype)
+    return Journey.between(base, onto, via, **aligning).transport(
+        finetuned, alpha=alpha, dtype=dtype, full=full, trust_base=trust_base, new_tokens=new_tokens
+    )
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and chosen not in FLOATS:
-        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
-        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
-    return chosen
+def merge(
+    finetuned: Sequence[Finetune],
+    *,
+    base: Base,
+    onto: Base,
+    how: How | str = How.SUM,
+    weights: Sequence[float] = (),
+    density: float = 0.2,
+    seed: int = 0,
+    head: int | None = None,
+    full: bool = False,
+    rank: int | None = None,
+    via: Alignment | str | Path | None = None,
+    alpha: Asked = 1.0,
+    dtype: torch.dtype | str | None = None,
+    trust_base: bool = False,
+    **aligning: Any,
+) -> Transport | AdapterTransport:
+    """Prepare several fine-tunes of A, moved by one π and combined at B.
+
+    Adapters alone come out as an adapter: of the sum of their ranks, or of the ``rank`` that is asked for.
+    With ``full``, or when any of them is a model, the result is a model.
+    """
+    journey = Journey.between(base, onto, via, seed=seed, **aligning)
+    merging = Merging(_how(how), tuple(weights), density, seed, journey.alpha(alpha))
+    return journey.merge(
+        finetuned, merging=merging, head=head, full=full, rank=rank, dtype=dtype, trust_base=trust_base
+    )
 
 
-def alignment_between(a: Model, b: Model, via: Alignment | str | Path | None, **aligning: Any) -> Alignment:
-    """The given alignment, checked against both models; or a new one."""
-    if via is None:
-        return align(a, b, **aligning)
-    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
-    story = alignment.provenance
-    alignment.require_for(a.architecture.under(story.policy))
-    alignment.require_between(source=a, target=b)
-    return alignment
+def _how(how: How | str) -> How:
+    try:
+        return How(how)
+    except ValueError as error:
+        raise SettingError(f"how = {how} is not a choice", hint=f"choose one of {', '.join(How)}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,15 @@ from torch import Tensor
 
 from transfusion.adapter import CONFIG, Adapter, Factor
 from transfusion.alignment import Alignment
+from transfusion.alpha import Alpha
 from transfusion.errors import OutputError
 from transfusion.model import Model
 from transfusion.task_vector import working
-from transfusion.transportation.story import nobody_watching, story_of
-from transfusion.writer import staged_folder, write_json, write_shard
+from transfusion.transportation.account import Account
+from transfusion.transportation.output import nobody_watching
+from transfusion.writer import Parcel, Workshop, workshop, write_json, write_shard
+
+WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass
@@ -28,8 +32,9 @@ class AdapterTransport:
     base: Model
     onto: Model
     alignment: Alignment
-    alpha: float = 1.0
+    alpha: Alpha = field(default_factory=Alpha)
     dtype: torch.dtype | None = None
+    account: Account = field(default_factory=Account)
 
     @cached_property
     def factors(self) -> list[Factor]:
@@ -42,7 +47,9 @@ class AdapterTransport:
             "tensors": len(infos),
             "moved": sum(not factor.whole for factor in self.factors),
             "carried": sum(factor.whole for factor in self.factors),
-            "bytes": sum(info.nbytes for info in infos),
+            "bytes_to_read": sum(info.nbytes for info in infos),
+            "bytes_to_write": sum(info.nbytes for info in infos),
+            "memory": 4 * sum(info.nbytes for info in infos),
         }
 
     def tensor(self, factor: Factor) -> Tensor:
@@ -54,7 +61,7 @@ class AdapterTransport:
         else:
             result = self.alignment.move(result, factor.layout)
             if factor.scaled:
-                result = result * self.alpha
+                result = result * self.alpha.at(factor.tensor)
         return result.to(self.dtype or stored.dtype).contiguous()
 
     def _whole(self, factor: Factor, trained: Tensor) -> Tensor:
@@ -67,7 +74,9 @@ class AdapterTransport:
         if not in_both:
             return self.alignment.move(trained, factor.layout)
         difference = trained - working(self.base.read(name))
-        return working(self.onto.read(name)) + self.alpha * self.alignment.move(difference, factor.layout)
+        return working(self.onto.read(name)) + self.alpha.at(name) * self.alignment.move(
+            difference, factor.layout
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The moved adapter, under its own keys."""
@@ -87,25 +96,45 @@ class AdapterTransport:
         self, path: str | Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
     ) -> Path:
         """Write an adapter folder that PEFT loads on B."""
-        path = Path(path)
-        if path.suffix == ".safetensors":
+        with workshop(Path(path), force=force) as shop:
+            self.write(shop, on_tensor)
+        return Path(path)
+
+    def write(self, shop: Workshop, on_tensor: Callable[[str], None] = nobody_watching) -> None:
+        """Write the adapter in a workshop."""
+        if shop.path.suffix == ".safetensors":
             raise OutputError(
-                f"{path}: an adapter is a folder with a configuration beside its weights",
+                f"{shop.path}: an adapter is a folder with a configuration beside its weights",
                 hint="give a name without .safetensors",
             )
-        with staged_folder(path, force=force) as staged:
-            tensors: dict[str, Tensor] = {}
-            for factor in self.factors:
-                on_tensor(factor.key)
-                tensors[factor.key] = self.tensor(factor)
-            write_shard(staged / "adapter_model.safetensors", tensors)
-            write_json(staged / CONFIG, self.config())
-            write_json(staged / "transfusion.json", self.story())
-        return path
+        shop.begin()
+        tensors: dict[str, Parcel] = {}
+        for factor in self.factors:
+            on_tensor(factor.key)
+            tensors[factor.key] = Parcel.of(self.tensor(factor))
+        digest = write_shard(shop.output / WEIGHTS, tensors)
+        write_json(shop.output / CONFIG, self.config())
+        for name, text in self.account.texts({**self.story(), "files": {WEIGHTS: digest}}).items():
+            (shop.output / name).write_text(text)
 
     def story(self) -> dict[str, Any]:
+        """What was done."""
         return {
-            **story_of(self.adapter.label, self.base, self.onto, self.alignment, self.alpha),
+            **self.account.of((self,), self.base, self.onto, self.alignment),
+            "kind": "adapter",
+            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "moved": sum(not factor.whole for factor in self.factors),
             "carried": sorted(factor.tensor for factor in self.factors if factor.whole),
         }
+
+    @property
+    def label(self) -> str:
+        return self.adapter.label
+
+    @property
+    def root(self) -> Path:
+        return self.adapter.checkpoint.root
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.digest

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,48 +16,49 @@ from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, listing
 from transfusion.maps import Permutation
 from transfusion.model import Model
-from transfusion.writer import Shards, write_model
+from transfusion.transportation.output import Entry, Output, Shape
 
 
 @dataclass
-class Applied:
+class Applied(Output[Entry]):
     """π(A): A's tensors in B's order of units."""
 
     alignment: Alignment
     model: Model
 
-    def tensor(self, name: str) -> Tensor:
-        """One tensor by canonical name."""
-        tensor = self.model.read(name)
-        layout = self.model.architecture.tensors.get(name)
-        return tensor if layout is None else self.alignment.move(tensor, layout)
+    @property
+    def like(self) -> Model:
+        return self.model
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The whole of it in memory, under A's names."""
-        return {
-            piece: value
-            for name, stored in self.model.names.items()
-            for piece, value in stored.split(self.tensor(name)).items()
+    @cached_property
+    def entries(self) -> list[Entry]:
+        infos = {name: self.model.info(name) for name in self.model.names}
+        return [
+            Entry(name, self.model.names[name], Shape(info.shape, info.dtype)) for name, info in infos.items()
+        ]
+
+    def by_rows(self, entry: Entry) -> bool:
+        return bool(entry.shape.extents)
+
+    def rows(self, entry: Entry, rows: slice) -> Tensor:
+        read = partial(self.model.read, entry.name)
+        layout = self.model.architecture.tensors.get(entry.name)
+        if layout is None or not entry.shape.extents:
+            return read(rows if entry.shape.extents else None)
+        return self.alignment.move_rows(read, layout, rows)
+
+    def recipe(self) -> dict[str, Any]:
+        return {"alignment": self.alignment.digest, "to": self.model.digest}
+
+    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+        told = {
+            "transfusion": __version__,
+            "verb": "apply",
+            "applied": self.alignment.digest,
+            "to": {"name": self.model.label, "sha256": self.model.digest},
+            "files": dict(files),
         }
-
-    def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write it like A: the same files, configuration and companions."""
-        shards: Shards = {file: {} for file in self.model.checkpoint.files}
-        for name, stored in self.model.names.items():
-            for piece, get in stored.apart(partial(self.tensor, name)).items():
-                shards[self.model.checkpoint.tensors[piece].file][piece] = get
-        return write_model(
-            Path(path),
-            shards,
-            like=self.model.checkpoint,
-            config=self.model.checkpoint.config,
-            story=lambda: {
-                "transfusion": __version__,
-                "applied": self.alignment.digest,
-                "to": {"name": self.model.label, "sha256": self.model.digest},
-            },
-            force=force,
-        )
+        return {"transfusion.json": json.dumps(told, indent=2, ensure_ascii=False) + "\n"}
 
 
 def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:

@@ -1,11 +1,11 @@
-"""A whole model on its way from A to B: B + α·π(τ), tensor by tensor."""
+"""A whole model on its way from A to B: B + α·π(τ)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment import Alignment
-from transfusion.errors import MismatchError, OutputError
+from transfusion.checkpoint import BLOCK, MAPPED, row_blocks, tensor_digest
+from transfusion.errors import MismatchError, listing
 from transfusion.model import Model
 from transfusion.storage import Stored
-from transfusion.task_vector import TaskVector, working
-from transfusion.transportation.story import nobody_watching, story_of
-from transfusion.writer import Shards, write_model
+from transfusion.task_vector import wide
+from transfusion.transportation.account import Account
+from transfusion.transportation.merging import Merging
+from transfusion.transportation.output import Entry, Output, Shape
+from transfusion.transportation.sources import Source
+
+_OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
 
 
 class Action(StrEnum):
@@ -33,26 +38,51 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor of the output."""
+class Acted(Entry):
+    """One tensor of the output, and where it comes from."""
 
-    name: str
-    """Canonical."""
-    stored_as: Stored
     action: Action
+    added: int = 0
+    """How many of its last rows are carried over, for tokens that B does not have."""
 
 
 @dataclass
-class Transport:
-    """A fine-tune on its way from A to B. Nothing is computed before a tensor is asked for."""
+class Transport(Output[Acted]):
+    """One fine-tune or several on their way from A to B. Nothing is computed before it is asked for."""
 
-    vector: TaskVector
+    sources: tuple[Source, ...]
+    base: Model
     onto: Model
     alignment: Alignment
-    alpha: float = 1.0
+    merging: Merging = field(default_factory=Merging)
     dtype: torch.dtype | None = None
-    unchanged: set[str] = field(default_factory=set)
-    """Tensors, among those computed so far, that the fine-tune had not changed."""
+    head: int | None = None
+    """Which of several fine-tunes the heads come from."""
+    account: Account = field(default_factory=Account)
+    changed: set[str] = field(default_factory=set)
+    """Tensors, among those computed so far, that are not B's own."""
+
+    @property
+    def like(self) -> Model:
+        return self.onto
+
+    @cached_property
+    def lead(self) -> Source:
+        """The fine-tune of whose kind the output is: the one with heads of its own."""
+        if self.head is not None:
+            return self.sources[self.head]
+        with_heads = [source for source in self.sources if source.has_heads]
+        with_own = [source for source in with_heads if self._own(source)]
+        if len(with_own) > 1:
+            raise MismatchError(
+                f"{len(with_own)} of the fine-tunes have heads of their own, which cannot be combined:"
+                f" {listing(source.label for source in with_own)}",
+                hint="choose whose to keep: --head 1 for the first fine-tune, and so on",
+            )
+        return (*with_own, *with_heads, *self.sources)[0]
+
+    def _own(self, source: Source) -> list[str]:
+        return [name for name in source.names if self._action(name, source) is Action.CARRIED]
 
     @cached_property
     def of_its_kind(self) -> bool:
@@ -60,18 +90,40 @@ class Transport:
 
         A fine-tune without any says nothing about B's heads, and B keeps them.
         """
-        return bool(self.vector.finetuned.architecture.heads) or not self.onto.architecture.heads
+        return self.lead.has_heads or not self.onto.architecture.heads
 
     @cached_property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Acted]:
         """The tensors of the output, B's order first."""
-        tuned, onto = self.vector.finetuned, self.onto
+        lead, onto = self.lead, self.onto
         names = [*onto.architecture.tensors, *onto.architecture.buffers]
         if self.of_its_kind:
-            names = [name for name in names if name in tuned.names]
-            names += [name for name in tuned.architecture.tensors if name not in set(names)]
-        stored = onto.names if all(name in onto.names for name in names) else tuned.names
-        return [Entry(name, stored[name], self._action(name)) for name in names]
+            names = [name for name in names if name in lead.names]
+            names += [name for name in lead.names if name not in {*names, *lead.buffers}]
+        stored = onto.names if all(name in onto.names for name in names) else lead.names
+        return [self._entry(name, stored[name]) for name in names]
+
+    def _entry(self, name: str, stored: Stored) -> Acted:
+        action = self._action(name, self.lead)
+        if action is Action.CARRIED:
+            return Acted(name, stored, self._in_dtype(self.lead.shape(name)), action)
+        info = self.onto.info(name)
+        added = self.lead.added(name) if action is Action.MOVED else 0
+        extents = (info.shape[0] + added, *info.shape[1:]) if added else info.shape
+        return Acted(name, stored, self._in_dtype(Shape(extents, info.dtype)), action, added)
+
+    def _in_dtype(self, shape: Shape) -> Shape:
+        return Shape(shape.extents, self.dtype) if self.dtype and shape.dtype.is_floating_point else shape
+
+    def _action(self, name: str, lead: Source) -> Action:
+        fits = name in self.onto.architecture.tensors and self._fits(name)
+        if fits and any(source.changes(name) for source in self.sources):
+            return Action.MOVED
+        return Action.CARRIED if name in lead.names and name not in lead.buffers else Action.KEPT
+
+    def _fits(self, name: str) -> bool:
+        known = name in self.base.architecture.tensors
+        return known and self.onto.info(name).shape == self.base.info(name).shape
 
     @cached_property
     def dropped(self) -> list[str]:
@@ -79,127 +131,162 @@ class Transport:
         kept = {entry.name for entry in self.entries}
         return [name for name in self.onto.architecture.tensors if name not in kept]
 
-    def _action(self, name: str) -> Action:
-        tuned, onto = self.vector.finetuned.architecture, self.onto
-        if name not in tuned.tensors:
-            return Action.KEPT
-        fits = name in onto.architecture.tensors and self.vector.covers(name)
-        if fits and onto.info(name).shape == self.vector.base.info(name).shape:
-            return Action.MOVED
-        return Action.CARRIED
-
     def names(self, action: Action) -> list[str]:
         return [entry.name for entry in self.entries if entry.action is action]
 
+    @property
+    def unchanged(self) -> list[str]:
+        """Tensors that no fine-tune had changed; known once everything is computed."""
+        return [name for name in self.names(Action.MOVED) if name not in self.changed]
+
+    # ── how much there is to do ──────────────────────────────────────────────────────────────
+
     def plan(self) -> dict[str, int]:
         """How much there is to do, known from the headers alone."""
-        tuned = self.vector.finetuned
-        owners = {Action.CARRIED: tuned, Action.MOVED: self.onto, Action.KEPT: self.onto}
-        infos = [owners[entry.action].info(entry.name) for entry in self.entries]
-        size = self.dtype.itemsize if self.dtype else None
+        hashing = sum(model.checkpoint.nbytes for model in (self.base, self.onto))
+        changes = sum(source.reads() for source in self.sources)
+        own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
         return {
             "tensors": len(self.entries),
             **{str(action): len(self.names(action)) for action in Action},
             "dropped": len(self.dropped),
-            "bytes": sum(
-                info.nbytes // info.dtype.itemsize * (size or info.dtype.itemsize) for info in infos
-            ),
+            "bytes_to_read": hashing + changes * self.merging.passes + own,
+            "bytes_to_write": sum(entry.shape.nbytes for entry in self.entries),
+            "memory": self._memory(),
         }
 
-    def tensor(self, entry: Entry) -> Tensor:
-        """One tensor of the output."""
-        if entry.action is Action.KEPT:
-            return self._as_stored(self.onto.read(entry.name), self.onto, entry.name)
-        layout = self.vector.finetuned.architecture.tensors[entry.name]
-        if entry.action is Action.CARRIED:
-            tuned = self.vector.finetuned
-            return self._as_stored(self.alignment.move(tuned.read(entry.name), layout), tuned, entry.name)
-        difference = self.vector.difference(entry.name)
-        own = self.onto.read(entry.name)
-        if not bool(difference.any()):
-            self.unchanged.add(entry.name)
-            return self._as_stored(own, self.onto, entry.name)
-        result = working(own) + self.alpha * self.alignment.move(difference, layout)
-        return self._as_stored(result, self.onto, entry.name)
+    def _memory(self) -> int:
+        """A bound on the memory for tensors, those in mapped files included; the program comes on top."""
+        maps = sum(map_.to_tensor().nbytes for map_ in self.alignment.maps.values())
+        numbers = max(self._at_a_time(entry) for entry in self.entries)
+        digits = max(8 if entry.shape.dtype.itemsize > 2 else 4 for entry in self.entries)
+        computing = numbers * digits * (5 + 3 * len(self.sources))
+        mapped = (MAPPED + 2 * numbers * digits) * (2 + len(self.sources))
+        return maps + computing + mapped
 
-    def _as_stored(self, tensor: Tensor, owner: Model, name: str) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        stored = tensor.to(self.dtype or owner.info(name).dtype)
-        if not bool(torch.isfinite(stored).all()):
-            raise OutputError(
-                f"{name} has values that {str(stored.dtype).removeprefix('torch.')} cannot hold",
-                hint="choose a wider --dtype, or a smaller --alpha",
+    def _at_a_time(self, entry: Acted) -> int:
+        """How many numbers of a tensor are worked on at a time."""
+        extents = entry.shape.extents
+        total = torch.Size(extents).numel()
+        row = torch.Size(extents[1:]).numel()
+        return min(total, max(BLOCK, row)) if self.by_rows(entry) else total
+
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────
+
+    def by_rows(self, entry: Acted) -> bool:
+        match entry.action:
+            case Action.KEPT:
+                return bool(entry.shape.extents)
+            case Action.CARRIED:
+                return self.lead.by_rows(entry.name)
+        return all(source.by_rows(entry.name) for source in self.sources if source.changes(entry.name))
+
+    def cuts(self, entry: Acted) -> Iterator[slice]:
+        """The rows that are made at a time; never some of B's and some of new tokens together."""
+        if not entry.added:
+            yield from super().cuts(entry)
+            return
+        height, *rest = entry.shape.extents
+        yield from row_blocks((height - entry.added, *rest))
+        yield slice(height - entry.added, height)
+
+    def rows(self, entry: Acted, rows: slice) -> Tensor:
+        name, extents = entry.name, entry.shape.extents
+        if entry.action is Action.CARRIED or (entry.added and rows.stop == extents[0]):
+            return self.lead.own(name, rows)
+        own = self.onto.read(name, rows if extents else None)
+        change = self.merging.combine(self.sources, name, rows) if entry.action is Action.MOVED else None
+        if change is None or not bool(change.any()):
+            return own
+        self.changed.add(name)
+        return wide(own) + change
+
+    def prepare(self) -> None:
+        """Let the way of merging look at every change, if it must."""
+        moved = {entry.name: entry for entry in self.entries if entry.action is Action.MOVED}
+        shared = {name: self._shared_rows(entry) for name, entry in moved.items()}
+        self.merging.prepare(self.sources, shared)
+
+    def _shared_rows(self, entry: Acted) -> list[slice]:
+        return list(self.cuts(entry))[: -1 if entry.added else None]
+
+    def conclude(self) -> None:
+        """Refuse a fine-tune that equals its base."""
+        moved = self.names(Action.MOVED)
+        wanted = any(s.alpha.at(name) * self.merging.alpha.at(name) for s in self.sources for name in moved)
+        if wanted and not self.changed:
+            raise MismatchError(
+                f"{listing(source.label for source in self.sources)} equals its base {self.base.label}:"
+                " there is nothing to move",
+                hint="was the base given twice?",
             )
-        return stored
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The whole output in memory, under the names that B's library loads."""
-        state: dict[str, Tensor] = {}
-        for entry in self.entries:
-            state |= entry.stored_as.split(self.tensor(entry))
-        self._require_change()
-        return state
+    # ── files ────────────────────────────────────────────────────────────────────────────────
 
     def config(self) -> dict[str, Any] | None:
         """B's configuration; in a model of the fine-tune's class, also what belongs to its head."""
         config = dict(self.onto.checkpoint.config or {}) or None
-        theirs = self.vector.finetuned.checkpoint.config
+        theirs = self.lead.config
         if config is not None and theirs is not None and self.of_its_kind:
-            for key in ("architectures", "id2label", "label2id", "num_labels", "problem_type"):
+            for key in _OF_THE_HEAD:
                 config.pop(key, None)  # a key that they leave out has its default there
                 if key in theirs:
                     config[key] = theirs[key]
+        if config is not None and theirs is not None and self._grown:
+            for section in (None, "text_config"):
+                other = theirs if section is None else theirs.get(section, {})
+                if "vocab_size" in other:
+                    (config if section is None else config[section])["vocab_size"] = other["vocab_size"]
         if config is not None and self.dtype is not None:
             for key in ("dtype", "torch_dtype"):
                 if key in config:
                     config[key] = str(self.dtype).removeprefix("torch.")
         return config
 
-    def save(
-        self, path: str | Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
-    ) -> Path:
-        """Write the output: B's shards, configuration and companions; all of it or nothing."""
-        return write_model(
-            Path(path),
-            self._shards(on_tensor),
-            like=self.onto.checkpoint,
-            config=self.config(),
-            story=self.story,
-            force=force,
-        )
+    @property
+    def _grown(self) -> bool:
+        return any(entry.added for entry in self.entries)
 
-    def _shards(self, on_tensor: Callable[[str], None]) -> Shards:
-        """B's files with the tensors that go into each; what B does not have joins the last."""
+    def companions(self) -> list[Path]:
+        """The other files of B's folder; with new tokens, the fine-tune's tokenizer in the place of B's."""
+        ours = {path.name: path for path in self.onto.checkpoint.companions()}
+        if self._grown:
+            ours |= {path.name: path for path in self.lead.companions() if _of_a_tokenizer(path)}
+        return list(ours.values())
 
-        def compute(entry: Entry) -> Tensor:
-            on_tensor(entry.name)
-            return self.tensor(entry)
+    @property
+    def remarks(self) -> set[str]:
+        return self.changed
 
-        shards: Shards = {file: {} for file in self.onto.checkpoint.files}
-        for entry in self.entries:
-            mine = entry.name in self.onto.names
-            file = self.onto.info(entry.name).file if mine else self.onto.checkpoint.files[-1]
-            for piece, get in entry.stored_as.apart(partial(compute, entry)).items():
-                own = self.onto.checkpoint.tensors.get(piece) if mine else None
-                shards[own.file if own else file][piece] = get
-        return {file: tensors for file, tensors in shards.items() if tensors}
+    def recipe(self) -> dict[str, Any]:
+        story, onto = self.alignment.provenance, self.onto
+        return {
+            "finetuned": [source.digest for source in self.sources],
+            "alpha": [source.alpha.as_json() for source in self.sources],
+            "base": story.source_digest,
+            "onto": story.target_digest,
+            "buffers": {
+                name: tensor_digest(onto.read(name)).hex() for name in sorted(onto.architecture.buffers)
+            },
+            "alignment": self.alignment.digest,
+            "merging": self.merging.as_json(),
+        }
 
     def story(self) -> dict[str, Any]:
-        """What was done, for the file beside the output."""
-        self._require_change()
+        """What was done, once it is done."""
         return {
-            **story_of(self.vector.finetuned.label, self.vector.base, self.onto, self.alignment, self.alpha),
-            "moved": len(self.names(Action.MOVED)) - len(self.unchanged),
+            **self.account.of(self.sources, self.base, self.onto, self.alignment, self.merging),
+            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
+            "moved": len(self.changed),
             "unchanged": len(self.unchanged),
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
+            "new_tokens": max((entry.added for entry in self.entries), default=0),
         }
 
-    def _require_change(self) -> None:
-        if self.names(Action.MOVED) and len(self.unchanged) == len(self.names(Action.MOVED)):
-            raise MismatchError(
-                f"{self.vector.finetuned.label} equals its base {self.vector.base.label}: there is nothing"
-                " to move",
-                hint="was the base given twice?",
-            )
+    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+        return self.account.texts({**self.story(), "files": dict(files)})
+
+
+def _of_a_tokenizer(path: Path) -> bool:
+    return "token" in path.name or path.name in ("vocab.json", "vocab.txt", "merges.txt", "spiece.model")

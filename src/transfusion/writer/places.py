@@ -1,20 +1,15 @@
-"""Writing: everything goes to a temporary place first and appears whole, or not at all."""
+"""Places: what may be written where, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
-
-from transfusion.checkpoint import Checkpoint
 from transfusion.errors import OutputError
 
 _OURS = ("transfusion.json", "config.json", "open_clip_config.json", "adapter_config.json")
@@ -71,13 +66,13 @@ def _require_replaceable(path: Path, folder: bool | None) -> None:
 def publish_file(path: Path, write: Callable[[Path], object], *, force: bool) -> Path:
     """Let ``write`` fill a temporary file and put it at ``path`` in one step."""
     require_writable(path, force=force, folder=False)
-    with _reported(path):
+    with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep_leftovers(path)
         staged = _temporary(path, "partial")
         try:
             write(staged)
-            staged.chmod(0o666 & ~_umask())
+            staged.chmod(0o666 & ~umask())
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
@@ -85,31 +80,8 @@ def publish_file(path: Path, write: Callable[[Path], object], *, force: bool) ->
 
 
 @contextmanager
-def staged_folder(path: Path, *, force: bool) -> Iterator[Path]:
-    """A temporary folder that takes the place of ``path`` when the block ends without an error."""
-    require_writable(path, force=force, folder=True)
-    with _reported(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep_leftovers(path)
-        staged, replaced = _temporary(path, "partial"), _temporary(path, "replaced")
-        try:
-            staged.mkdir()
-            yield staged
-            if path.exists():
-                os.rename(path, replaced)
-            try:
-                os.rename(staged, path)
-            except OSError:
-                if replaced.exists():
-                    os.rename(replaced, path)
-                raise
-        finally:
-            for leftover in (staged, replaced):
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def _reported(path: Path) -> Iterator[None]:
+def reported(path: Path) -> Iterator[None]:
+    """Within the block, errors of the operating system are told as ours."""
     try:
         yield
     except OSError as error:
@@ -124,11 +96,11 @@ def _temporary(path: Path, what: str) -> Path:
 
 
 def _sweep_leftovers(path: Path) -> None:
-    """Remove what runs that were killed have left beside this output; keep a replaced original."""
+    """Remove what runs that were killed have left beside this file."""
     for leftover in path.parent.glob(f".{path.name}.*.partial"):
         process = leftover.name.removesuffix(".partial").rsplit(".", 1)[-1]
         if process.isdigit() and not _alive(int(process)):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            leftover.unlink(missing_ok=True)
 
 
 def _alive(process: int) -> bool:
@@ -141,68 +113,13 @@ def _alive(process: int) -> bool:
     return True
 
 
-def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file, marked as torch's, as the libraries expect."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
-    path.chmod(0o666 & ~_umask())
-
-
-Shards: TypeAlias = dict[Path, dict[str, Callable[[], Tensor]]]
-"""For each of the original's files, the tensors to write and how to get each."""
-
-
-def write_model(
-    path: Path,
-    shards: Shards,
-    *,
-    like: Checkpoint,
-    config: Mapping[str, Any] | None,
-    story: Callable[[], Mapping[str, Any]],
-    force: bool,
-) -> Path:
-    """A model in the shape of another: the same shards, index and companions, new tensors.
-
-    A path that ends in ``.safetensors`` becomes that single file; any other becomes a folder.
-    ``story`` is asked once all tensors are written, and kept as ``transfusion.json``.
-    """
-    if path.suffix == ".safetensors":
-        tensors = {name: get() for parts in shards.values() for name, get in parts.items()}
-        story()
-        return publish_file(path, lambda staged: write_shard(staged, tensors), force=force)
-    with staged_folder(path, force=force) as staged:
-        placed: dict[str, str] = {}
-        total = 0
-        for original, parts in shards.items():
-            name = as_safetensors(original, alone=len(shards) == 1)
-            tensors = {key: get() for key, get in parts.items()}
-            total += sum(tensor.nbytes for tensor in tensors.values())
-            placed |= dict.fromkeys(tensors, name)
-            write_shard(staged / name, tensors)
-        if len(shards) > 1:
-            index = {"metadata": {"total_size": total}, "weight_map": placed}
-            write_json(staged / "model.safetensors.index.json", index)
-        if config is not None and like.config_name:
-            write_json(staged / like.config_name, config)
-        for companion in like.companions():
-            shutil.copy2(companion, staged / companion.name)
-        write_json(staged / "transfusion.json", story())
-    return path
-
-
-def as_safetensors(original: Path, *, alone: bool) -> str:
-    """The name under which the libraries look for what was in ``original``."""
-    if original.name.startswith("open_clip"):
-        return "open_clip_model.safetensors"
-    if alone:
-        return "model.safetensors"
-    return f"{original.stem.replace('pytorch_model', 'model')}.safetensors"
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON file, for people to read too."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _umask() -> int:
+def umask() -> int:
+    """What this process withholds from the rights of new files."""
     current = os.umask(0)
     os.umask(current)
     return current

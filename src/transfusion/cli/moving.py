@@ -1,0 +1,143 @@
+"""What transport and merge have in common: prepare, plan, write in a workshop, tell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from transfusion.cli.console import Talk
+from transfusion.cli.work import Choices, files_of, report_transport, show
+
+if TYPE_CHECKING:
+    from transfusion.alignment import Alignment
+    from transfusion.model import Model
+    from transfusion.transportation import AdapterTransport, Journey, Transport
+    from transfusion.writer import Workshop
+
+
+@dataclass(frozen=True)
+class Moving:
+    """One run that writes an output for B."""
+
+    output: Path
+    talk: Talk
+    dry_run: bool
+    as_json: bool
+    force: bool
+
+    def go(
+        self,
+        models: tuple[Model, Model],
+        inputs: tuple[str | None, ...],
+        via: str | None,
+        choices: Choices,
+        prepare: Callable[[Journey], Transport | AdapterTransport],
+    ) -> None:
+        """Find the way from A to B, and write what is prepared for it."""
+        from transfusion.alignment import Alignment
+        from transfusion.transportation import Journey
+        from transfusion.writer import require_writable, workshop
+
+        given = Alignment.load(via) if via is not None else None
+        if self.dry_run:
+            self._plan(prepare(Journey.planned(*models, given)).plan())
+            return
+        require_writable(self.output, force=self.force, inputs=files_of(*inputs, via))
+        if given is None:  # complain about anything else before the long work
+            prepare(Journey.planned(*models))
+        with workshop(self.output, force=self.force, folder=None) as shop:
+            pi = given or self._aligned(models, choices, shop)
+            moved = prepare(Journey.between(*models, pi))
+            self._write(moved, shop)
+        report_transport(moved.story(), self.output, self.as_json)
+
+    def again(self, file: Path) -> None:
+        """Write once more what a story tells of, and compare."""
+        from transfusion.checkpoint import read_json
+        from transfusion.transportation.repeating import Rerun
+        from transfusion.writer import require_writable, workshop
+
+        rerun = Rerun.of(file)
+        story = rerun.story
+        inputs = [one["path"] for one in (*story["finetuned"], story["base"], story["onto"])]
+        require_writable(self.output, force=self.force, inputs=[Path(one) for one in inputs])
+        with workshop(self.output, force=self.force, folder=None) as shop:
+            moved = rerun.prepare()
+            self._write(moved, shop)
+            if (shop.output / "transfusion.json").exists():
+                rerun.check(read_json(shop.output / "transfusion.json")["files"])
+        report_transport(moved.story(), self.output, self.as_json)
+        self.talk.note(f"the same as {file} tells of, bit for bit")
+
+    def _aligned(self, models: tuple[Model, Model], choices: Choices, shop: Workshop) -> Alignment:
+        """Align, and keep the result until the output is there: a later step may fail or be interrupted."""
+        from transfusion.alignment import Alignment
+
+        asked = json.dumps([asdict(choices), *(model.digest for model in models)], default=str)
+        place = shop.keep(f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.safetensors")
+        if place.exists():
+            self.talk.note("note: going on with the π that an interrupted run had found")
+            return Alignment.load(place)
+        pi = choices.align(models, self.talk, shop.keep("journal"))
+        pi.save(place, force=True)
+        return pi
+
+    def _write(self, moved: Transport | AdapterTransport, shop: Workshop) -> None:
+        with self.talk.tensors(moved.plan()["tensors"]) as step:
+            moved.write(shop, step)
+
+    def _plan(self, plan: Mapping[str, int]) -> None:
+        counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
+        text = (
+            f"would write {self.output}: {counts}; read {_size(plan['bytes_to_read'])}, write"
+            f" {_size(plan['bytes_to_write'])}, with at most {_size(plan['memory'])} of memory for tensors"
+        )
+        show({"would_write": str(self.output), **plan}, self.as_json, text)
+
+
+_COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def command() -> str:
+    """What the user typed."""
+    return shlex.join(["transfusion", *sys.argv[1:]])
+
+
+def as_settings(**given: Any) -> dict[str, Any]:
+    """What a run was asked for, as far as it was asked for anything, for its story."""
+    return {
+        name: str(value.resolve()) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
+
+
+def as_numbers(text: str | None) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(float(word) for word in (text or "").split(",") if word.strip())
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: numbers with commas between them were expected") from error
+
+
+def refuse_beside_from(**given: Any) -> None:
+    """A story says all of this itself."""
+    said = [name if name.isupper() else f"--{name}" for name, value in given.items() if value]
+    if said:
+        raise typer.BadParameter(f"--from says already what {', '.join(said)} is")

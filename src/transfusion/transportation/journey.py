@@ -1,0 +1,168 @@
+"""The journey: two bases and the way between them, which is the same for all fine-tunes of A."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from transfusion.adapter import Adapter, is_adapter
+from transfusion.alignment import Alignment, Provenance
+from transfusion.alpha import Alpha
+from transfusion.architecture import Policy
+from transfusion.checkpoint import FLOATS
+from transfusion.errors import SettingError
+from transfusion.matching import align
+from transfusion.model import Model, require_same_shape
+from transfusion.task_vector import NewTokens, TaskVector
+from transfusion.transportation.account import Account
+from transfusion.transportation.adapters import AdapterTransport
+from transfusion.transportation.automatic import AUTO, balanced
+from transfusion.transportation.dense import Transport
+from transfusion.transportation.merging import Merging
+from transfusion.transportation.sources import Source, TunedModel
+from transfusion.workers import Workers
+
+Base: TypeAlias = Model | str | Path
+Finetune: TypeAlias = Model | str | Path
+Asked: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
+"""α as people give it: a number, a file or a mapping, or "auto"."""
+
+
+@dataclass(frozen=True)
+class Journey:
+    """From A to B by one π."""
+
+    a: Model
+    b: Model
+    alignment: Alignment
+
+    @classmethod
+    def between(cls, base: Base, onto: Base, via: Alignment | str | Path | None, **aligning: Any) -> Journey:
+        """The given alignment, checked against both models; or a new one."""
+        a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
+        require_same_shape(a, b)
+        if via is None:
+            return cls._along(a, b, align(a, b, **aligning))
+        alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+        journey = cls.planned(a, b, alignment)
+        take_hashes(a, b)
+        alignment.require_between(source=a, target=b)
+        return journey
+
+    @classmethod
+    def planned(cls, a: Model, b: Model, alignment: Alignment | None = None) -> Journey:
+        """A journey to be talked about: nothing is read, and without an alignment nothing moves."""
+        if alignment is None:
+            policy = Policy()
+            digest = a.architecture.under(policy).digest()
+            story = Provenance(
+                a.family.name, digest, policy, "planned", {}, 0, a.label, "planned", b.label, "planned"
+            )
+            alignment = Alignment.of({}, a.architecture.under(policy), story)
+        alignment.require_for(a.architecture.under(alignment.provenance.policy))
+        return cls._along(a, b, alignment)
+
+    @classmethod
+    def _along(cls, a: Model, b: Model, alignment: Alignment) -> Journey:
+        policy = alignment.provenance.policy
+        return cls(a.under(policy), b.under(policy), alignment)
+
+    def alpha(self, asked: Asked) -> Alpha:
+        """α as asked for; patterns must be about tensors that there are."""
+        if asked == AUTO:
+            return balanced(self.a, self.b)
+        chosen = Alpha.of(asked)
+        chosen.require_used(self.a.architecture.tensors)
+        return chosen
+
+    def source(
+        self,
+        finetuned: Finetune,
+        alpha: Alpha,
+        *,
+        trust_base: bool = False,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+    ) -> Source:
+        """A fine-tune, as it looks from B."""
+        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+        tuned = tuned.under(self.alignment.provenance.policy)
+        lot = NewTokens(new_tokens)
+        vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
+        return TunedModel(vector, self.alignment, alpha)
+
+    def adapter(
+        self, reference: str | Path, alpha: Alpha, dtype: torch.dtype | None, account: Account
+    ) -> AdapterTransport:
+        """An adapter that stays one."""
+        adapter = Adapter.open(reference)
+        return AdapterTransport(adapter, self.a, self.b, self.alignment, alpha, dtype, account)
+
+    def transport(
+        self,
+        finetuned: Finetune,
+        *,
+        alpha: Asked = 1.0,
+        dtype: torch.dtype | str | None = None,
+        full: bool = False,
+        trust_base: bool = False,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+        account: Account | None = None,
+    ) -> Transport | AdapterTransport:
+        """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
+        if not isinstance(finetuned, Model) and is_adapter(finetuned):
+            return self.adapter(finetuned, self.alpha(alpha), as_dtype(dtype), account or Account())
+        source = self.source(finetuned, self.alpha(alpha), trust_base=trust_base, new_tokens=new_tokens)
+        return self._output((source,), Merging(), dtype, account or Account())
+
+    def merge(
+        self,
+        finetuned: Sequence[Finetune],
+        *,
+        merging: Merging,
+        head: int | None = None,
+        full: bool = False,
+        rank: int | None = None,
+        dtype: torch.dtype | str | None = None,
+        trust_base: bool = False,
+        account: Account | None = None,
+    ) -> Transport | AdapterTransport:
+        """Prepare B + α·(what the fine-tunes come to together)."""
+        if not finetuned:
+            raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
+        merging.require_for(len(finetuned))
+        if head is not None and not 0 <= head < len(finetuned):
+            raise SettingError(
+                f"head = {head + 1}: there are {len(finetuned)} fine-tunes", hint="count from 1"
+            )
+        sources = tuple(self.source(one, Alpha(), trust_base=trust_base) for one in finetuned)
+        return self._output(sources, merging, dtype, account or Account("merge"), head)
+
+    def _output(
+        self,
+        sources: tuple[Source, ...],
+        merging: Merging,
+        dtype: torch.dtype | str | None,
+        account: Account,
+        head: int | None = None,
+    ) -> Transport:
+        return Transport(sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, account)
+
+
+def take_hashes(*models: Model, jobs: int | None = None) -> None:
+    """Hash every tensor of some models, side by side; each is then known by its content."""
+    tensors = [(model, name) for model in models for name in model.architecture.tensors]
+    with Workers.hired(jobs) as workers:
+        workers.each(lambda one: one[0].digest_of(one[1]), tensors)
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type that weights can be stored in, by its name."""
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in FLOATS:
+        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
+        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
+    return chosen

@@ -1,0 +1,204 @@
+"""Outputs: models that are yet to be made, in the shape of one that exists, some rows at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from transfusion.checkpoint import BLOCK, row_blocks
+from transfusion.errors import OutputError
+from transfusion.model import Model
+from transfusion.storage import Stored
+from transfusion.writer import Parcel, Shards, Workshop, workshop, write_model
+
+
+def nobody_watching(name: str) -> None:
+    """The default for those who want to hear of every tensor."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a tensor will look like."""
+
+    extents: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.extents).numel()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of an output."""
+
+    name: str
+    """Canonical."""
+    stored_as: Stored
+    shape: Shape
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+class Output(ABC, Generic[EntryT]):
+    """A model that is made when it is asked for: in memory, or in files like those of another."""
+
+    @property
+    @abstractmethod
+    def like(self) -> Model:
+        """The model whose files it mirrors."""
+
+    @property
+    @abstractmethod
+    def entries(self) -> list[EntryT]:
+        """All its tensors."""
+
+    @abstractmethod
+    def rows(self, entry: EntryT, rows: slice) -> Tensor:
+        """Some rows of a tensor."""
+
+    @abstractmethod
+    def by_rows(self, entry: EntryT) -> bool:
+        """Whether there is any use in asking for less than all rows."""
+
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """All that decides the numbers."""
+
+    @abstractmethod
+    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+        """What to write beside the weights, once their files and hashes are known."""
+
+    def config(self) -> dict[str, Any] | None:
+        """The configuration of the output."""
+        return self.like.checkpoint.config
+
+    def companions(self) -> list[Path]:
+        """Files that are copied as they are."""
+        return self.like.checkpoint.companions()
+
+    def prepare(self) -> None:
+        """Find out what must be known before the first tensor is made."""
+
+    def conclude(self) -> None:
+        """Look back, once everything is made, and refuse what should not be kept."""
+
+    # ── in memory ────────────────────────────────────────────────────────────────────────────
+
+    def cuts(self, entry: EntryT) -> Iterator[slice]:
+        """The rows of a tensor that are made at a time."""
+        return row_blocks(entry.shape.extents, BLOCK if self.by_rows(entry) else None)
+
+    def blocks(self, entry: EntryT) -> Iterator[Tensor]:
+        """A tensor, some rows at a time, in the type that it is stored in."""
+        for rows in self.cuts(entry):
+            yield self._stored(entry, rows)
+
+    def _stored(self, entry: EntryT, rows: slice) -> Tensor:
+        stored = self.rows(entry, rows).to(entry.shape.dtype)
+        if stored.is_floating_point() and not bool(torch.isfinite(stored).all()):
+            raise OutputError(
+                f"{entry.name} has values that {str(stored.dtype).removeprefix('torch.')} cannot hold",
+                hint="choose a wider --dtype, or a smaller --alpha",
+            )
+        return stored
+
+    def tensor(self, entry: EntryT) -> Tensor:
+        """One tensor."""
+        blocks = list(self.blocks(entry))
+        return blocks[0].clone() if len(blocks) == 1 else torch.cat(blocks)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole output in memory, under the names that its library loads."""
+        self.prepare()
+        state: dict[str, Tensor] = {}
+        for entry in self.entries:
+            state |= entry.stored_as.split(self.tensor(entry))
+        self.conclude()
+        return state
+
+    # ── in files ─────────────────────────────────────────────────────────────────────────────
+
+    def save(
+        self, path: str | Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
+    ) -> Path:
+        """Write the output in files like those of its model; all of it or nothing.
+
+        A path that ends in ``.safetensors`` becomes that single file. What an interrupted run of the same
+        inputs and settings had finished is taken over.
+        """
+        with workshop(Path(path), force=force, folder=None) as shop:
+            self.write(shop, on_tensor)
+        return Path(path)
+
+    def write(self, shop: Workshop, on_tensor: Callable[[str], None] = nobody_watching) -> None:
+        """Write the output in a workshop."""
+        shards = self._shards(on_tensor)
+        shop.begin({**self.recipe(), "files": _contents(shards)})
+        self.prepare()
+        write_model(
+            shop,
+            shards,
+            like=self.like.checkpoint,
+            config=self.config(),
+            companions=self.companions(),
+            remarks=self.remarks,
+            epilogue=self._epilogue,
+        )
+
+    @property
+    def remarks(self) -> set[str]:
+        """What is to be remembered of finished shards when a run is taken up."""
+        return set()
+
+    def _epilogue(self, files: Mapping[str, str]) -> dict[str, str]:
+        self.conclude()
+        return self.texts(files)
+
+    def _shards(self, on_tensor: Callable[[str], None]) -> Shards:
+        """The model's files with the tensors that go into each; what it does not have joins the last."""
+        like = self.like
+        shards: Shards = {file: {} for file in like.checkpoint.files}
+        for entry in self.entries:
+            mine = entry.name in like.names
+            file = like.info(entry.name).file if mine else like.checkpoint.files[-1]
+            for piece, parcel in self._parcels(entry, on_tensor).items():
+                own = like.checkpoint.tensors.get(piece) if mine else None
+                shards[own.file if own else file][piece] = parcel
+        return {file: tensors for file, tensors in shards.items() if tensors}
+
+    def _parcels(self, entry: EntryT, on_tensor: Callable[[str], None]) -> dict[str, Parcel]:
+        """The stored pieces of a tensor, each to be made when it is its turn."""
+        shape, stored = entry.shape, entry.stored_as
+
+        def whole() -> Iterator[Tensor]:
+            on_tensor(entry.name)
+            yield from self.blocks(entry)
+
+        def piece(name: str) -> Iterator[Tensor]:
+            if name == stored.names[0]:
+                on_tensor(entry.name)
+            member, part, parts = stored.place(name)
+            made = self._stored(entry, member) if self.by_rows(entry) else self.tensor(entry)[member]
+            yield made[0].chunk(parts)[part]
+
+        if not stored.stacked:
+            return {stored.names[0]: Parcel(shape.extents, shape.dtype, whole)}
+        height = shape.extents[1] // len(stored.pieces[0])
+        extents = (height, *shape.extents[2:])
+        return {name: Parcel(extents, shape.dtype, partial(piece, name)) for name in stored.names}
+
+
+def _contents(shards: Shards) -> dict[str, dict[str, list[Any]]]:
+    return {
+        file.name: {name: [str(parcel.dtype), *parcel.shape] for name, parcel in parts.items()}
+        for file, parts in shards.items()
+    }

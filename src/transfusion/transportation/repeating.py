@@ -1,0 +1,136 @@
+"""Doing it again: an output's own story is enough to make it once more, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transfusion.adapter import Adapter, is_adapter
+from transfusion.alignment import Alignment
+from transfusion.checkpoint import read_json
+from transfusion.errors import CheckpointError, MismatchError, VerificationError, listing
+from transfusion.matching import align
+from transfusion.methods import Method
+from transfusion.model import Model
+from transfusion.transportation.account import FILE, Account
+from transfusion.transportation.adapters import AdapterTransport
+from transfusion.transportation.dense import Transport
+from transfusion.transportation.journey import Journey, take_hashes
+from transfusion.transportation.merging import How, Merging
+
+Aligner = Callable[..., Alignment]
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A story that is to be told again."""
+
+    file: Path
+    story: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, file: str | Path) -> Rerun:
+        """Read the story of an output: its ``transfusion.json``, or the folder that has one."""
+        path = Path(file) / FILE if Path(file).is_dir() else Path(file)
+        story = read_json(path)
+        if story.get("verb") not in ("transport", "merge") or "settings" not in story:
+            raise CheckpointError(
+                f"{path}: this is not the story of a transport or a merge",
+                hint=f"give the {FILE} that lies beside an output",
+            )
+        return cls(path, story)
+
+    def prepare(self, aligner: Aligner = align) -> Transport | AdapterTransport:
+        """The same output, prepared again from the same inputs; others are refused."""
+        story, settings = self.story, self.story["settings"]
+        config = settings.get("config") and Path(settings["config"])
+        base, onto = (Model.open(self._place(story[role]), config=config) for role in ("base", "onto"))
+        take_hashes(base, onto)
+        for model, role in ((base, "base"), (onto, "onto")):
+            self._require(model.label, model.digest, story[role])
+        journey = Journey.between(base, onto, self._alignment(base, onto, aligner))
+        finetuned = [self._finetune(one, config) for one in story["finetuned"]]
+        account = Account(story["verb"], story["kind"], story["command"], settings)
+        common: dict[str, Any] = {
+            "dtype": story["dtype"],
+            "trust_base": True,  # their content is known
+            "account": account,
+        }
+        if story["verb"] == "transport":
+            return journey.transport(
+                finetuned[0], alpha=story["alpha"], **common, **_given(settings, "new_tokens", "full")
+            )
+        merging = Merging(
+            How(story["how"]),
+            tuple(story["weights"]),
+            story["density"] or 0.2,
+            story["seed"] or 0,
+            journey.alpha(story["alpha"]),
+        )
+        return journey.merge(finetuned, merging=merging, **common, **_given(settings, "head", "full", "rank"))
+
+    def check(self, files: Mapping[str, str]) -> None:
+        """Compare what was written with what had been written then."""
+        then = self.story["files"]
+        differing = [name for name in then if files.get(name) != then[name]]
+        if differing:
+            raise VerificationError(
+                f"{listing(differing)} came out otherwise than {self.file} tells",
+                hint="another version of torch or another processor may round differently; the inputs and π"
+                " are the same",
+            )
+
+    def _place(self, told: Mapping[str, str]) -> str:
+        """An input where it was: by the name that was given, or else by its full path."""
+        return (
+            told["name"] if Path(told["name"]).exists() or not Path(told["path"]).exists() else told["path"]
+        )
+
+    def _finetune(self, told: Mapping[str, str], config: Path | None) -> Model | str:
+        place = self._place(told)
+        if is_adapter(place):
+            self._require(place, Adapter.open(place).digest, told)
+            return place
+        model = Model.open(place, config=config)
+        take_hashes(model)
+        self._require(model.label, model.digest, told)
+        return model
+
+    def _require(self, label: str, digest: str, told: Mapping[str, str]) -> None:
+        if digest != told["sha256"]:
+            raise MismatchError(
+                f"{label} is not what it was when {self.file} was written: {told['sha256'][:12]}… then,"
+                f" {digest[:12]}… now",
+                hint="put the original in its place to repeat this run; for a new run, leave out --from",
+            )
+
+    def _alignment(self, base: Model, onto: Model, aligner: Aligner) -> Alignment:
+        """The same π: from its file, if that is still there, or found again."""
+        told, via = self.story["alignment"], self.story["settings"].get("via")
+        if via and Path(via).exists():
+            found = Alignment.load(via)
+        else:
+            policy = {key: told[key] for key in ("residual", "inner", "heads")}
+            found = aligner(
+                base,
+                onto,
+                method=Method.recalled(told["method"], told["options"], policy),
+                seed=told["seed"],
+                dtype=getattr(torch, told["options"]["dtype"]),
+                advice=bool(told["advice"]),
+            )
+        if found.digest != told["sha256"]:
+            raise MismatchError(
+                f"{via or 'the alignment found now'} is another π than that of {self.file}:"
+                f" {told['sha256'][:12]}… then, {found.digest[:12]}… now",
+                hint="give back the file of π that was used then",
+            )
+        return found
+
+
+def _given(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: settings[name] for name in names if settings.get(name) is not None}

@@ -1,0 +1,171 @@
+"""Sources: one fine-tune of A, as it looks from B."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from transfusion.alignment import Alignment
+from transfusion.alpha import Alpha
+from transfusion.layouts import Layout
+from transfusion.model import Model
+from transfusion.storage import Stored
+from transfusion.task_vector import NewTokens, TaskVector
+from transfusion.transportation.output import Shape
+
+
+class Source(ABC):
+    """What a fine-tune asks of B: changes of B's tensors, and tensors of its own. All in B's basis."""
+
+    alpha: Alpha
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """As the user wrote it."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of all that it consists of."""
+
+    @property
+    @abstractmethod
+    def config(self) -> Mapping[str, Any] | None:
+        """The configuration of a model of its kind, as far as that is known."""
+
+    @property
+    @abstractmethod
+    def root(self) -> Path:
+        """Where its files are."""
+
+    @property
+    @abstractmethod
+    def names(self) -> Mapping[str, Stored]:
+        """The tensors of a model of its kind, and how its files name them."""
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Those among its tensors that hold no weights."""
+        return frozenset()
+
+    @property
+    @abstractmethod
+    def has_heads(self) -> bool:
+        """Whether it says anything about heads; if not, B keeps those that it has."""
+
+    @abstractmethod
+    def shape(self, name: str) -> Shape:
+        """Of a tensor of its own."""
+
+    @abstractmethod
+    def changes(self, name: str) -> bool:
+        """Whether it has a change to add to B's tensor."""
+
+    @abstractmethod
+    def by_rows(self, name: str) -> bool:
+        """Whether a change, or a tensor of its own, can be had some rows at a time."""
+
+    @abstractmethod
+    def change(self, name: str, rows: slice) -> Tensor:
+        """Some rows of α·π(τ)."""
+
+    @abstractmethod
+    def own(self, name: str, rows: slice) -> Tensor:
+        """Some rows of a tensor that is its own: carried over as it is, with its axes moved."""
+
+    @abstractmethod
+    def reads(self) -> int:
+        """How many bytes all of this takes to read."""
+
+    def added(self, name: str) -> int:
+        """How many rows of its own follow those of B."""
+        return 0
+
+    def companions(self) -> list[Path]:
+        """Its tokenizer and other files."""
+        return []
+
+
+@dataclass(frozen=True)
+class TunedModel(Source):
+    """A whole model: its task vector, moved."""
+
+    vector: TaskVector
+    alignment: Alignment
+    alpha: Alpha = field(default_factory=Alpha)
+
+    @property
+    def model(self) -> Model:
+        return self.vector.finetuned
+
+    @property
+    def label(self) -> str:
+        return self.model.label
+
+    @property
+    def digest(self) -> str:
+        return self.model.digest
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        return self.model.checkpoint.config
+
+    @property
+    def root(self) -> Path:
+        return self.model.checkpoint.root
+
+    @property
+    def names(self) -> Mapping[str, Stored]:
+        known = self.model.architecture
+        return {name: self.model.names[name] for name in (*known.tensors, *known.buffers)}
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return self.model.architecture.buffers
+
+    @property
+    def has_heads(self) -> bool:
+        return bool(self.model.architecture.heads)
+
+    def shape(self, name: str) -> Shape:
+        info = self.model.info(name)
+        return Shape(info.shape, info.dtype)
+
+    def changes(self, name: str) -> bool:
+        return self.vector.covers(name)
+
+    def by_rows(self, name: str) -> bool:
+        return bool(self.shape(name).extents) and self.alignment.moves_by_rows(self._layout(name))
+
+    def change(self, name: str, rows: slice) -> Tensor:
+        alpha, layout = self.alpha.at(name), self._layout(name)
+        if not self.by_rows(name):
+            moved = self.alignment.move(self.vector.difference(name), layout)
+        else:
+            moved = self.alignment.move_rows(partial(self.vector.difference, name), layout, rows)
+        return moved if alpha == 1 else alpha * moved
+
+    def own(self, name: str, rows: slice) -> Tensor:
+        if not self.by_rows(name):
+            return self.alignment.move(self.model.read(name), self._layout(name))
+        return self.alignment.move_rows(partial(self.model.read, name), self._layout(name), rows)
+
+    def added(self, name: str) -> int:
+        return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
+
+    def companions(self) -> list[Path]:
+        return self.model.checkpoint.companions()
+
+    def reads(self) -> int:
+        both = (name for name in self.model.architecture.tensors if self.vector.covers(name))
+        return self.model.checkpoint.nbytes + sum(self.vector.base.info(name).nbytes for name in both)
+
+    def _layout(self, name: str) -> Layout:
+        return self.model.architecture.tensors[name]

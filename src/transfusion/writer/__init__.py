@@ -1,0 +1,23 @@
+"""Writing: everything goes to a temporary place first and appears whole, or not at all.
+
+`places` says what may be written where, `workshop` makes an output beside its place and resumes what was
+interrupted, `shards` streams tensors into files, and `models` puts a model together.
+"""
+
+from transfusion.writer.models import Shards, write_model
+from transfusion.writer.places import publish_file, require_writable, write_json
+from transfusion.writer.shards import Parcel, write_shard
+from transfusion.writer.workshop import Workshop, staged_folder, workshop
+
+__all__ = [
+    "Parcel",
+    "Shards",
+    "Workshop",
+    "publish_file",
+    "require_writable",
+    "staged_folder",
+    "workshop",
+    "write_json",
+    "write_model",
+    "write_shard",
+]

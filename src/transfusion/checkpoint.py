@@ -48,10 +48,10 @@ SAFETENSORS_DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-BLOCK = 2**22
-"""How many numbers are worked on at a time, unless a single row has more."""
+BLOCK = 2**19
+"""How many numbers are worked on at a time, unless a single row has more: few enough to stay in a cache."""
 MAPPED = 2**26
-"""After so many bytes a file is mapped anew: what was read through a mapping counts as memory in use."""
+"""After so many bytes files are mapped anew: what was read through a mapping counts as memory in use."""
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
 
 
@@ -87,8 +87,8 @@ class Checkpoint:
     config: dict[str, Any] | None = None
     config_name: str | None = None
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
-    _seen: dict[Path, int] = field(default_factory=dict, repr=False)
-    """How much has been read through each open file."""
+    _seen: int = field(default=0, repr=False)
+    """How much has been read through the files that are open now."""
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         """One tensor, or some of its rows, as it is stored."""
@@ -106,7 +106,7 @@ class Checkpoint:
             ) from error
         if rows is not None:
             tensor = tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
-        self._seen[info.file] = self._seen.get(info.file, 0) + tensor.nbytes
+        self._seen += tensor.nbytes
         return tensor
 
     def _unpickled(self, file: Path) -> dict[str, Tensor]:
@@ -116,16 +116,17 @@ class Checkpoint:
         return state
 
     def _mapped(self, file: Path) -> Any:
+        if self._seen > MAPPED:
+            self.release()
         opened = self._open.get(file)
-        if opened is None or self._seen.get(file, 0) > MAPPED:
+        if opened is None:
             opened = self._open[file] = safe_open(file, framework="pt")
-            self._seen[file] = 0
         return opened
 
     def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
         """One tensor, or some of its rows; values that are not numbers are refused."""
         tensor = self.read(name, rows)
-        if tensor.is_floating_point() and not _all_finite(tensor):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise CheckpointError(
                 f"{self.tensors[name].file}: {name} contains NaN or infinite values",
                 hint="the model is broken, or was saved in a type too small for it",
@@ -136,6 +137,7 @@ class Checkpoint:
         """Close the files that are read by mapping them; they are opened again when they are needed."""
         for file in [file for file in self._open if file.suffix not in PICKLES]:
             self._open.pop(file, None)
+        self._seen = 0
 
     @property
     def parameters(self) -> int:
@@ -340,10 +342,15 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     return state
 
 
-def _all_finite(tensor: Tensor) -> bool:
-    """Whether all values are numbers. A sum shows it at a fraction of the cost, unless it overflows."""
-    total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
+def all_finite(tensor: Tensor, stored_as: torch.dtype | None = None) -> bool:
+    """Whether all values are numbers, in their own type and in the one that they are to be stored in.
+
+    The smallest and the largest show it at a fraction of the cost of looking at each: NaN would be both.
+    """
+    if not tensor.numel():
+        return True
+    ends = torch.stack(torch.aminmax(tensor))
+    return bool(torch.isfinite(ends if stored_as is None else ends.to(stored_as)).all())
 
 
 def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slice]:

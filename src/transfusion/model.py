@@ -66,6 +66,10 @@ class Model:
         """One tensor by canonical name, or some of its rows; values that are not numbers are refused."""
         return self.names[name].join(self.checkpoint.read_finite, rows)
 
+    def raw(self, name: str, rows: Rows | None = None) -> Tensor:
+        """The same without that look at every value, for those who will look at what they make of it."""
+        return self.names[name].join(self.checkpoint.read, rows)
+
     def under(self, policy: Policy) -> Model:
         """The same model with the axes of a policy."""
         return replace(self, architecture=self.architecture.under(policy))
@@ -78,13 +82,17 @@ class Model:
             total.update(name.encode() + self.digest_of(name))
         return total.hexdigest()
 
-    def digest_of(self, name: str) -> bytes:
-        """A hash of the type, shape and content of one tensor; it is read once, block by block."""
+    def digest_of(self, name: str, *, checked: bool = True) -> bytes:
+        """A hash of the type, shape and content of one tensor; it is read once, block by block.
+
+        Values that are not numbers are refused, unless the caller will look for them.
+        """
+        read = self.read if checked else self.raw
         if name not in self._digests:
             info = self.info(name)
             digest = hashlib.sha256(f"{info.dtype}{info.shape}".encode())
             for rows in row_blocks(info.shape):
-                digest.update(content(self.read(name, rows if info.shape else None)))
+                digest.update(content(read(name, rows if info.shape else None)))
             self._digests[name] = digest.digest()
         return self._digests[name]
 

@@ -67,10 +67,19 @@ class TaskVector:
         return max(0, now[0] - was[0]) if by_tokens else 0
 
     def difference(self, name: str, rows: Rows | None = None) -> Tensor:
-        """τ of one tensor, or of some of its rows, in a type wider than it is stored in."""
+        """τ of one tensor, or of some of its rows, in a type wider than it is stored in.
+
+        Values that are not numbers are not looked for; `blame` finds them.
+        """
         if rows is None and self.added(name):
             rows = slice(0, self.base.info(name).shape[0])
-        return wide(self.finetuned.read(name, rows)) - wide(self.base.read(name, rows))
+        return wide(self.finetuned.raw(name, rows)) - wide(self.base.raw(name, rows))
+
+    def blame(self, name: str) -> None:
+        """Refuse a tensor that has values which are not numbers."""
+        self.finetuned.read(name)
+        if name in self.base.architecture.tensors:
+            self.base.read(name)
 
     def _require_one_architecture(self) -> None:
         tuned, base = self.finetuned, self.base

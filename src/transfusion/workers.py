@@ -7,8 +7,9 @@ its last digits, and with them, some day, a permutation.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -49,6 +50,23 @@ class Workers:
         if self._pool is None or len(items) < 2 or getattr(self._busy, "within", False):
             return [do(item) for item in items]
         return list(self._pool.map(do, items))
+
+    def stream(self, tasks: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+        """The results of tasks, in their order; never more than a few of them wait to be fetched."""
+        if self._pool is None or getattr(self._busy, "within", False):
+            yield from (task() for task in tasks)
+            return
+        ahead: deque[Future[_Result]] = deque()
+        try:
+            for task in tasks:
+                ahead.append(self._pool.submit(task))
+                if len(ahead) > 2 * self.count:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
 
     def _prepare(self) -> None:
         self._busy.within = True

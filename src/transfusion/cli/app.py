@@ -270,7 +270,7 @@ def transport(
     from transfusion.transportation import Account
 
     talk = Talk(quiet=quiet, verbose=verbose)
-    moving = Moving(output, talk, dry_run, as_json, force)
+    moving = Moving(output, talk, dry_run, as_json, force, jobs)
     if repeat is not None:
         refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
         moving.again(repeat)
@@ -354,7 +354,7 @@ def merge(
     from transfusion.transportation import Account, How, Merging
 
     talk = Talk(quiet=quiet, verbose=verbose)
-    moving = Moving(output, talk, dry_run, as_json, force)
+    moving = Moving(output, talk, dry_run, as_json, force, jobs)
     if repeat is not None:
         refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
         moving.again(repeat)

@@ -32,6 +32,7 @@ class Moving:
     dry_run: bool
     as_json: bool
     force: bool
+    jobs: int | None = None
 
     def go(
         self,
@@ -92,7 +93,7 @@ class Moving:
 
     def _write(self, moved: Transport | AdapterTransport, shop: Workshop) -> None:
         with self.talk.tensors(moved.plan()["tensors"]) as step:
-            moved.write(shop, step)
+            moved.write(shop, step, self.jobs)
 
     def _plan(self, plan: Mapping[str, int]) -> None:
         counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)

@@ -100,8 +100,13 @@ class AdapterTransport:
             self.write(shop, on_tensor)
         return Path(path)
 
-    def write(self, shop: Workshop, on_tensor: Callable[[str], None] = nobody_watching) -> None:
-        """Write the adapter in a workshop."""
+    def write(
+        self,
+        shop: Workshop,
+        on_tensor: Callable[[str], None] = nobody_watching,
+        jobs: int | None = None,
+    ) -> None:
+        """Write the adapter in a workshop; it is too small to share the work out."""
         if shop.path.suffix == ".safetensors":
             raise OutputError(
                 f"{shop.path}: an adapter is a folder with a configuration beside its weights",

@@ -41,11 +41,14 @@ class Applied(Output[Entry]):
         return bool(entry.shape.extents)
 
     def rows(self, entry: Entry, rows: slice) -> Tensor:
-        read = partial(self.model.read, entry.name)
+        read = partial(self.model.raw, entry.name)
         layout = self.model.architecture.tensors.get(entry.name)
         if layout is None or not entry.shape.extents:
             return read(rows if entry.shape.extents else None)
         return self.alignment.move_rows(read, layout, rows)
+
+    def blame(self, entry: Entry) -> None:
+        self.model.read(entry.name)
 
     def recipe(self) -> dict[str, Any]:
         return {"alignment": self.alignment.digest, "to": self.model.digest}

@@ -194,12 +194,19 @@ class Transport(Output[Acted]):
         name, extents = entry.name, entry.shape.extents
         if entry.action is Action.CARRIED or (entry.added and rows.stop == extents[0]):
             return self.lead.own(name, rows)
-        own = self.onto.read(name, rows if extents else None)
+        own = self.onto.raw(name, rows if extents else None)
         change = self.merging.combine(self.sources, name, rows) if entry.action is Action.MOVED else None
-        if change is None or not bool(change.any()):
+        if change is None or _is_zero(change):
             return own
         self.changed.add(name)
         return wide(own) + change
+
+    def blame(self, entry: Acted) -> None:
+        for source in self.sources:
+            if entry.name in source.names:
+                source.blame(entry.name)
+        if entry.action is not Action.CARRIED:
+            self.onto.read(entry.name)
 
     def prepare(self) -> None:
         """Let the way of merging look at every change, if it must."""
@@ -286,6 +293,10 @@ class Transport(Output[Acted]):
 
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:
         return self.account.texts({**self.story(), "files": dict(files)})
+
+
+def _is_zero(change: Tensor) -> bool:
+    return not change.numel() or all(end == 0 for end in torch.aminmax(change))
 
 
 def _of_a_tokenizer(path: Path) -> bool:

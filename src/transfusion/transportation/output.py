@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from transfusion.checkpoint import BLOCK, row_blocks
+from transfusion.checkpoint import BLOCK, all_finite, row_blocks
 from transfusion.errors import OutputError
 from transfusion.model import Model
 from transfusion.storage import Stored
-from transfusion.writer import Parcel, Shards, Workshop, workshop, write_model
+from transfusion.workers import Workers
+from transfusion.writer import Block, Parcel, Shards, Workshop, workshop, write_model
 
 
 def nobody_watching(name: str) -> None:
@@ -97,24 +98,34 @@ class Output(ABC, Generic[EntryT]):
         """The rows of a tensor that are made at a time."""
         return row_blocks(entry.shape.extents, BLOCK if self.by_rows(entry) else None)
 
-    def blocks(self, entry: EntryT) -> Iterator[Tensor]:
+    def blocks(self, entry: EntryT) -> Iterator[Block]:
         """A tensor, some rows at a time, in the type that it is stored in."""
-        for rows in self.cuts(entry):
-            yield self._stored(entry, rows)
+        return (partial(self._stored, entry, rows) for rows in self.cuts(entry))
 
     def _stored(self, entry: EntryT, rows: slice) -> Tensor:
-        stored = self.rows(entry, rows).to(entry.shape.dtype)
-        if stored.is_floating_point() and not bool(torch.isfinite(stored).all()):
+        made, dtype = self.rows(entry, rows), entry.shape.dtype
+        if made.is_floating_point() and not all_finite(made, dtype):
+            self.blame(entry)
             raise OutputError(
-                f"{entry.name} has values that {str(stored.dtype).removeprefix('torch.')} cannot hold",
+                f"{entry.name} has values that {str(dtype).removeprefix('torch.')} cannot hold",
                 hint="choose a wider --dtype, or a smaller --alpha",
             )
-        return stored
+        return made.to(dtype)
+
+    @abstractmethod
+    def blame(self, entry: EntryT) -> None:
+        """Refuse an input of a tensor that has values which are not numbers."""
 
     def tensor(self, entry: EntryT) -> Tensor:
         """One tensor."""
-        blocks = list(self.blocks(entry))
-        return blocks[0].clone() if len(blocks) == 1 else torch.cat(blocks)
+        return (
+            torch.cat([block() for block in self.blocks(entry)])
+            if entry.shape.extents
+            else self._scalar(entry)
+        )
+
+    def _scalar(self, entry: EntryT) -> Tensor:
+        return next(self.blocks(entry))().clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole output in memory, under the names that its library loads."""
@@ -128,7 +139,12 @@ class Output(ABC, Generic[EntryT]):
     # ── in files ─────────────────────────────────────────────────────────────────────────────
 
     def save(
-        self, path: str | Path, *, force: bool = False, on_tensor: Callable[[str], None] = nobody_watching
+        self,
+        path: str | Path,
+        *,
+        force: bool = False,
+        jobs: int | None = None,
+        on_tensor: Callable[[str], None] = nobody_watching,
     ) -> Path:
         """Write the output in files like those of its model; all of it or nothing.
 
@@ -136,23 +152,30 @@ class Output(ABC, Generic[EntryT]):
         inputs and settings had finished is taken over.
         """
         with workshop(Path(path), force=force, folder=None) as shop:
-            self.write(shop, on_tensor)
+            self.write(shop, on_tensor, jobs)
         return Path(path)
 
-    def write(self, shop: Workshop, on_tensor: Callable[[str], None] = nobody_watching) -> None:
-        """Write the output in a workshop."""
+    def write(
+        self,
+        shop: Workshop,
+        on_tensor: Callable[[str], None] = nobody_watching,
+        jobs: int | None = None,
+    ) -> None:
+        """Write the output in a workshop, on all cores or on so many."""
         shards = self._shards(on_tensor)
-        shop.begin({**self.recipe(), "files": _contents(shards)})
-        self.prepare()
-        write_model(
-            shop,
-            shards,
-            like=self.like.checkpoint,
-            config=self.config(),
-            companions=self.companions(),
-            remarks=self.remarks,
-            epilogue=self._epilogue,
-        )
+        with Workers.hired(jobs) as workers:
+            shop.begin({**self.recipe(), "files": _contents(shards)})
+            self.prepare()
+            write_model(
+                shop,
+                shards,
+                like=self.like.checkpoint,
+                config=self.config(),
+                companions=self.companions(),
+                remarks=self.remarks,
+                epilogue=self._epilogue,
+                workers=workers,
+            )
 
     @property
     def remarks(self) -> set[str]:
@@ -179,22 +202,24 @@ class Output(ABC, Generic[EntryT]):
         """The stored pieces of a tensor, each to be made when it is its turn."""
         shape, stored = entry.shape, entry.stored_as
 
-        def whole() -> Iterator[Tensor]:
+        def whole() -> Iterator[Block]:
             on_tensor(entry.name)
             yield from self.blocks(entry)
 
-        def piece(name: str) -> Iterator[Tensor]:
+        def piece(name: str) -> Iterator[Block]:
             if name == stored.names[0]:
                 on_tensor(entry.name)
-            member, part, parts = stored.place(name)
-            made = self._stored(entry, member) if self.by_rows(entry) else self.tensor(entry)[member]
-            yield made[0].chunk(parts)[part]
+            yield partial(self._piece, entry, *stored.place(name))
 
         if not stored.stacked:
             return {stored.names[0]: Parcel(shape.extents, shape.dtype, whole)}
         height = shape.extents[1] // len(stored.pieces[0])
         extents = (height, *shape.extents[2:])
         return {name: Parcel(extents, shape.dtype, partial(piece, name)) for name in stored.names}
+
+    def _piece(self, entry: EntryT, member: slice, part: int, parts: int) -> Tensor:
+        made = self._stored(entry, member) if self.by_rows(entry) else self.tensor(entry)[member]
+        return made[0].chunk(parts)[part]
 
 
 def _contents(shards: Shards) -> dict[str, dict[str, list[Any]]]:

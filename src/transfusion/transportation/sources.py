@@ -81,6 +81,10 @@ class Source(ABC):
         """Some rows of a tensor that is its own: carried over as it is, with its axes moved."""
 
     @abstractmethod
+    def blame(self, name: str) -> None:
+        """Refuse a tensor that has values which are not numbers."""
+
+    @abstractmethod
     def reads(self) -> int:
         """How many bytes all of this takes to read."""
 
@@ -154,8 +158,11 @@ class TunedModel(Source):
 
     def own(self, name: str, rows: slice) -> Tensor:
         if not self.by_rows(name):
-            return self.alignment.move(self.model.read(name), self._layout(name))
-        return self.alignment.move_rows(partial(self.model.read, name), self._layout(name), rows)
+            return self.alignment.move(self.model.raw(name), self._layout(name))
+        return self.alignment.move_rows(partial(self.model.raw, name), self._layout(name), rows)
+
+    def blame(self, name: str) -> None:
+        self.vector.blame(name)
 
     def added(self, name: str) -> int:
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0

@@ -6,10 +6,11 @@ interrupted, `shards` streams tensors into files, and `models` puts a model toge
 
 from transfusion.writer.models import Shards, write_model
 from transfusion.writer.places import publish_file, require_writable, write_json
-from transfusion.writer.shards import Parcel, write_shard
+from transfusion.writer.shards import Block, Parcel, write_shard
 from transfusion.writer.workshop import Workshop, staged_folder, workshop
 
 __all__ = [
+    "Block",
     "Parcel",
     "Shards",
     "Workshop",

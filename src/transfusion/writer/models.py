@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from transfusion.checkpoint import Checkpoint
+from transfusion.workers import Workers
 from transfusion.writer.places import write_json
 from transfusion.writer.shards import Parcel, write_shard
 from transfusion.writer.workshop import Workshop
@@ -25,6 +26,7 @@ def write_model(
     companions: Iterable[Path],
     remarks: set[str],
     epilogue: Callable[[Mapping[str, str]], Mapping[str, str]],
+    workers: Workers | None = None,
 ) -> None:
     """Write a model's files into a workshop that has begun; finished shards are not made again.
 
@@ -42,7 +44,7 @@ def write_model(
         if name in shop.finished:
             remarks |= set(shop.finished[name]["remarks"])
             continue
-        digest = write_shard(shop.output / name, parts)
+        digest = write_shard(shop.output / name, parts, workers)
         shop.finish(name, sha256=digest, remarks=sorted(remarks))
     digests = {name: str(told["sha256"]) for name, told in shop.finished.items()}
     texts = epilogue(digests)

@@ -9,20 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from transfusion.checkpoint import SAFETENSORS_DTYPES, content
+from transfusion.workers import Workers
 from transfusion.writer.places import umask
 
 _WORDS = {dtype: word for word, dtype in SAFETENSORS_DTYPES.items()}
+
+
+Block: TypeAlias = Callable[[], Tensor]
+"""Some rows of a tensor, yet to be made."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Parcel:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    blocks: Callable[[], Iterable[Tensor]]
-    """Its content, from the first number to the last."""
+    blocks: Callable[[], Iterable[Block]]
+    """Its content, from the first number to the last. Blocks may be made side by side."""
 
     @property
     def nbytes(self) -> int:
@@ -41,27 +45,30 @@ class Parcel:
     @classmethod
     def of(cls, tensor: Tensor) -> Parcel:
         """A tensor that is there already."""
-        return cls(tuple(tensor.shape), tensor.dtype, lambda: [tensor])
+        return cls(tuple(tensor.shape), tensor.dtype, lambda: [lambda: tensor])
 
 
-def write_shard(path: Path, tensors: Mapping[str, Parcel]) -> str:
+def write_shard(path: Path, tensors: Mapping[str, Parcel], workers: Workers | None = None) -> str:
     """One safetensors file, marked as torch's, as the libraries expect; gives its SHA-256."""
     wide_first = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ordered = {name: tensors[name] for name in wide_first}  # so that every tensor is aligned
-    with path.open("wb") as file, _pen(file) as write:
-        write(_header(ordered))
-        for name, parcel in ordered.items():
-            written = 0
-            for block in parcel.blocks():
-                bytes_ = content(block.to(parcel.dtype))
-                written += len(bytes_)
-                write(bytes_)
-            if written != parcel.nbytes:
-                raise AssertionError(f"{name}: {written} bytes were made, and {parcel.nbytes} announced")
-        digest = write.finish()
+    blocks = (block for parcel in ordered.values() for block in parcel.blocks())
+    made = workers.stream(blocks) if workers else (block() for block in blocks)
+    digest, written = hashlib.sha256(), 0
+    header = _header(ordered)
+    announced = len(header) + sum(parcel.nbytes for parcel in ordered.values())
+    pieces: Iterable[bytes | memoryview] = chain([header], map(content, made))
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            written += len(piece)
+        if written != announced:
+            raise AssertionError(f"{path}: {written} bytes were made, and {announced} announced")
+        file.flush()
         os.fsync(file.fileno())
     path.chmod(0o666 & ~umask())
-    return digest
+    return digest.hexdigest()
 
 
 def _header(tensors: Mapping[str, Parcel]) -> bytes:
@@ -77,35 +84,3 @@ def _header(tensors: Mapping[str, Parcel]) -> bytes:
     text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-class _Pen:
-    """Writes and hashes in a thread of its own, one block behind the thread that makes them."""
-
-    def __init__(self, file: BinaryIO, thread: ThreadPoolExecutor) -> None:
-        self._file, self._thread = file, thread
-        self._digest = hashlib.sha256()
-        self._last: Future[None] | None = None
-
-    def __call__(self, block: bytes | memoryview) -> None:
-        self._wait()
-        self._last = self._thread.submit(self._put, block)
-
-    def _put(self, block: bytes | memoryview) -> None:
-        self._file.write(block)
-        self._digest.update(block)
-
-    def _wait(self) -> None:
-        if self._last is not None:
-            self._last.result()
-
-    def finish(self) -> str:
-        self._wait()
-        self._file.flush()
-        return self._digest.hexdigest()
-
-
-@contextmanager
-def _pen(file: BinaryIO) -> Iterator[_Pen]:
-    with ThreadPoolExecutor(1) as thread:
-        yield _Pen(file, thread)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transfusion.alignment import Alignment, fixed_points, is_alignment
 from transfusion.architecture import Space
 from transfusion.maps import Permutation
-from transfusion.model import Model
+from transfusion.model import Model, Reference
 
 
-def inspect(reference: str | Path, *, config: Path | None = None) -> dict[str, Any]:
+def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What a model, or a file of π, is: the data behind ``transfusion inspect``."""
-    if Path(reference).is_file() and is_alignment(reference):
+    if isinstance(reference, str | Path) and Path(reference).is_file() and is_alignment(reference):
         return describe_alignment(Alignment.load(reference))
     return describe_model(Model.open(reference, config=config))
 

@@ -26,7 +26,7 @@ from transfusion.errors import AlignmentError, MismatchError, SettingError, list
 from transfusion.live import Live
 from transfusion.maps import Permutation
 from transfusion.measuring import Meter, Question
-from transfusion.model import Model, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape
 
 POINTS = 11
 BATCH = 64
@@ -120,8 +120,8 @@ class Barrier:
 
 
 def barrier(
-    a: Model | str | Path,
-    b: Model | str | Path,
+    a: Model | Reference,
+    b: Model | Reference,
     *,
     via: Alignment | str | Path | None,
     data: Dataset | str | Path,

@@ -9,7 +9,7 @@ from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
 from transfusion.live import Live, largest_difference
 from transfusion.maps import Permutation
-from transfusion.model import Model
+from transfusion.model import Model, Reference
 from transfusion.recording import recorded_outputs
 
 TOLERANCE = 1e-9
@@ -37,7 +37,7 @@ class Verification:
 
 
 def verify(
-    a: Model | str | Path, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
+    a: Model | Reference, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
 ) -> Verification:
     """Whether π(A) computes what A computes, and if not, where the two part."""
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)

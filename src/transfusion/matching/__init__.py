@@ -25,15 +25,15 @@ from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
 from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
-from transfusion.model import Model, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape
 from transfusion.workers import Workers
 
 __all__ = ["Advice", "Step", "Verdict", "align"]
 
 
 def align(
-    a: Model | str | Path,
-    b: Model | str | Path,
+    a: Model | Reference,
+    b: Model | Reference,
     *,
     method: str | Method = DEFAULT,
     residual: Residual | str | None = None,

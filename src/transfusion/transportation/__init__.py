@@ -13,7 +13,7 @@ from transfusion.alignment import Alignment
 from transfusion.checkpoint import FLOATS
 from transfusion.errors import SettingError
 from transfusion.matching import align
-from transfusion.model import Model, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape
 from transfusion.task_vector import TaskVector
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.applied import Applied, apply
@@ -23,10 +23,10 @@ __all__ = ["Action", "AdapterTransport", "Applied", "Transport", "apply", "trans
 
 
 def transport(
-    finetuned: Model | str | Path,
+    finetuned: Model | Reference,
     *,
-    base: Model | str | Path,
-    onto: Model | str | Path,
+    base: Model | Reference,
+    onto: Model | Reference,
     via: Alignment | str | Path | None = None,
     alpha: float = 1.0,
     dtype: torch.dtype | str | None = None,
@@ -46,7 +46,7 @@ def transport(
     alignment = alignment_between(a, b, via, **aligning)
     story = alignment.provenance
     a, b = a.under(story.policy), b.under(story.policy)
-    if not isinstance(finetuned, Model) and is_adapter(finetuned):
+    if isinstance(finetuned, str | Path) and is_adapter(finetuned):
         return AdapterTransport(Adapter.open(finetuned), a, b, alignment, alpha, dtype)
     tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
     tuned = tuned.under(story.policy)

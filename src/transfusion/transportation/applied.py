@@ -12,7 +12,7 @@ from transfusion import __version__
 from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, listing
 from transfusion.maps import Permutation
-from transfusion.model import Model
+from transfusion.model import Model, Reference
 from transfusion.writer import Shards, write_model
 
 
@@ -57,7 +57,7 @@ class Applied:
         )
 
 
-def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
+def apply(via: Alignment | str | Path, a: Model | Reference) -> Applied:
     """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint."""
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.errors import MismatchError, OutputError
+from transfusion.live import module_of
 from transfusion.model import Model
 from transfusion.storage import Stored
 from transfusion.task_vector import TaskVector, working
@@ -140,6 +141,12 @@ class Transport:
             state |= entry.stored_as.split(self.tensor(entry))
         self._require_change()
         return state
+
+    def module(self) -> nn.Module:
+        """The whole output in memory, as a module of its library; a copy, whatever B is."""
+        kind = (self.vector.finetuned if self.of_its_kind else self.onto).checkpoint
+        family, label = self.onto.family, f"{self.vector.finetuned.label} on {self.onto.label}"
+        return module_of(family, self.config(), self.state_dict(), like=kind.module, label=label)
 
     def config(self) -> dict[str, Any] | None:
         """B's configuration; in a model of the fine-tune's class, also what belongs to its head."""

@@ -143,13 +143,14 @@ def _assemble_transformers(
     config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
 ) -> nn.Module:
     """As from a folder: the library translates the names that files have, and ties what is tied."""
+    transformers = library("transformers")
     made_by: Any = type(like) if like else _class_of_transformers(config, label)
-    of_auto = library("transformers").CONFIG_MAPPING
-    settings = getattr(made_by, "config_class", None) or of_auto[config["model_type"]]
+    if made_by is transformers.AutoModel:  # which wants a path
+        made_by = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[config["model_type"]]]
     module: nn.Module
     module, told = made_by.from_pretrained(
         None,
-        config=settings.from_dict(dict(config)),
+        config=made_by.config_class.from_dict(dict(config)),
         state_dict={name: tensor.clone() for name, tensor in state.items()},
         dtype=_common_type(state),
         output_loading_info=True,

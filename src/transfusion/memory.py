@@ -35,13 +35,15 @@ def hold(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) 
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """What a file of the module would hold: a tensor with two names once, under the first of them."""
-    first: dict[int, str] = {}
+    """What a file of the module would hold: a tensor with two names once, and nothing that is computed."""
+    second = getattr(module, "all_tied_weights_keys", None) or ()  # as transformers calls the two of them
+    computed = getattr(module, "_keys_to_ignore_on_save", None) or ()
     tensors = module.state_dict(keep_vars=True)
-    for name, tensor in tensors.items():
-        first.setdefault(id(tensor), name)
-    left_out = getattr(module, "_keys_to_ignore_on_save", None) or ()  # transformers computes these anew
-    return {name: tensors[name] for name in first.values() if name not in left_out}
+    first: dict[int, str] = {}
+    for name in sorted(tensors, key=lambda name: name in second):
+        first.setdefault(id(tensors[name]), name)
+    kept = set(first.values()).difference(computed)
+    return {name: tensor for name, tensor in tensors.items() if name in kept}
 
 
 def configuration(module: nn.Module) -> dict[str, Any] | None:

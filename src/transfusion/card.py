@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 Story: TypeAlias = Mapping[str, Any]
 
 _HOSTILE = re.compile(r"([\\`*_{}\[\]<>|#~&])")
+_REVISION = re.compile(r"^([\w.-]+(?:/[\w.-]+)?)@[^@]+$")
 _UNSTATED = "not stated"
 
 
@@ -68,7 +69,7 @@ def _front_matter(story: Story, licences: Mapping[str, str | None]) -> str:
     adapter, merge = story.get("kind") == "adapter", story.get("verb") == "merge"
     base = _name(story.get("onto") or story.get("base"))
     data = ModelCardData(
-        base_model=[base.partition("@")[0]] if base else None,
+        base_model=[_REVISION.sub(r"\1", base)] if base else None,
         base_model_relation="adapter" if adapter else "merge" if merge else "finetune",
         library_name="peft" if adapter else story.get("library"),
         tags=["transfusion", "merge"] if merge else ["transfusion"],

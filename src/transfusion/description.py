@@ -14,7 +14,14 @@ from transfusion.model import Model, Reference
 
 
 def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a model, or a file of π, is: the data behind ``transfusion inspect``."""
+    """What a model, or a file of π, is: the data behind ``transfusion inspect``.
+
+    >>> about = transfusion.inspect("models/a")
+    >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
+    ('vit', ['layer.*.x', 'layer.*.head', 'layer.*.qk'])
+    >>> transfusion.inspect("pi.safetensors")["method"]
+    'guarded'
+    """
     if isinstance(reference, str | Path) and Path(reference).is_file() and is_alignment(reference):
         return describe_alignment(Alignment.load(reference))
     return describe_model(Model.open(reference, config=config))

@@ -30,7 +30,15 @@ Reference: TypeAlias = str | Path | InMemory
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint, the family it belongs to, and its architecture; tensors by canonical name."""
+    """A checkpoint, the family it belongs to, and its architecture; tensors by canonical name.
+
+    >>> model = transfusion.Model.open("models/a")
+    >>> model.family.name, model.why
+    ('vit', 'config.json says model_type "vit"')
+    >>> name = "encoder.layer.0.intermediate.dense.weight"
+    >>> print(model.info(name).shape, model.architecture.tensors[name])
+    (20, 24) layer.0.ffn <- layer.0.y
+    """
 
     checkpoint: Checkpoint
     family: Family
@@ -48,6 +56,12 @@ class Model:
         A model is a folder, a file or a hub id; or it is in memory: a module of transformers, open_clip or
         timm, or a state dict, whose tensors are then shared, not copied. ``config``, a file of JSON or its
         content, is for weights that come without one.
+
+        >>> module = transformers.ViTForImageClassification.from_pretrained("models/a")
+        >>> transfusion.Model.open(module).label
+        'ViTForImageClassification in memory'
+        >>> transfusion.Model.open(module.state_dict(), config="models/a/config.json").family.name
+        'vit'
         """
         if isinstance(reference, str | Path):
             return cls.of(Checkpoint.open(reference, config=config))

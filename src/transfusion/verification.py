@@ -39,7 +39,12 @@ class Verification:
 def verify(
     a: Model | Reference, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
 ) -> Verification:
-    """Whether π(A) computes what A computes, and if not, where the two part."""
+    """Whether π(A) computes what A computes, and if not, where the two part.
+
+    >>> found = transfusion.verify("models/a", via="pi.safetensors")
+    >>> found.equal, found.outputs
+    (True, ('logits',))
+    """
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
     model = a if isinstance(a, Model) else Model.open(a)

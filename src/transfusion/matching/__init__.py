@@ -53,6 +53,10 @@ def align(
     any number of fine-tunes of A. ``method`` is the name of a preset, or one changed to your wishes, as in
     ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``. With a ``journal``, a file
     that an interrupted search is taken up from, nothing is lost; ``clock`` is told where the time went.
+
+    >>> pi = transfusion.align("models/a", "models/b", residual="tied")
+    >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
+    alignable: the units of A were found again in B: move the task vector by this π
     """
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = chosen.changed(residual=residual, inner=inner)

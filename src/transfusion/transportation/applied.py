@@ -58,7 +58,12 @@ class Applied:
 
 
 def apply(via: Alignment | str | Path, a: Model | Reference) -> Applied:
-    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint."""
+    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint.
+
+    >>> moved = transfusion.apply("pi.safetensors", "models/a")
+    >>> print(moved.save("models/a-in-the-order-of-b"))
+    models/a-in-the-order-of-b
+    """
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
     model = (a if isinstance(a, Model) else Model.open(a)).under(story.policy)

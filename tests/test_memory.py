@@ -14,6 +14,7 @@ from torch import nn
 import transfusion
 from families import CASES, PRINCIPAL, VIT, transformers_model
 from transfusion.checkpoint import CONFIGS, Checkpoint
+from transfusion.dataset import Dataset
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError
 from transfusion.live import Live, build, largest_difference, module_of
 from transfusion.matching import align
@@ -181,7 +182,12 @@ def test_every_verb_takes_modules(tmp_path):
     assert transfusion.verify(a, via=three.pi).equal
     applied = transfusion.apply(three.pi, a)
     assert applied.state_dict().keys() == a.state_dict().keys()
-    assert transfusion.inspect(a)["model"] == "ViTModel in memory"
+    told = transfusion.inspect(a)
+    assert (told["model"], told["files"]) == ("ViTModel in memory", [])
+    images = {"pixel_values": torch.randn(4, 3, 12, 12)}
+    classifiers = [CASES["vit-classifier"].build(seed) for seed in (1, 2)]
+    data = Dataset.of("images", images, torch.arange(4))
+    assert len(transfusion.barrier(*classifiers, via=None, data=data, points=2).points) == 2
     assert transfusion.inspect(dict(a.state_dict()), config=config_in(three.folders["a"]))["family"] == "vit"
 
 
@@ -203,6 +209,16 @@ def test_a_class_of_ones_own_is_made_again(tmp_path):
     a, b = Mine(config), Mine(config)
     moved = transfusion.transport(tuned(a), base=a, onto=b, method="naive", trust_base=True)
     assert type(moved.module()) is Mine
+
+
+def test_a_clip_of_open_clip_knows_its_heads_without_a_configuration(made):
+    """Its tensors alone would not tell: the heads are not of 64 units."""
+    for case in ("open_clip", "open_clip-custom"):
+        module = CASES[case].build(1)
+        assert Model.open(module).architecture == Model.open(made(case)).architecture
+    a, b = (CASES["open_clip"].build(seed) for seed in (1, 2))
+    model = transfusion.transport(tuned(a), base=a, onto=b, method="naive").module()
+    assert type(model) is type(b)
 
 
 def test_a_state_dict_with_a_configuration_is_a_model(made):

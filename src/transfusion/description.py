@@ -61,7 +61,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.nbytes,
         "dtypes": sorted({str(i.dtype).removeprefix("torch.") for i in checkpoint.tensors.values()}),
-        "files": [file.name for file in checkpoint.files],
+        "files": [] if checkpoint.in_memory else [file.name for file in checkpoint.files],
         "tensors": len(checkpoint.tensors),
         "heads": sorted(architecture.heads),
         "axes": axes,

@@ -74,10 +74,16 @@ def _build_transformers(model: Model, root: Path) -> nn.Module:
     return module
 
 
-def _class_of_transformers(config: Config, label: str) -> Any:
-    """The class that a configuration names, of a library that keeps quiet."""
+def _transformers() -> Any:
+    """The library, without its progress bars."""
     transformers = library("transformers")
     transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _class_of_transformers(config: Config, label: str) -> Any:
+    """The class that a configuration names."""
+    transformers = _transformers()
     names = config.get("architectures") or []
     made_by = getattr(transformers, names[0], None) if names else transformers.AutoModel
     if made_by is None:
@@ -143,7 +149,7 @@ def _assemble_transformers(
     config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
 ) -> nn.Module:
     """As from a folder: the library translates the names that files have, and ties what is tied."""
-    transformers = library("transformers")
+    transformers = _transformers()
     made_by: Any = type(like) if like else _class_of_transformers(config, label)
     if made_by is transformers.AutoModel:  # which wants a path
         made_by = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[config["model_type"]]]

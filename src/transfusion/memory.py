@@ -25,7 +25,10 @@ def hold(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) 
         label = f"{type(whole).__name__} in memory"
         _refuse_adapters(whole, label)
         found = configuration(whole) if config is None else config
-        return Checkpoint.of(_tensors(whole), found, label, whole)
+        held = Checkpoint.of(_tensors(whole), found, label, whole)
+        if held.config is None:  # enough to know it by, too little for a file
+            held.config = _sizes_of_open_clip(whole)
+        return held
     if isinstance(model, Mapping):
         return Checkpoint.of(model, config)
     raise CheckpointError(
@@ -71,6 +74,23 @@ def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
         "model_args": {} if heads is None else {"num_heads": heads},
         "pretrained_cfg": {key: value for key, value in about.items() if key != "architecture"},
     }
+
+
+def _sizes_of_open_clip(module: nn.Module) -> dict[str, Any] | None:
+    """What its tensors do not tell: the number of heads in both towers of a CLIP."""
+    towers: dict[str, dict[str, int]] = {}
+    for name, tower in (
+        ("vision", getattr(module, "visual", None)),
+        ("text", getattr(module, "text", module)),
+    ):
+        blocks: Any = getattr(getattr(tower, "transformer", None), "resblocks", ())
+        attention = getattr(blocks[0], "attn", None) if len(blocks) else None
+        if not isinstance(attention, nn.MultiheadAttention):
+            return None
+        heads, width = attention.num_heads, attention.embed_dim
+        sizes = {"layers": len(blocks), "width": width, "heads": heads, "head_width": width // heads}
+        towers[f"{name}_cfg"] = sizes
+    return {"model_cfg": towers}
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -290,7 +290,7 @@ def test_what_is_no_state_dict_is_refused(thing):
 
 
 def test_what_is_no_model_at_all_is_refused():
-    with pytest.raises(CheckpointError, match="a int is not a model"):
+    with pytest.raises(CheckpointError, match="an object of type int is not a model"):
         Model.open(3)
 
 

@@ -80,7 +80,7 @@ class Checkpoint:
     """The files with weights, in order."""
     config: dict[str, Any] | None = None
     config_name: str | None = None
-    module: nn.Module | None = None
+    module: nn.Module | None = field(default=None, repr=False)
     """The module whose tensors these are, if it was given in memory."""
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
 

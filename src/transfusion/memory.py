@@ -32,7 +32,7 @@ def hold(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) 
     if isinstance(model, Mapping):
         return Checkpoint.of(model, config)
     raise CheckpointError(
-        f"a {type(model).__name__} is not a model",
+        f"an object of type {type(model).__name__} is not a model",
         hint="give a path, a hub id, a module, or a state dict",
     )
 

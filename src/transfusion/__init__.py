@@ -4,7 +4,7 @@ The verbs of the command line are functions here, imported when first used::
 
     pi = transfusion.align("models/a", "models/b")
     moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via=pi)
-    moved.save("models/tuned-on-b")
+    moved.save("models/tuned-on-b")  # or moved.module(), in memory
 """
 
 from importlib import import_module

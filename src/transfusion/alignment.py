@@ -54,7 +54,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Alignment:
-    """A map for every axis that moves, from A's basis to B's. Axes without a map stay."""
+    """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
+
+    >>> pi = transfusion.Alignment.load("pi.safetensors")
+    >>> print(pi.provenance.source, pi.provenance.target, pi.maps["layer.0.head"].index)
+    models/a models/b [[3 0 2 1]]
+    """
 
     maps: Mapping[str, Map]
     sizes: Mapping[str, int]
@@ -103,7 +108,12 @@ class Alignment:
         return (above[:, None] * size + map_.index).reshape(-1)
 
     def inverse(self) -> Alignment:
-        """π⁻¹, from B's basis back to A's."""
+        """π⁻¹, from B's basis back to A's.
+
+        >>> back = transfusion.Alignment.load("pi.safetensors").inverse()
+        >>> print(back.provenance.source, back.provenance.target)
+        models/b models/a
+        """
         story = self.provenance
         return replace(
             self,
@@ -119,7 +129,12 @@ class Alignment:
         )
 
     def after(self, first: Alignment) -> Alignment:
-        """The alignment that does ``first`` (A → B) and then this one (B → C)."""
+        """The alignment that does ``first`` (A → B) and then this one (B → C).
+
+        >>> pi = transfusion.Alignment.load("pi.safetensors")
+        >>> all(map.is_identity() for map in pi.inverse().after(pi).maps.values())
+        True
+        """
         if (self.sizes, self.parents) != (first.sizes, first.parents):
             raise MismatchError(
                 "two alignments of different architectures or policies cannot be chained",
@@ -151,7 +166,12 @@ class Alignment:
     # ── files ────────────────────────────────────────────────────────────────────────────────
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write a file of π; an existing file is replaced only with ``force``."""
+        """Write a file of π; an existing file is replaced only with ``force``.
+
+        >>> pi = transfusion.Alignment.load("pi.safetensors")
+        >>> print(pi.inverse().save("back.safetensors"))
+        back.safetensors
+        """
         story = {
             "format": FORMAT,
             "digest": self.digest,
@@ -169,7 +189,11 @@ class Alignment:
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
-        """Read a file of π; a damaged or foreign one is refused."""
+        """Read a file of π; a damaged or foreign one is refused.
+
+        >>> transfusion.Alignment.load("pi.safetensors").provenance.method
+        'guarded'
+        """
         if not Path(path).is_file():
             raise AlignmentError(
                 f"{path}: no such file of π", hint="make one with 'transfusion align A B -o PI'"

@@ -19,7 +19,12 @@ _BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
 
 @dataclass(frozen=True)
 class Alpha:
-    """α for every tensor: that of the first pattern which its canonical name matches, or the default."""
+    """α for every tensor: that of the first pattern which its canonical name matches, or the default.
+
+    >>> half_at_first = Alpha(1.0, {"encoder.layer.0.*": 0.5})
+    >>> half_at_first.at("encoder.layer.0.output.dense.weight"), half_at_first.at("layernorm.weight")
+    (0.5, 1.0)
+    """
 
     default: float = 1.0
     patterns: Mapping[str, float] = field(default_factory=dict)

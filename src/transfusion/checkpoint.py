@@ -2,7 +2,7 @@
 
 A safetensors file, a ``.pt``/``.bin`` file, or a folder in the style of transformers, open_clip or timm.
 Opening one reads the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through
-torch's restricted unpickler and nothing else.
+torch's restricted unpickler and nothing else. `Checkpoint.of` is one in memory, without any file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfusion.errors import CheckpointError, listing
 from transfusion.references import PICKLES, resolve
@@ -32,6 +32,8 @@ WEIGHTS = (
     "open_clip_pytorch_model.bin",
 )
 CONFIGS = ("config.json", "open_clip_config.json")
+MEMORY = Path("<memory>")
+"""Where a checkpoint is that no file holds."""
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -75,7 +77,7 @@ class TensorInfo:
 
 @dataclass
 class Checkpoint:
-    """A model on disk: its tensors by name, its configuration, and its other files."""
+    """A model on disk, or in memory: its tensors by name, its configuration, and its other files."""
 
     label: str
     """As the user wrote it."""
@@ -86,6 +88,8 @@ class Checkpoint:
     """The files with weights, in order."""
     config: dict[str, Any] | None = None
     config_name: str | None = None
+    module: nn.Module | None = field(default=None, repr=False)
+    """The module whose tensors these are, if it was given in memory."""
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
     _seen: int = field(default=0, repr=False)
     """How much has been read through the files that are open now."""
@@ -128,7 +132,8 @@ class Checkpoint:
         tensor = self.read(name, rows)
         if tensor.is_floating_point() and not all_finite(tensor):
             raise CheckpointError(
-                f"{self.tensors[name].file}: {name} contains NaN or infinite values",
+                f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
+                " infinite values",
                 hint="the model is broken, or was saved in a type too small for it",
             )
         return tensor
@@ -140,6 +145,15 @@ class Checkpoint:
         self._seen = 0
 
     @property
+    def in_memory(self) -> bool:
+        return self.root == MEMORY
+
+    @property
+    def told_by(self) -> str | None:
+        """What the configuration is called in messages."""
+        return "its configuration" if self.in_memory else self.config_name
+
+    @property
     def parameters(self) -> int:
         return sum(torch.Size(info.shape).numel() for info in self.tensors.values())
 
@@ -149,7 +163,7 @@ class Checkpoint:
 
     def companions(self) -> list[Path]:
         """The folder's other files that belong to a model: tokenizer, processor, generation."""
-        if self.root.is_file():
+        if not self.root.is_dir():
             return []
         skipped = {*CONFIGS, "transfusion.json", "README.md", ".gitattributes"}
         return [
@@ -162,18 +176,62 @@ class Checkpoint:
         ]
 
     @classmethod
-    def open(cls, reference: str | Path, *, config: Path | None = None) -> Checkpoint:
-        """Find a model and read its headers."""
+    def open(
+        cls, reference: str | Path, *, config: str | Path | Mapping[str, Any] | None = None
+    ) -> Checkpoint:
+        """Find a model and read its headers; ``config`` is used instead of one that is found beside it."""
         root = resolve(reference)
         checkpoint = _open_folder(root, str(reference)) if root.is_dir() else _open_file(root, str(reference))
         if config is not None:
-            checkpoint.config = read_json(config)
-            checkpoint.config_name = CONFIGS["model_cfg" in checkpoint.config]
+            checkpoint.configure(config)
         if not checkpoint.tensors:
             raise CheckpointError(
                 f"{reference}: there is not a single tensor in it", hint="is this the right file?"
             )
         return checkpoint
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        config: str | Path | Mapping[str, Any] | None = None,
+        label: str = "a state dict in memory",
+        module: nn.Module | None = None,
+    ) -> Checkpoint:
+        """Tensors in memory as a checkpoint; they are shared, not copied."""
+        _refuse_what_holds_no_values(tensors, label)
+        checkpoint = cls(label, MEMORY, {}, (), module=module)
+        if config is not None:
+            checkpoint.configure(config)
+        # Named as a pickle that is open already: `read` and `release` need not know that there is no file.
+        file = MEMORY / WEIGHTS[3 if checkpoint.config_name == CONFIGS[1] else 2]
+        here = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        checkpoint.tensors = {
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file) for name, tensor in here.items()
+        }
+        checkpoint.files, checkpoint._open = (file,), {file: here}
+        return checkpoint
+
+    def configure(self, config: str | Path | Mapping[str, Any]) -> None:
+        """Use this configuration: a file of JSON, or its content."""
+        self.config = dict(config) if isinstance(config, Mapping) else read_json(Path(config))
+        self.config_name = CONFIGS["model_cfg" in self.config]
+
+
+def _refuse_what_holds_no_values(tensors: Mapping[str, Tensor], label: str) -> None:
+    odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if odd or not tensors:
+        raise CheckpointError(
+            f"{label}: a mapping of names to tensors was expected"
+            + (f", and {listing(odd)} are something else" if odd else ", and it is empty"),
+            hint="give a module, or its state_dict() alone",
+        )
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{label}: {len(empty)} tensor(s) have no values yet (device meta): {listing(empty)}",
+            hint="load the weights into memory first, without offloading",
+        )
 
 
 # ── folders and files ────────────────────────────────────────────────────────────────────────

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transfusion.alignment import Alignment, fixed_points, is_alignment
 from transfusion.architecture import Space
 from transfusion.maps import Permutation
-from transfusion.model import Model
+from transfusion.model import Model, Reference
 
 
-def inspect(reference: str | Path, *, config: Path | None = None) -> dict[str, Any]:
-    """What a model, or a file of π, is: the data behind ``transfusion inspect``."""
-    if Path(reference).is_file() and is_alignment(reference):
+def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a model, or a file of π, is: the data behind ``transfusion inspect``.
+
+    >>> about = transfusion.inspect("models/a")
+    >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
+    ('vit', ['layer.*.x', 'layer.*.head', 'layer.*.qk'])
+    >>> transfusion.inspect("pi.safetensors")["method"]
+    'guarded'
+    """
+    if isinstance(reference, str | Path) and Path(reference).is_file() and is_alignment(reference):
         return describe_alignment(Alignment.load(reference))
     return describe_model(Model.open(reference, config=config))
 
@@ -53,7 +61,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.nbytes,
         "dtypes": sorted({str(i.dtype).removeprefix("torch.") for i in checkpoint.tensors.values()}),
-        "files": [file.name for file in checkpoint.files],
+        "files": [] if checkpoint.in_memory else [file.name for file in checkpoint.files],
         "tensors": len(checkpoint.tensors),
         "heads": sorted(architecture.heads),
         "axes": axes,

@@ -23,7 +23,15 @@ from collections.abc import Iterable
 
 
 class TransfusionError(Exception):
-    """A known failure: one line that says what is wrong, and a hint that says what to do."""
+    """A known failure: one line that says what is wrong, and a hint that says what to do.
+
+    >>> try:
+    ...     transfusion.inspect("models/a/notes.txt")
+    ... except transfusion.TransfusionError as error:
+    ...     print(error)
+    models/a/notes.txt: not a kind of file that holds weights
+    hint: give a .safetensors, .bin or .pt file, or a folder
+    """
 
     exit_code = 1
 

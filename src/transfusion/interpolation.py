@@ -26,7 +26,7 @@ from transfusion.errors import AlignmentError, MismatchError, SettingError, list
 from transfusion.live import Live
 from transfusion.maps import Permutation
 from transfusion.measuring import Meter, Question
-from transfusion.model import Model, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape
 
 POINTS = 11
 BATCH = 64
@@ -120,8 +120,8 @@ class Barrier:
 
 
 def barrier(
-    a: Model | str | Path,
-    b: Model | str | Path,
+    a: Model | Reference,
+    b: Model | Reference,
     *,
     via: Alignment | str | Path | None,
     data: Dataset | str | Path,
@@ -135,6 +135,13 @@ def barrier(
 
     ``points`` counts them, or lists the values of α. Without ``shortcuts`` they are interpolated, unless π
     was made for plain ones.
+
+    >>> pi = transfusion.Alignment.load("pi.safetensors")
+    >>> way = transfusion.barrier("models/a", "models/b", via=pi, data="data.safetensors", points=3)
+    >>> [point.alpha for point in way.points]
+    [0.0, 0.5, 1.0]
+    >>> way.height < 1e-5  # π(A) and B are one model here, so nothing lies between them
+    True
     """
     alphas = _alphas(points)
     if dtype not in (torch.float32, torch.float64):

@@ -8,24 +8,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture, Policy
-from transfusion.architectures import families
+from transfusion.architectures import NO_CONFIG, families
 from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, Rows, TensorInfo, content, row_blocks
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
+from transfusion.memory import InMemory, hold
 from transfusion.naming import Naming
 from transfusion.storage import Stored, gather
 from transfusion.tables import SECTIONS, Config, Family, Shapes, Table
 
+Reference: TypeAlias = str | Path | InMemory
+"""What may be given for a model: a path, a hub id, or the model itself in memory."""
+
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint, the family it belongs to, and its architecture; tensors by canonical name."""
+    """A checkpoint, the family it belongs to, and its architecture; tensors by canonical name.
+
+    >>> model = transfusion.Model.open("models/a")
+    >>> model.family.name, model.why
+    ('vit', 'config.json says model_type "vit"')
+    >>> name = "encoder.layer.0.intermediate.dense.weight"
+    >>> print(model.info(name).shape, model.architecture.tensors[name])
+    (20, 24) layer.0.ffn <- layer.0.y
+    """
 
     checkpoint: Checkpoint
     family: Family
@@ -38,14 +50,28 @@ class Model:
     _digests: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(cls, reference: str | Path, *, config: Path | None = None) -> Model:
-        """Read the headers of a model, recognise its family and give every tensor its layout."""
-        return cls.of(Checkpoint.open(reference, config=config))
+    def open(cls, reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> Model:
+        """Read the headers of a model, recognise its family and give every tensor its layout.
+
+        A model is a folder, a file or a hub id; or it is in memory: a module of transformers, open_clip or
+        timm, or a state dict, whose tensors are then shared, not copied. ``config``, a file of JSON or its
+        content, is for weights that come without one.
+
+        >>> module = transformers.ViTForImageClassification.from_pretrained("models/a")
+        >>> transfusion.Model.open(module).label
+        'ViTForImageClassification in memory'
+        >>> transfusion.Model.open(module.state_dict(), config="models/a/config.json").family.name
+        'vit'
+        """
+        if isinstance(reference, str | Path):
+            return cls.of(Checkpoint.open(reference, config=config))
+        return cls.of(hold(reference, config))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Model:
         family, config, why = recognise(checkpoint)
-        names = gather(Naming(family).table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
+        naming = Naming(family, live=True)
+        names = gather(naming.table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
         table = _table(checkpoint, family, config, frozenset(names))
         _drop_second_names(checkpoint, names, table.ties)
         shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
@@ -111,7 +137,7 @@ class Model:
 
 def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
     """The family's table; a configuration that it cannot be made from is refused."""
-    file = checkpoint.config_name
+    file = checkpoint.told_by
     try:
         return family.table(config, names)
     except KeyError as error:
@@ -153,11 +179,11 @@ def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     if family is None:
         known = sorted(t for f in families() for t in f.model_types)
         raise ArchitectureError(
-            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.config_name})",
+            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.told_by})",
             hint=f"there are tables for {', '.join(known)}",
         )
     _refuse_unknown_keys(checkpoint, family, config)
-    why = f'{checkpoint.config_name} says {kind} "{name}"'
+    why = f'{checkpoint.told_by} says {kind} "{name}"'
     return family, family.complete(config, _shapes(checkpoint, family)), why
 
 
@@ -177,7 +203,7 @@ def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors by canonical name."""
-    naming = Naming(family)
+    naming = Naming(family, live=True)
     return {naming.canonical(name): info.shape for name, info in checkpoint.tensors.items()}
 
 
@@ -195,17 +221,17 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
         found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
     if len(found) != 1:
         raise ArchitectureError(
-            f"{checkpoint.label}: no config.json, and the tensors' names belong to"
+            f"{checkpoint.label}: no configuration, and the tensors' names belong to"
             + (f" several families: {listing(f.name for f, _ in found)}" if found else " no known family")
             + f" (for instance {listing(checkpoint.tensors, 3)})",
-            hint="put the model's config.json beside the weights, or give it with --config",
+            hint=NO_CONFIG,
         )
     family, shapes = found[0]
     if family.guess is None:
         raise ArchitectureError(
-            f"{checkpoint.label}: a {family.name} by its tensors' names, but no config.json, and the number"
-            " of attention heads cannot be told from the shapes",
-            hint="put the model's config.json beside the weights, or give it with --config",
+            f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
+            " the number of attention heads cannot be told from the shapes",
+            hint=NO_CONFIG,
         )
     config, assumption = family.guess(shapes)
     return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
@@ -246,7 +272,7 @@ def _refuse_unknown_keys(checkpoint: Checkpoint, family: Family, config: Mapping
             unknown.append(f"{key}={value!r}")
     if unknown:
         raise ArchitectureError(
-            f"{checkpoint.label}: {checkpoint.config_name} has settings that the {family.name} table"
+            f"{checkpoint.label}: {checkpoint.told_by} has settings that the {family.name} table"
             f" does not know: {listing(unknown)}",
             hint="they may change which units can be exchanged; remove a key only if you know that it"
             " does not, or extend the table",

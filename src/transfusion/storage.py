@@ -1,8 +1,9 @@
 """Storage: how a tensor of a table lies in its files, whole or in pieces.
 
 Files may keep the members of a stack apart, one tensor per expert, and the parts of what a table
-concatenates too. Where a permutation moves experts, values then go from one stored name to another.
-Everything above sees one tensor; it is joined here on its way in and split on its way out.
+concatenates too, as modules in memory may do elsewhere. Where a permutation moves experts, values then
+go from one stored name to another. Everything above sees one tensor; it is joined here on its way in and
+split on its way out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from transfusion.checkpoint import Rows, TensorInfo
 from transfusion.errors import ArchitectureError, listing
+from transfusion.naming import without_part
 
 _PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d+)(\[(?P<part>\d+)\])?")
 
@@ -25,6 +27,8 @@ Reader: TypeAlias = Callable[[str, Rows | None], Tensor]
 """Reads a stored tensor, or some of its rows."""
 _Place: TypeAlias = tuple[int, int]
 """The number of a member, and of a part of it."""
+_ALONE = -1
+"""The member of a tensor that is no stack."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ class Stored:
     pieces: tuple[tuple[str, ...], ...]
     """For each member of a stack, the names of its parts; their first dimensions are concatenated."""
     stacked: bool = False
-    """Whether members are stacked; otherwise there is one name, and it is the tensor."""
+    """Whether members are stacked; otherwise there is one, and it is the tensor."""
+
+    height: int = 0
+    """The first dimension of one part; known where there are several."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,51 +50,77 @@ class Stored:
     def info(self, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
         """What the headers say about the tensor as a whole; its file is that of its first piece."""
         first = tensors[self.pieces[0][0]]
-        if not self.stacked:
+        if len(self.names) == 1 and not self.stacked:
             return first
         height = sum(tensors[name].shape[0] for name in self.pieces[0])
-        return TensorInfo(first.name, (len(self.pieces), height, *first.shape[1:]), first.dtype, first.file)
+        members = (len(self.pieces),) if self.stacked else ()
+        return TensorInfo(first.name, (*members, height, *first.shape[1:]), first.dtype, first.file)
 
     def join(self, read: Reader, rows: Rows | None = None) -> Tensor:
         """The tensor, or some of its rows, from its pieces; the rows of a stack are its members."""
-        if not self.stacked:
-            return read(self.pieces[0][0], rows)
-        members = self.pieces if rows is None else self._members(rows)
-        return torch.stack([torch.cat([read(name, None) for name in parts]) for parts in members])
+        if self.stacked:
+            members = self.pieces if rows is None else self._members(rows)
+            return torch.stack([_joined(parts, read) for parts in members])
+        (parts,) = self.pieces
+        if len(parts) == 1:
+            return read(parts[0], rows)
+        return _joined(parts, read) if rows is None else self._across(parts, read, rows)
 
     def _members(self, rows: Rows) -> Sequence[tuple[str, ...]]:
         return self.pieces[rows] if isinstance(rows, slice) else [self.pieces[row] for row in rows.tolist()]
 
-    def place(self, name: str) -> tuple[slice, int, int]:
-        """Where a piece lies in the tensor: its row, and which of how many parts of that row."""
-        for member, parts in enumerate(self.pieces):
-            if name in parts:
-                return slice(member, member + 1), parts.index(name), len(parts)
-        raise KeyError(name)
+    def _across(self, parts: tuple[str, ...], read: Reader, rows: Rows) -> Tensor:
+        """Rows that may lie in any of the parts, in the order that they are asked for."""
+        wanted = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        where = wanted // self.height
+        order = torch.argsort(where, stable=True)
+        found = [
+            read(name, wanted[where == part] - part * self.height)
+            for part, name in enumerate(parts)
+            if bool((where == part).any())
+        ]
+        return torch.cat(found).index_select(0, torch.argsort(order))
+
+    def place(self, name: str) -> tuple[slice, slice]:
+        """Where a piece lies in the tensor: in which rows, and in which rows of those if it is a stack."""
+        member, part = next(
+            (member, parts.index(name)) for member, parts in enumerate(self.pieces) if name in parts
+        )
+        inside = slice(part * self.height, (part + 1) * self.height)
+        return (slice(member, member + 1), inside) if self.stacked else (inside, slice(None))
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
         """The pieces of a tensor, by stored name; parts of one member are of one size."""
-        if not self.stacked:
+        if len(self.names) == 1 and not self.stacked:
             return {self.pieces[0][0]: tensor}
         return {
             name: piece.clone()
-            for member, parts in zip(tensor, self.pieces, strict=True)
+            for member, parts in zip(tensor if self.stacked else (tensor,), self.pieces, strict=True)
             for name, piece in zip(parts, member.chunk(len(parts)), strict=True)
         }
 
 
+def _joined(parts: tuple[str, ...], read: Reader) -> Tensor:
+    return read(parts[0], None) if len(parts) == 1 else torch.cat([read(name, None) for name in parts])
+
+
 def gather(names: Mapping[str, str], tensors: Mapping[str, TensorInfo], label: str) -> dict[str, Stored]:
-    """How every tensor is stored, from canonical names of tensors and of pieces (``name#member[part]``)."""
+    """How every tensor is stored, from canonical names of tensors and of pieces: ``name#member[part]``,
+    or ``name[part]`` where there is no stack.
+    """
     found: dict[str, dict[_Place | None, str]] = {}
     for ours, name in names.items():
-        piece = _PIECE.fullmatch(ours)
-        whole, place = (piece["whole"], _place(piece)) if piece else (ours, None)
+        whole, place = _place(ours)
         found.setdefault(whole, {})[place] = name
     return {whole: _stored(whole, places, tensors, label) for whole, places in found.items()}
 
 
-def _place(piece: re.Match[str]) -> _Place:
-    return int(piece["member"]), int(piece["part"] or 0)
+def _place(ours: str) -> tuple[str, _Place | None]:
+    """The tensor that a name is about, and the place of the piece in it, unless it is the whole."""
+    if piece := _PIECE.fullmatch(ours):
+        return piece["whole"], (int(piece["member"]), int(piece["part"] or 0))
+    whole, part = without_part(ours)
+    return whole, None if part is None else (_ALONE, part)
 
 
 def _stored(
@@ -101,10 +134,12 @@ def _stored(
             f"{label}: {found[None]} is there as a whole and in pieces ({listing(pieces.values(), 2)})",
             hint="save the checkpoint again with one of them",
         )
-    members, parts = (max(numbers) + 1 for numbers in zip(*pieces, strict=True))
+    last, parts = (max(numbers) for numbers in zip(*pieces, strict=True))
+    stacked, parts = last != _ALONE, parts + 1
+    members = range(last + 1) if stacked else (_ALONE,)
     absent = [
-        f"{whole}#{member}" + f"[{part}]" * (parts > 1)
-        for member in range(members)
+        whole + f"#{member}" * stacked + f"[{part}]" * (parts > 1)
+        for member in members
         for part in range(parts)
         if (member, part) not in pieces
     ]
@@ -123,4 +158,5 @@ def _stored(
             f"{label}: the pieces of {whole} differ in shape or type, or have no dimension: {listing(shown)}",
             hint="the checkpoint was put together from several; fetch it again",
         )
-    return Stored(tuple(tuple(pieces[m, p] for p in range(parts)) for m in range(members)), stacked=True)
+    height = tensors[next(iter(pieces.values()))].shape[0]
+    return Stored(tuple(tuple(pieces[m, p] for p in range(parts)) for m in members), stacked, height)

@@ -9,7 +9,7 @@ from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
 from transfusion.live import Live, largest_difference
 from transfusion.maps import Permutation
-from transfusion.model import Model
+from transfusion.model import Model, Reference
 from transfusion.recording import recorded_outputs
 
 TOLERANCE = 1e-9
@@ -37,9 +37,14 @@ class Verification:
 
 
 def verify(
-    a: Model | str | Path, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
+    a: Model | Reference, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
 ) -> Verification:
-    """Whether π(A) computes what A computes, and if not, where the two part."""
+    """Whether π(A) computes what A computes, and if not, where the two part.
+
+    >>> found = transfusion.verify("models/a", via="pi.safetensors")
+    >>> found.equal, found.outputs
+    (True, ('logits',))
+    """
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
     model = a if isinstance(a, Model) else Model.open(a)

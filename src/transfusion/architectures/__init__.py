@@ -14,11 +14,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from transfusion.architectures._shared import HARMLESS
+from transfusion.architectures._shared import HARMLESS, NO_CONFIG
 from transfusion.errors import ArchitectureError
 from transfusion.tables import Family
 
-__all__ = ["ENTRY_POINT", "HARMLESS", "families", "register"]
+__all__ = ["ENTRY_POINT", "HARMLESS", "NO_CONFIG", "families", "register"]
 
 ENTRY_POINT = "transfusion.architectures"
 _registered: list[Family] = []

@@ -184,11 +184,14 @@ def heads_in_vision(width: int, shapes_of: str) -> tuple[int, str]:
     return heads_of_64(width, shapes_of)
 
 
+NO_CONFIG = "put the model's config.json beside the weights, or give it with --config (config= in Python)"
+
+
 def needs_config(family: str, what: str) -> ArchitectureError:
     """The refusal for a model whose shapes leave something open."""
     return ArchitectureError(
         f"{family}: {what} cannot be told from the shapes",
-        hint="put the model's config.json beside the weights, or give it with --config",
+        hint=NO_CONFIG,
     )
 
 

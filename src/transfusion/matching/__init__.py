@@ -25,15 +25,15 @@ from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
 from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
-from transfusion.model import Model, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape
 from transfusion.workers import Workers
 
 __all__ = ["Advice", "Step", "Verdict", "align"]
 
 
 def align(
-    a: Model | str | Path,
-    b: Model | str | Path,
+    a: Model | Reference,
+    b: Model | Reference,
     *,
     method: str | Method = DEFAULT,
     residual: Residual | str | None = None,
@@ -53,6 +53,10 @@ def align(
     any number of fine-tunes of A. ``method`` is the name of a preset, or one changed to your wishes, as in
     ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``. With a ``journal``, a file
     that an interrupted search is taken up from, nothing is lost; ``clock`` is told where the time went.
+
+    >>> pi = transfusion.align("models/a", "models/b", residual="tied")
+    >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
+    alignable: the units of A were found again in B: move the task vector by this π
     """
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = chosen.changed(residual=residual, inner=inner)

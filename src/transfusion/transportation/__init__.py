@@ -56,6 +56,24 @@ def transport(
 
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
     ``state_dict`` gives them in memory.
+
+    >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
+    >>> print(moved.save("models/tuned-on-b"))
+    models/tuned-on-b
+    >>> type(moved.module()).__name__  # the same without files
+    'ViTForImageClassification'
+
+    Models may be modules, or state dicts, as well:
+
+    >>> load = transformers.ViTForImageClassification.from_pretrained
+    >>> a, b, tuned = load("models/a"), load("models/b"), load("models/tuned")
+    >>> model = transfusion.transport(tuned, base=a, onto=b, alpha=0.5).module()
+
+    An adapter becomes an adapter for B:
+
+    >>> moved = transfusion.transport("models/lora", base="models/a", onto="models/b", via="pi.safetensors")
+    >>> print(moved.save("models/lora-on-b"))
+    models/lora-on-b
     """
     return Journey.between(base, onto, via, **aligning).transport(
         finetuned, alpha=alpha, dtype=dtype, full=full, trust_base=trust_base, new_tokens=new_tokens

@@ -15,7 +15,7 @@ from transfusion import __version__
 from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, listing
 from transfusion.maps import Permutation
-from transfusion.model import Model
+from transfusion.model import Model, Reference
 from transfusion.transportation.output import Entry, Output, Shape
 
 
@@ -64,8 +64,13 @@ class Applied(Output[Entry]):
         return {"transfusion.json": json.dumps(told, indent=2, ensure_ascii=False) + "\n"}
 
 
-def apply(via: Alignment | str | Path, a: Model | str | Path) -> Applied:
-    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint."""
+def apply(via: Alignment | str | Path, a: Model | Reference) -> Applied:
+    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint.
+
+    >>> moved = transfusion.apply("pi.safetensors", "models/a")
+    >>> print(moved.save("models/a-in-the-order-of-b"))
+    models/a-in-the-order-of-b
+    """
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
     model = (a if isinstance(a, Model) else Model.open(a)).under(story.policy)

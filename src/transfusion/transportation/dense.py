@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.checkpoint import BLOCK, MAPPED, row_blocks, tensor_digest
 from transfusion.errors import MismatchError, listing
+from transfusion.live import module_of
 from transfusion.model import Model
 from transfusion.storage import Stored
 from transfusion.task_vector import wide
@@ -227,6 +228,12 @@ class Transport(Output[Acted]):
                 " there is nothing to move",
                 hint="was the base given twice?",
             )
+
+    def module(self) -> nn.Module:
+        """The whole output in memory, as a module of its library; a copy, whatever B is."""
+        like = self.lead.module if self.of_its_kind else self.onto.checkpoint.module
+        label = f"{self.lead.label} on {self.onto.label}"
+        return module_of(self.onto.family, self.config(), self.state_dict(), like=like, label=label)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from transfusion.architecture import Policy
 from transfusion.checkpoint import FLOATS
 from transfusion.errors import SettingError
 from transfusion.matching import align
-from transfusion.model import Model, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape
 from transfusion.task_vector import NewTokens, TaskVector
 from transfusion.transportation.account import Account
 from transfusion.transportation.adapters import AdapterTransport
@@ -26,8 +26,8 @@ from transfusion.transportation.merging import Merging
 from transfusion.transportation.sources import Source, TunedModel
 from transfusion.workers import Workers
 
-Base: TypeAlias = Model | str | Path
-Finetune: TypeAlias = Model | str | Path
+Base: TypeAlias = Model | Reference
+Finetune: TypeAlias = Model | Reference
 Asked: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
 """α as people give it: a number, a file or a mapping, or "auto"."""
 
@@ -113,7 +113,7 @@ class Journey:
         account: Account | None = None,
     ) -> Transport | AdapterTransport:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
-        if not isinstance(finetuned, Model) and is_adapter(finetuned):
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             return self.adapter(finetuned, self.alpha(alpha), as_dtype(dtype), account or Account())
         source = self.source(finetuned, self.alpha(alpha), trust_base=trust_base, new_tokens=new_tokens)
         return self._output((source,), Merging(), dtype, account or Account())

@@ -211,15 +211,14 @@ class Output(ABC, Generic[EntryT]):
                 on_tensor(entry.name)
             yield partial(self._piece, entry, *stored.place(name))
 
-        if not stored.stacked:
+        if len(stored.names) == 1 and not stored.stacked:
             return {stored.names[0]: Parcel(shape.extents, shape.dtype, whole)}
-        height = shape.extents[1] // len(stored.pieces[0])
-        extents = (height, *shape.extents[2:])
+        extents = (stored.height, *shape.extents[2 if stored.stacked else 1 :])
         return {name: Parcel(extents, shape.dtype, partial(piece, name)) for name in stored.names}
 
-    def _piece(self, entry: EntryT, member: slice, part: int, parts: int) -> Tensor:
-        made = self._stored(entry, member) if self.by_rows(entry) else self.tensor(entry)[member]
-        return made[0].chunk(parts)[part]
+    def _piece(self, entry: EntryT, rows: slice, inside: slice) -> Tensor:
+        made = self._stored(entry, rows) if self.by_rows(entry) else self.tensor(entry)[rows]
+        return made[0, inside] if entry.stored_as.stacked else made
 
 
 def _contents(shards: Shards) -> dict[str, dict[str, list[Any]]]:

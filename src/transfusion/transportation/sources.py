@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
@@ -54,6 +54,11 @@ class Source(ABC):
     def buffers(self) -> frozenset[str]:
         """Those among its tensors that hold no weights."""
         return frozenset()
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that it is, if it was given in memory."""
+        return None
 
     @property
     @abstractmethod
@@ -133,6 +138,10 @@ class TunedModel(Source):
     @property
     def buffers(self) -> frozenset[str]:
         return self.model.architecture.buffers
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.model.checkpoint.module
 
     @property
     def has_heads(self) -> bool:

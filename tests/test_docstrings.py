@@ -44,6 +44,7 @@ def prepared(made, tmp_path_factory) -> Path:
         order = transfusion.align("models/a", "models/a", method="random", residual="tied", seed=3)
         transfusion.apply(order, "models/a").save("models/b")
         finetuned(CASES["vit-classifier"], Path("models/a"), Path("models/tuned"))
+        finetuned(CASES["vit-classifier"], Path("models/a"), Path("models/tuned-again"), seed=8)
         _adapter("models/lora")
         Path("models/a/notes.txt").touch()
         transfusion.align("models/a", "models/b", residual="tied").save("pi.safetensors")

@@ -102,6 +102,11 @@ def merge(
 
     Adapters alone come out as an adapter: of the sum of their ranks, or of the ``rank`` that is asked for.
     With ``full``, or when any of them is a model, the result is a model.
+
+    >>> both = ["models/tuned", "models/tuned-again"]
+    >>> merged = transfusion.merge(both, base="models/a", onto="models/b", how="ties", via="pi.safetensors")
+    >>> print(merged.save("models/both-on-b"))
+    models/both-on-b
     """
     journey = Journey.between(base, onto, via, seed=seed, **aligning)
     merging = Merging(_how(how), tuple(weights), density, seed, journey.alpha(alpha))

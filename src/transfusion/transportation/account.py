@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from transfusion import __version__
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
+from transfusion.card import card, licence_of
 from transfusion.model import Model
 
 if TYPE_CHECKING:
@@ -72,14 +73,20 @@ class Account:
                 "advice": dict(told.advice),
             },
             "alpha": sources[0].alpha.as_json(),
-            **merged,
+            **merged,  # with an α of its own
             "settings": dict(self.settings),
         }
 
     def texts(self, story: Mapping[str, Any]) -> dict[str, str]:
         """The files that tell it: to programs, and to people."""
-        return {FILE: json.dumps(story, indent=2, ensure_ascii=False) + "\n"}
+        inputs = (*story["finetuned"], story["base"], story["onto"])
+        licences = {one["name"]: one["licence"] for one in inputs}
+        return {
+            FILE: json.dumps(story, indent=2, ensure_ascii=False) + "\n",
+            "README.md": card(story, licences, self.command),
+        }
 
 
 def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
-    return {"name": name, "path": str(root.resolve()), "sha256": digest}
+    licence = licence_of(root if root.is_dir() else root.parent)
+    return {"name": name, "path": str(root.resolve()), "sha256": digest, "licence": licence}

@@ -74,7 +74,7 @@ class Alpha:
             )
 
     def times(self, factor: float) -> Alpha:
-        """This α, everywhere multiplied by one factor."""
+        """The same α, everywhere multiplied by one factor."""
         patterns = {name: value * factor for name, value in self.patterns.items()}
         return Alpha(self.default * factor, patterns)
 
@@ -95,7 +95,7 @@ _FORM = 'a file of α is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}
 def _from_text(text: str | Path) -> Alpha:
     """A number as people write it, or the path of a file."""
     try:
-        return Alpha(float(text))
+        return Alpha(float(str(text)))
     except (TypeError, ValueError):
         pass
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment
+from transfusion.alpha import Alpha
 from transfusion.checkpoint import FLOATS
 from transfusion.errors import SettingError
 from transfusion.matching import align
@@ -38,8 +38,7 @@ def transport(
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
     ``state_dict`` gives them in memory.
     """
-    if not (isfinite(alpha) and alpha >= 0):
-        raise SettingError(f"alpha = {alpha}: it cannot be negative or infinite", hint="1 adds all of τ")
+    chosen = Alpha.of(alpha)
     dtype = _dtype(dtype)
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
     require_same_shape(a, b)
@@ -47,7 +46,7 @@ def transport(
     story = alignment.provenance
     a, b = a.under(story.policy), b.under(story.policy)
     if not isinstance(finetuned, Model) and is_adapter(finetuned):
-        return AdapterTransport(Adapter.open(finetuned), a, b, alignment, alpha, dtype)
+        return AdapterTransport(Adapter.open(finetuned), a, b, alignment, chosen, dtype)
     tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
     tuned = tuned.under(story.policy)
     return Transport(TaskVector.between(tuned, a, trust_base=trust_base), b, alignment, alpha, dtype)

@@ -1,9 +1,9 @@
-"""An adapter on its way from A to B; it stays an adapter of the same rank."""
+"""An adapter on its way from A to B; it stays an adapter of the same kind and rank, or is merged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.adapter import CONFIG, Adapter, Factor
+from transfusion.adapter import CONFIG, Adapter, Factor, Reference
+from transfusion.adapter.changes import row_norms
 from transfusion.alignment import Alignment
-from transfusion.errors import OutputError
+from transfusion.alpha import Alpha
+from transfusion.errors import AdapterError, OutputError, SettingError
+from transfusion.layouts import ANONYMOUS, Concat, Layout, Name, size_of
+from transfusion.maps import Permutation
 from transfusion.model import Model
 from transfusion.task_vector import working
 from transfusion.transportation.story import nobody_watching, story_of
@@ -22,56 +26,179 @@ from transfusion.writer import staged_folder, write_json, write_shard
 
 @dataclass
 class AdapterTransport:
-    """A LoRA adapter, moved factor by factor when asked for."""
+    """An adapter, moved tensor by tensor when asked for.
+
+    Whatever carries α is stored as r + change, with r what the base itself has in that place: nothing for a
+    factor of a sum, one for a factor of a product, the base's value for what was trained as a whole. It
+    becomes r of B + α·π(stored − r of A).
+    """
 
     adapter: Adapter
     base: Model
     onto: Model
     alignment: Alignment
-    alpha: float = 1.0
+    alpha: Alpha = field(default_factory=Alpha)
     dtype: torch.dtype | None = None
 
     @cached_property
     def factors(self) -> list[Factor]:
-        return self.adapter.factors(self.base)
+        """Every stored tensor, checked against the bases, π and α."""
+        found = self.adapter.factors(self.base)
+        self.alpha.require_used([*self.base.architecture.tensors, *(factor.tensor for factor in found)])
+        self._require_alpha(found)
+        self._require_permutations(found)
+        return found
+
+    @cached_property
+    def modules(self) -> dict[str, list[Factor]]:
+        """The stored tensors of every module that the adapter changes."""
+        modules: dict[str, list[Factor]] = {}
+        for factor in self.factors:
+            if factor.module:
+                modules.setdefault(factor.module, []).append(factor)
+        return modules
+
+    @property
+    def carried(self) -> list[str]:
+        """The tensors that only the adapter has, by canonical name: heads, for the most part."""
+        return sorted(factor.tensor for factor in self.factors if factor.whole and not self._in_both(factor))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know, and is no reason to refuse the adapter."""
+        return self.adapter.notes(self.base)
 
     def plan(self) -> dict[str, int]:
         """How much there is to do, known from the headers alone."""
         infos = [self.adapter.checkpoint.tensors[factor.key] for factor in self.factors]
         return {
             "tensors": len(infos),
-            "moved": sum(not factor.whole for factor in self.factors),
-            "carried": sum(factor.whole for factor in self.factors),
+            "moved": len(infos) - len(self.carried),
+            "carried": len(self.carried),
             "bytes": sum(info.nbytes for info in infos),
         }
 
+    # ── as an adapter ────────────────────────────────────────────────────────────────────────
+
     def tensor(self, factor: Factor) -> Tensor:
         """One tensor of the adapter, moved."""
-        stored = self.adapter.read(factor.key)
-        result = working(stored)
-        if factor.whole:
-            result = self._whole(factor, result)
-        else:
-            result = self.alignment.move(result, factor.layout)
-            if factor.scaled:
-                result = result * self.alpha
-        return result.to(self.dtype or stored.dtype).contiguous()
-
-    def _whole(self, factor: Factor, trained: Tensor) -> Tensor:
-        """A tensor that was trained as a whole: its change moves, as in a dense task vector."""
-        name = factor.tensor
-        in_both = all(
-            name in model.architecture.tensors and model.info(name).shape == tuple(trained.shape)
-            for model in (self.base, self.onto)
-        )
-        if not in_both:
-            return self.alignment.move(trained, factor.layout)
-        difference = trained - working(self.base.read(name))
-        return working(self.onto.read(name)) + self.alpha * self.alignment.move(difference, factor.layout)
+        dtype = self.dtype or self.adapter.checkpoint.tensors[factor.key].dtype
+        return self._moved(factor).to(dtype).contiguous()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The moved adapter, under its own keys."""
         return {factor.key: self.tensor(factor) for factor in self.factors}
+
+    def _moved(self, factor: Factor) -> Tensor:
+        stored = working(self.adapter.read(factor.key))
+        alpha, move = self.alpha.at(factor.tensor), self.alignment.move
+        match factor.part.reference:
+            case Reference.NONE:
+                return move(stored, factor.layout)
+            case Reference.WHOLE if not self._in_both(factor):
+                return move(stored, factor.layout)
+            case Reference.ZERO:
+                return alpha * move(stored, factor.layout)
+            case Reference.ONE:
+                return 1 + alpha * move(stored - 1, factor.layout)
+        change = stored - self._reference(factor, self.base).reshape(stored.shape)
+        return self._reference(factor, self.onto).reshape(stored.shape) + alpha * move(change, factor.layout)
+
+    def _reference(self, factor: Factor, model: Model) -> Tensor:
+        """What a model itself has in the place of a stored tensor."""
+        weight = working(model.read(factor.tensor))
+        match factor.part.reference:
+            case Reference.NORMS:
+                layout = model.architecture.tensors[factor.tensor]
+                piece = weight[_within(layout, factor.piece, model.architecture.sizes)]
+                return row_norms(_matrix(piece, layout))
+            case Reference.ROWS:
+                return weight[self.adapter.settings(factor.module).tokens]
+        return weight
+
+    def _in_both(self, factor: Factor) -> bool:
+        """Whether both bases have the tensor, in the adapter's shape."""
+        shape = self.adapter.checkpoint.tensors[factor.key].shape
+        return all(
+            factor.tensor in model.architecture.tensors and model.info(factor.tensor).shape == shape
+            for model in (self.base, self.onto)
+        )
+
+    # ── merged ───────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The tensors of B that the adapter changes, by canonical name."""
+        self._require_mergeable()
+        wholes = {factor.tensor for factor in self.factors if factor.whole and self._in_both(factor)}
+        return sorted(wholes | self._changes.keys())
+
+    @cached_property
+    def _changes(self) -> dict[str, list[str]]:
+        """For every tensor that is changed, the modules that do it."""
+        changes: dict[str, list[str]] = {}
+        for module in self.modules:
+            for name in self._changed_by(module):
+                changes.setdefault(name, []).append(module)
+        return changes
+
+    def _changed_by(self, module: str) -> Iterator[str]:
+        kind, factors = self.adapter.kind, self.modules[module]
+        own = any(factor.part.of == "bias" for factor in factors)
+        stem = factors[0].tensor.removesuffix(factors[0].part.of)
+        rows = any(factor.part.reference is Reference.ROWS for factor in factors)
+        if rows or kind.changed is not None or kind.added is not None:
+            yield stem + "weight"
+        if own or any(_multiplies_outputs(factor) for factor in factors):
+            if stem + "bias" in self.onto.architecture.tensors:
+                yield stem + "bias"
+            elif own:
+                raise AdapterError(
+                    f"{self.adapter.label}: {module} gets a bias, and in {self.onto.label} it has none:"
+                    " this cannot be merged",
+                    hint="leave the adapter an adapter",
+                )
+
+    def merged(self, name: str, weight: Tensor) -> Tensor:
+        """One tensor of B with the moved adapter in it, in the type that arithmetic is done in."""
+        self._require_mergeable()
+        result = working(weight)
+        for factor in self.factors:
+            if factor.whole and factor.tensor == name:
+                result = self._moved(factor)
+        for module in self._changes.get(name, ()):
+            result = self._with(module, name, result)
+        return result
+
+    def delta(self, name: str) -> Tensor:
+        """What the moved adapter adds to one tensor of B; of a sum, without rounding against the tensor."""
+        weight = working(self.onto.read(name))
+        plain = not any(factor.whole and factor.tensor == name for factor in self.factors)
+        if self.adapter.kind.added is not None and plain and not self._rows_of(name):
+            return self.merged(name, torch.zeros_like(weight))
+        return self.merged(name, weight) - weight
+
+    def _rows_of(self, name: str) -> bool:
+        return any(f.tensor == name and f.part.reference is Reference.ROWS for f in self.factors)
+
+    def _with(self, module: str, name: str, whole: Tensor) -> Tensor:
+        """A tensor with what the adapter does to one module."""
+        kind, settings = self.adapter.kind, self.adapter.settings(module)
+        parts = {factor.part.name: self._moved(factor) for factor in self.modules[module]}
+        layout, sizes = self.onto.architecture.tensors[name], self.onto.architecture.sizes
+        here = _within(layout, self.modules[module][0].piece, sizes)
+        result, piece = whole.clone(), whole[here]
+        parts = {part: tensor.to(piece.dtype) for part, tensor in parts.items()}
+        if tokens := next((f for f in self.modules[module] if f.part.reference is Reference.ROWS), None):
+            result[settings.tokens] = parts[tokens.part.name]
+        elif name.endswith("bias") and kind.bias is not None:
+            result[here] = kind.bias(piece, parts, settings)
+        else:
+            matrix = kind.on_weight(_matrix(piece, layout), parts, settings)
+            result[here] = _as_stored(matrix, layout, piece)
+        return result
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
 
     def config(self) -> dict[str, Any]:
         """The adapter's configuration, changed only in the base that it is for."""
@@ -105,7 +232,75 @@ class AdapterTransport:
 
     def story(self) -> dict[str, Any]:
         return {
-            **story_of(self.adapter.label, self.base, self.onto, self.alignment, self.alpha),
-            "moved": sum(not factor.whole for factor in self.factors),
-            "carried": sorted(factor.tensor for factor in self.factors if factor.whole),
+            **story_of(self.adapter.label, self.base, self.onto, self.alignment, self.alpha.as_json()),
+            "kind": self.adapter.kind.name,
+            "moved": len(self.factors) - len(self.carried),
+            "carried": self.carried,
         }
+
+    # ── refusals ─────────────────────────────────────────────────────────────────────────────
+
+    def _require_mergeable(self) -> None:
+        if self.adapter.kind.prompt:
+            raise AdapterError(
+                f"{self.adapter.label}: adapters of kind {self.adapter.kind.name} cannot be merged: they"
+                " change what the model reads, and no weight",
+                hint="leave the adapter an adapter",
+            )
+
+    def _require_alpha(self, found: list[Factor]) -> None:
+        kind = self.adapter.kind
+        for factor in found:
+            if not (kind.scalable or factor.whole) and (alpha := self.alpha.at(factor.tensor)) != 1:
+                raise SettingError(
+                    f"alpha = {alpha:g}: a part of a {kind.name} adapter is not an adapter of that kind",
+                    hint="move it with alpha = 1",
+                )
+
+    def _require_permutations(self, found: list[Factor]) -> None:
+        """Numbers that belong to single units can only go where units go whole."""
+        rigid = {factor.module for factor in found if factor.part.rigid}
+        for factor in found:
+            for name in factor.layout.names() if factor.module in rigid else ():
+                map_ = self.alignment.maps.get(name)
+                if map_ is not None and not isinstance(map_, Permutation):
+                    raise AdapterError(
+                        f"{self.adapter.label}: {self.adapter.kind.name} adapters move under permutations"
+                        f" only, and this π has a {map_.kind} for {name}",
+                        hint="align with a method that finds permutations, such as guarded",
+                    )
+
+
+def _multiplies_outputs(factor: Factor) -> bool:
+    """Whether a module's outputs are multiplied, its bias among them."""
+    return factor.part.reference is Reference.ONE and factor.layout.items[0] != Name(ANONYMOUS)
+
+
+# ── weights as matrices ──────────────────────────────────────────────────────────────────────
+
+
+def _within(layout: Layout, piece: int | None, sizes: dict[str, int]) -> tuple[slice, ...]:
+    """Where a part of what is concatenated lies in the whole tensor."""
+    if piece is None:
+        return (slice(None),) * len(layout.items)
+    places: list[slice] = []
+    for item in layout.items:
+        if isinstance(item, Concat):
+            start = sum(size_of(part, sizes) for part in item.parts[:piece])
+            places.append(slice(start, start + size_of(item.parts[piece], sizes)))
+        else:
+            places.append(slice(None))
+    return tuple(places)
+
+
+def _matrix(tensor: Tensor, layout: Layout) -> Tensor:
+    """A weight with one row per output and one column per input."""
+    turned = tensor.permute(*layout.outputs, *layout.inputs)
+    return turned.reshape(turned.shape[: len(layout.outputs)].numel(), -1)
+
+
+def _as_stored(matrix: Tensor, layout: Layout, like: Tensor) -> Tensor:
+    """The matrix the way round that the weight is stored."""
+    order = [*layout.outputs, *layout.inputs]
+    turned = matrix.reshape([like.shape[dim] for dim in order])
+    return turned.permute([order.index(dim) for dim in range(len(order))])

@@ -14,7 +14,9 @@ def nobody_watching(name: str) -> None:
     """The default for those who want to hear of every tensor."""
 
 
-def story_of(finetuned: str, base: Model, onto: Model, alignment: Alignment, alpha: float) -> dict[str, Any]:
+def story_of(
+    finetuned: str, base: Model, onto: Model, alignment: Alignment, alpha: float | dict[str, float]
+) -> dict[str, Any]:
     """Where an output comes from, and what is needed to make it again."""
     story = alignment.provenance
     return {

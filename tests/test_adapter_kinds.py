@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from transfusion.errors import AdapterError, SettingError
 from transfusion.live import Live, largest_difference
 from transfusion.matching import align
 from transfusion.model import Model
@@ -74,9 +76,7 @@ ON_WEIGHTS = {
         "AdaLora", "gpt2", init_r=4, total_step=9, target_modules=["c_attn"], fan_in_fan_out=True
     ),
     "ia3": of("IA3", "llama", target_modules=LAYER, feedforward_modules=["down_proj"]),
-    "ia3 with biases": of(
-        "IA3", "bert", target_modules=["key", "value"], feedforward_modules=[]
-    ),
+    "ia3 with biases": of("IA3", "bert", target_modules=["key", "value"], feedforward_modules=[]),
     "ia3, transposed": of(
         "IA3",
         "gpt2",
@@ -228,3 +228,167 @@ def test_merging_gives_what_peft_merges_on_b(name, aligned, tmp_path):
             assert (ours - weight).abs().max() > 1e-3, f"{tensor} is called changed, and is not"
             assert torch.allclose(moved.delta(tensor), ours - weight, atol=1e-5)
         assert torch.allclose(ours.double(), peft_says[tensor], atol=1e-5), tensor
+
+
+def test_adalora_whose_ranks_were_cut_is_the_same_adapter(aligned, tmp_path):
+    """Modules keep some of their directions, and the scale that they had with all of them."""
+    a, b, pi = aligned("llama")
+    adapter = make(ON_WEIGHTS["adalora"], a, tmp_path / "adapter")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    module, kept = "model.layers.1.self_attn.q_proj", [True, False, False, True]
+    for part in ("lora_A", "lora_B", "lora_E"):
+        key = f"base_model.model.{module}.{part}"
+        tensors[key] = (tensors[key][:, kept] if part == "lora_B" else tensors[key][kept]).contiguous()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    edit(adapter, rank_pattern={f"{module}.lora_E": kept})
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    moved.save(tmp_path / "moved")
+    with in_double():
+        peft_says = by_canonical_name(loaded(tmp_path / "moved", b).merge_and_unload(), Model.open(b))
+    name = "layers.1.self_attn.q_proj.weight"
+    assert torch.allclose(moved.merged(name, Model.open(b).read(name)).double(), peft_says[name], atol=1e-5)
+
+
+# ── α ────────────────────────────────────────────────────────────────────────────────────────
+
+SCALABLE = [name for name in ON_WEIGHTS if not name.startswith("hra")]
+
+
+@pytest.mark.parametrize("name", ["lora beside a trained head", *SCALABLE[11:]])
+def test_alpha_0_gives_b_back(name, aligned, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi, alpha=0.0)
+    onto = Model.open(b)
+    for tensor in moved.changed:
+        assert torch.allclose(moved.merged(tensor, onto.read(tensor)), onto.read(tensor), atol=1e-6), tensor
+        assert moved.delta(tensor).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["lora, transposed", "adalora", "loha", "delora", "hira", "ia3", "beft"])
+def test_half_of_an_adapter_is_half_of_its_change(name, aligned, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    adapter = make(ALL[name], a, tmp_path / "adapter")
+    whole, half = (transport(adapter, base=a, onto=b, via=pi, alpha=alpha) for alpha in (1.0, 0.5))
+    for tensor in whole.changed:
+        assert torch.allclose(half.delta(tensor), 0.5 * whole.delta(tensor), atol=1e-6), tensor
+
+
+def test_every_layer_may_have_its_alpha(aligned, tmp_path):
+    a, b, pi = aligned("llama")
+    adapter = make(ON_WEIGHTS["dora"], a, tmp_path / "adapter")
+    whole = transport(adapter, base=a, onto=b, via=pi).state_dict()
+    moved = transport(adapter, base=a, onto=b, via=pi, alpha={"layers.0.*": 0.5})
+    for key, value in moved.state_dict().items():
+        scaled = "layers.0." in key and "lora_A" not in key
+        assert torch.equal(value, whole[key]) is not scaled
+    assert moved.story()["alpha"] == {"default": 1.0, "layers.0.*": 0.5}
+    with pytest.raises(SettingError, match=r"no tensor matches layer\.0"):
+        transport(adapter, base=a, onto=b, via=pi, alpha={"layer.0.*": 0.5}).state_dict()
+
+
+@pytest.mark.parametrize("name", ["hra", "prompt_tuning", "prefix_tuning"])
+def test_what_has_no_halves_is_refused_with_another_alpha(name, aligned, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi, alpha=0.5)
+    with pytest.raises(SettingError, match=f"alpha = 0.5: a part of a {name.upper()} adapter"):
+        moved.state_dict()
+
+
+# ── maps that mix units ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["dora", "ia3", "loha", "hra", "delora", "hira"])
+def test_what_belongs_to_single_units_moves_under_permutations_only(name, aligned, mixed, tmp_path):
+    a, b, _ = aligned("llama")
+    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=mixed)
+    with pytest.raises(
+        AdapterError, match=f"{name.upper()} adapters move under permutations only, .* a plan"
+    ):
+        moved.state_dict()
+
+
+@pytest.mark.parametrize("name", ["lora, ranks by pattern", "adalora", "trainable_tokens", "prompt_tuning"])
+def test_what_is_linear_moves_under_every_map(name, aligned, mixed, tmp_path):
+    a, b, _ = aligned("llama")
+    assert transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=mixed).state_dict()
+
+
+@pytest.fixture(scope="module")
+def mixed(aligned) -> Any:
+    """A π between the two Llamas whose maps are plans."""
+    a, b, _ = aligned("llama")
+    return align(a, b, method="ot", residual="tied")
+
+
+# ── there and back, and refusals ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["lora, ranks by pattern", "lora on a convolution", "loha", "hra"])
+def test_there_and_back_again_every_bit_is_the_same(name, aligned, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    adapter = make(ALL[name], a, tmp_path / "adapter")
+    transport(adapter, base=a, onto=b, via=pi).save(tmp_path / "there")
+    transport(tmp_path / "there", base=b, onto=a, via=pi.inverse()).save(tmp_path / "back")
+    was, there, back = (
+        load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("adapter", "there", "back")
+    )
+    assert all(torch.equal(was[key], back[key]) for key in was)
+    assert not all(torch.equal(was[key], there[key]) for key in was)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_cannot_be_merged(name, aligned, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi)
+    with pytest.raises(AdapterError, match=r"adapters of kind P\w+ cannot be merged: they change what"):
+        _ = moved.changed
+    with pytest.raises(AdapterError, match="cannot be merged"):
+        moved.merged("embed_tokens.weight", torch.zeros(2))
+
+
+def test_a_new_bias_cannot_be_merged(aligned, tmp_path):
+    a, b, pi = aligned("llama")
+    adapter = make(of("Beft", "llama", target_modules=["q_proj"]), a, tmp_path / "adapter")
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    assert moved.state_dict()
+    with pytest.raises(
+        AdapterError, match="q_proj gets a bias, and in .* it has none: this cannot be merged"
+    ):
+        _ = moved.changed
+
+
+def test_a_prefix_needs_keys_and_values_side_by_side(made, tmp_path):
+    adapter = make(
+        of("PrefixTuning", "gpt_neox", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+        made("gpt_neox"),
+        tmp_path / "adapter",
+    )
+    with pytest.raises(AdapterError, match="the table of gpt_neox does not have them side by side"):
+        transport(adapter, base=made("gpt_neox"), onto=made("gpt_neox", 2), method="naive").state_dict()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ([1, 7, 9], "has 2 rows, and the configuration names 3 tokens"),
+        ([1, 31], "token 31, and the base has 31"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(tokens, reason, aligned, tmp_path):
+    a, b, pi = aligned("llama")
+    adapter = edit(make(ALL["trainable_tokens"], a, tmp_path / "adapter"), token_indices=tokens)
+    with pytest.raises(AdapterError, match=reason):
+        transport(adapter, base=a, onto=b, via=pi).state_dict()
+
+
+def test_a_convolution_under_ia3_is_refused(aligned, tmp_path):
+    a, b, pi = aligned("vit-classifier")
+    made = of("IA3", "vit-classifier", target_modules=["projection"], feedforward_modules=[])
+    with pytest.raises(AdapterError, match=r"has shape \(1, 24, 1, 1\), "):
+        transport(make(made, a, tmp_path / "adapter"), base=a, onto=b, via=pi).state_dict()
+
+
+def edit(adapter: Path, **settings: object) -> Path:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return adapter

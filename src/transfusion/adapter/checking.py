@@ -12,6 +12,7 @@ from transfusion.errors import AdapterError, listing
 
 _MERGE = "merge the adapter into its base and move the merged model"
 _AGAIN = "the adapter's file is damaged or incomplete; fetch or save it again"
+_BOTH = "the configuration and the weights belong to different adapters; fetch both again"
 
 # Settings of all kinds that say nothing about where the numbers belong: they may have any value.
 _COMMON = words(
@@ -88,7 +89,7 @@ def require_whole(label: str, kind: Kind, config: Mapping[str, Any], found: Sequ
             if rank != promised:
                 raise AdapterError(
                     f"{label}: {module} has rank {rank}, and the configuration says {promised}",
-                    hint="the configuration and the weights belong to different adapters; fetch both again",
+                    hint=_BOTH,
                 )
 
 
@@ -108,6 +109,48 @@ def _require_one_rank(label: str, module: str, ranks: Mapping[str, int]) -> None
         other = next(one for one in ranks if ranks[one] != rank)
         raise AdapterError(
             f"{label}: {module} has rank {rank} in {name} and {ranks[other]} in {other}", hint=_AGAIN
+        )
+
+
+def require_tokens(label: str, key: str, rows: int, tokens: Sequence[int], vocabulary: int) -> None:
+    """There must be a row for each token that the configuration names, and such tokens."""
+    if rows != len(tokens):
+        raise AdapterError(
+            f"{label}: {key} has {rows} rows, and the configuration names {len(tokens)} tokens", hint=_BOTH
+        )
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        raise AdapterError(
+            f"{label}: the configuration names token {max(tokens)}, and the base has {vocabulary} tokens",
+            hint="the adapter belongs to a base with another vocabulary; give that one as --base",
+        )
+
+
+def require_exchangeable(
+    label: str, tensor: str, size: int, members: Iterable[int], shapes: Set[tuple[int, ...]]
+) -> None:
+    """Experts change places, so each must find something alike in the place that it goes to."""
+    absent = sorted(set(range(size)) - set(members))
+    if absent:
+        raise AdapterError(
+            f"{label}: the adapter changes some of the experts in {tensor}, and not number"
+            f" {listing(absent)}; in the new base they have other numbers",
+            hint=_MERGE,
+        )
+    if len(shapes) > 1:
+        raise AdapterError(
+            f"{label}: the experts in {tensor} have tensors of several shapes"
+            f" ({listing(sorted(shapes))}), and cannot change places",
+            hint=_MERGE,
+        )
+
+
+def require_one_scale(label: str, config: Mapping[str, Any], modules: Sequence[str]) -> None:
+    """Modules that change places must have one scale, which belongs to the place."""
+    scales = {Settings(config, module).patterned("alpha_pattern", "lora_alpha", 8) for module in modules}
+    if len(scales) > 1:
+        raise AdapterError(
+            f"{label}: alpha_pattern tells experts such as {modules[0]} apart, and experts change places",
+            hint=_MERGE,
         )
 
 

@@ -262,6 +262,5 @@ KINDS = {kind.name: kind for kind in _ALL}
 
 def kind_of(config: Mapping[str, Any]) -> Kind | None:
     """The kind that a configuration names, if it is one that moves."""
-    if config.get("use_dora") and config.get("peft_type") == "LORA":
-        return DORA
-    return KINDS.get(str(config.get("peft_type")).upper())
+    kind = KINDS.get(str(config.get("peft_type")).upper())
+    return DORA if kind is LORA and config.get("use_dora") else kind

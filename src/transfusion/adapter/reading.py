@@ -9,10 +9,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from transfusion.adapter.checking import kind_that_moves, refuse_odd_settings, require_targets, require_whole
-from transfusion.adapter.kinds import PROMPT, WHOLE, Kind, Part
+from transfusion.adapter.checking import (
+    kind_that_moves,
+    refuse_odd_settings,
+    require_exchangeable,
+    require_one_scale,
+    require_targets,
+    require_tokens,
+    require_whole,
+)
+from transfusion.adapter.kinds import PROMPT, WHOLE, Kind, Part, Reference
+from transfusion.adapter.places import Place, Spot
 from transfusion.adapter.prompts import prompt_layout
 from transfusion.adapter.settings import Settings
 from transfusion.architecture import Architecture
@@ -21,7 +31,7 @@ from transfusion.checkpoint import Checkpoint, headers, read_json
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
-from transfusion.naming import Naming, unwrapped, without_part
+from transfusion.naming import Naming, unwrapped
 from transfusion.references import resolve
 
 CONFIG = "adapter_config.json"
@@ -44,26 +54,20 @@ class Factor:
     tensor: str
     """The canonical name of the tensor that it changes or replaces."""
     layout: Layout
+    """Its axes; those of one of a stack are the axes of all of them, stacked."""
     part: Part = WHOLE
     module: str = ""
     """The module that it belongs to, as the live model names it; empty for a whole tensor."""
-    piece: int | None = None
-    """Which part of a concatenated tensor the module is, if it is one."""
+    weight: Spot | None = None
+    """Where the module's weight lies."""
     rank: int | None = None
+    stack: tuple[str, ...] = ()
+    """The keys of all members of its stack, if it is one of a stack: they may change places."""
 
     @property
     def whole(self) -> bool:
         """Whether this is a copy of the whole tensor, trained or not, and not a factor of a change."""
         return self.part is WHOLE
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What the tensors of a base are called, and how they lie."""
-
-    naming: Naming
-    architecture: Architecture
-    ties: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,11 @@ class Adapter:
         """What the configuration says about one module."""
         return Settings(self.config, module)
 
-    def read(self, key: str) -> Tensor:
-        """One stored tensor; values that are not numbers are refused."""
-        return self.checkpoint.read_finite(key)
+    def read(self, factor: Factor) -> Tensor:
+        """One stored tensor, or its stack; values that are not numbers are refused."""
+        if factor.stack:
+            return torch.stack([self.checkpoint.read_finite(key) for key in factor.stack])
+        return self.checkpoint.read_finite(factor.key)
 
     def notes(self, base: Model) -> list[str]:
         """What is odd about an adapter on this base, and no reason to refuse it."""
@@ -114,7 +120,7 @@ class Adapter:
     def factors(self, base: Model) -> list[Factor]:
         """Every stored tensor with its layout on a base."""
         place = self._place_on(base)
-        found = [self._factor(key, place) for key in self.checkpoint.tensors]
+        found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
         require_whole(self.label, self.kind, self.config, found)
         require_targets(self.label, self.config, found, [*base.architecture.trunk, *base.checkpoint.tensors])
         for factor in found:
@@ -129,7 +135,7 @@ class Adapter:
             rf"(?P<module>.+?)\.(token_adapter\.)?(?P<part>{names})(\.default)?(\.(?P<leaf>weight|bias))?"
         )
 
-    def _place_on(self, base: Model) -> _Place:
+    def _place_on(self, base: Model) -> Place:
         """The base's architecture, with the heads that only the adapter has, and the prompt."""
         naming = Naming(base.family, live=True)
         shapes = {name: base.info(name).shape for name in base.names}
@@ -142,7 +148,7 @@ class Adapter:
         if self.kind.prompt:
             layout = prompt_layout(self.kind.name, self.config, bound)
             bound = replace(bound, tensors={**bound.tensors, PROMPT: layout})
-        return _Place(naming, bound.under(base.architecture.policy), table.ties)
+        return Place(naming, bound.under(base.architecture.policy), table.ties)
 
     def _is_prompt(self, key: str) -> bool:
         return self.kind.prompt and key == PROMPT
@@ -161,7 +167,7 @@ class Adapter:
             key = key.replace(mark, ".")
         return key.removeprefix("base_model.") if self.kind.prompt else key
 
-    def _factor(self, key: str, place: _Place) -> Factor:
+    def _factor(self, key: str, place: Place) -> Factor:
         match = self._keys.fullmatch(key)
         if match is not None:
             return self._part_of_change(key, match, place)
@@ -169,28 +175,19 @@ class Adapter:
         part = self.kind.parts[0] if self._is_prompt(key) else WHOLE
         return Factor(key, tensor, self._layout_of(tensor, key, place), part)
 
-    def _part_of_change(self, key: str, match: re.Match[str], place: _Place) -> Factor:
+    def _part_of_change(self, key: str, match: re.Match[str], place: Place) -> Factor:
         name = match["part"] + (".bias" if match["leaf"] == "bias" else "")
         part = self.kind.part(name)
-        canonical = place.naming.canonical
-        if "#" in (stacked := canonical(match["module"] + ".weight")):
-            raise AdapterError(
-                f"{self.label}: {key} changes one of the stacked matrices {stacked.partition('#')[0]}",
-                hint="adapters on single experts cannot be moved; merge the adapter into its base and move"
-                " the merged model",
-            )
-        tensor, piece = without_part(canonical(match["module"]) + ".weight")
-        if tensor not in place.architecture.tensors and part.form.endswith("row"):
-            tensor = place.ties.get(tensor, tensor)
-        weight = self._layout_of(tensor, key, place)
-        if piece is not None:
-            weight = weight.piece(piece)
+        spot = place.weight_of(match["module"])
+        if spot.tensor not in place.architecture.tensors and part.reference is Reference.ROWS:
+            spot = replace(spot, tensor=place.ties.get(spot.tensor, spot.tensor))
+        whole = self._layout_of(spot.tensor, key, place)
+        weight, shape = spot.layout(whole), self.checkpoint.tensors[key].shape
         if weight.arrow is None:
             raise AdapterError(
-                f"{self.label}: {key} changes {tensor}, which is not a linear map ('{weight}')",
+                f"{self.label}: {key} changes {spot.tensor}, which is not a linear map ('{weight}')",
                 hint="this adapter was made for another architecture",
             )
-        shape = self.checkpoint.tensors[key].shape
         if (found := part.on(weight, shape)) is None:
             raise AdapterError(
                 f"{self.label}: {key} has shape {shape}, which {part.name} ('{part.form}') cannot have on a"
@@ -198,10 +195,27 @@ class Adapter:
                 hint="give the base that the adapter was trained on as --base",
             )
         layout, rank = found
-        tensor = tensor.removesuffix("weight") + part.of
-        return Factor(key, tensor, layout, part, unwrapped(match["module"]), piece, rank)
+        layout = Layout((*spot.stack(whole), *layout.items))
+        tensor = spot.tensor if part.of == "weight" else spot.bias.tensor
+        return Factor(key, tensor, layout, part, unwrapped(match["module"]), spot, rank)
 
-    def _layout_of(self, tensor: str, key: str, place: _Place) -> Layout:
+    def _stacked(self, found: list[Factor], place: Place) -> list[Factor]:
+        """The same tensors, members of a stack with all that they may change places with."""
+        stacks: dict[tuple[str, int | None, str], dict[int, Factor]] = {}
+        for factor in found:
+            if (spot := factor.weight) is not None and spot.member is not None:
+                stacks.setdefault((spot.tensor, spot.piece, factor.part.name), {})[spot.member] = factor
+        keys: dict[str, tuple[str, ...]] = {}
+        for (tensor, _, _), members in stacks.items():
+            size = size_of(place.architecture.tensors[tensor].items[0], place.architecture.sizes)
+            infos = {self.checkpoint.tensors[factor.key] for factor in members.values()}
+            require_exchangeable(self.label, tensor, size, members, {info.shape for info in infos})
+            require_one_scale(self.label, self.config, [factor.module for factor in members.values()])
+            stack = tuple(members[member].key for member in range(size))
+            keys.update(dict.fromkeys(stack, stack))
+        return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]
+
+    def _layout_of(self, tensor: str, key: str, place: Place) -> Layout:
         if tensor not in place.architecture.tensors:
             raise AdapterError(
                 f"{self.label}: {key} belongs to {tensor}, which the base does not have",
@@ -211,6 +225,7 @@ class Adapter:
 
     def _require_fit(self, factor: Factor, architecture: Architecture) -> None:
         shape = self.checkpoint.tensors[factor.key].shape
+        shape = (len(factor.stack), *shape) if factor.stack else shape
         wanted = tuple(
             extent if item == Name(ANONYMOUS) else size_of(item, architecture.sizes)
             for item, extent in zip(factor.layout.items, shape, strict=False)
@@ -221,12 +236,9 @@ class Adapter:
                 f" '{factor.layout}' is {wanted}",
                 hint="the adapter belongs to a base of another size; give that one as --base",
             )
-        if factor.part.form.endswith("row") and shape[0] != len(self.settings(factor.module).tokens):
-            raise AdapterError(
-                f"{self.label}: {factor.key} has {shape[0]} rows, and the configuration names"
-                f" {len(self.settings(factor.module).tokens)} tokens",
-                hint="the configuration and the weights belong to different adapters; fetch both again",
-            )
+        if factor.part.reference is Reference.ROWS:
+            vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
+            require_tokens(self.label, factor.key, shape[0], self.settings(factor.module).tokens, vocabulary)
 
 
 def is_adapter(reference: str | Path) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
+from transfusion.errors import AdapterError
+
 
 def words(text: str) -> frozenset[str]:
     """The words of a text: how lists of settings are written here."""
@@ -29,14 +31,25 @@ class Settings:
 
     def patterned(self, patterns: str, key: str, default: float) -> float:
         """A setting that a table of patterns may change: the first whose pattern ends the module's name."""
-        for pattern, found in self.value(patterns, {}).items():
-            if re.match(rf"(.*\.)?({pattern})$", self.module):
-                return float(found)
-        return float(self.value(key, default))
+        try:
+            for pattern, found in self.value(patterns, {}).items():
+                if re.match(rf"(.*\.)?({pattern})$", self.module):
+                    return float(found)
+            return float(self.value(key, default))
+        except (re.error, TypeError, ValueError, AttributeError) as error:
+            raise AdapterError(
+                f"the adapter's configuration has {key} or {patterns} that make no sense ({error})",
+                hint="fetch the adapter_config.json that belongs to these weights",
+            ) from error
 
     @property
     def rank(self) -> int:
-        return int(self.patterned("rank_pattern", "r", 8))
+        if (rank := int(self.patterned("rank_pattern", "r", 8))) < 1:
+            raise AdapterError(
+                f"the adapter's configuration gives {self.module} the rank {rank}",
+                hint="fetch the adapter_config.json that belongs to these weights",
+            )
+        return rank
 
     @property
     def lora_scale(self) -> float:

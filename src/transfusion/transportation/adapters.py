@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,19 @@ from torch import Tensor
 
 from transfusion.adapter import CONFIG, Adapter, Factor, Reference
 from transfusion.adapter.changes import row_norms
+from transfusion.adapter.places import Spot, as_matrix, as_stored
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.errors import AdapterError, OutputError, SettingError
-from transfusion.layouts import ANONYMOUS, Concat, Layout, Name, size_of
+from transfusion.layouts import ANONYMOUS, Name
 from transfusion.maps import Permutation
 from transfusion.model import Model
 from transfusion.task_vector import working
 from transfusion.transportation.story import nobody_watching, story_of
 from transfusion.writer import staged_folder, write_json, write_shard
+
+_KEPT = 16
+"""How many stacks are kept: the parts of one block's experts."""
 
 
 @dataclass
@@ -39,6 +43,8 @@ class AdapterTransport:
     alignment: Alignment
     alpha: Alpha = field(default_factory=Alpha)
     dtype: torch.dtype | None = None
+    _stacks: dict[tuple[str, ...], Tensor] = field(default_factory=dict, init=False, repr=False)
+    """Moved stacks whose members are being asked for."""
 
     @cached_property
     def factors(self) -> list[Factor]:
@@ -90,7 +96,17 @@ class AdapterTransport:
         return {factor.key: self.tensor(factor) for factor in self.factors}
 
     def _moved(self, factor: Factor) -> Tensor:
-        stored = working(self.adapter.read(factor.key))
+        """The tensor in the type that arithmetic is done in; of a stack, what arrives in its place."""
+        if not factor.stack:
+            return self._arrived(factor)
+        if factor.stack not in self._stacks:
+            if len(self._stacks) == _KEPT:
+                del self._stacks[next(iter(self._stacks))]
+            self._stacks[factor.stack] = self._arrived(factor)
+        return self._stacks[factor.stack][factor.stack.index(factor.key)]
+
+    def _arrived(self, factor: Factor) -> Tensor:
+        stored = working(self.adapter.read(factor))
         alpha, move = self.alpha.at(factor.tensor), self.alignment.move
         match factor.part.reference:
             case Reference.NONE:
@@ -109,9 +125,10 @@ class AdapterTransport:
         weight = working(model.read(factor.tensor))
         match factor.part.reference:
             case Reference.NORMS:
-                layout = model.architecture.tensors[factor.tensor]
-                piece = weight[_within(layout, factor.piece, model.architecture.sizes)]
-                return row_norms(_matrix(piece, layout))
+                layout, spot = model.architecture.tensors[factor.tensor], Spot(factor.tensor)
+                if factor.weight is not None:  # a part, and of a stack all members
+                    spot = replace(factor.weight, member=None)
+                return row_norms(as_matrix(weight[spot.index(layout, model.architecture.sizes)], layout))
             case Reference.ROWS:
                 return weight[self.adapter.settings(factor.module).tokens]
         return weight
@@ -145,13 +162,13 @@ class AdapterTransport:
     def _changed_by(self, module: str) -> Iterator[str]:
         kind, factors = self.adapter.kind, self.modules[module]
         own = any(factor.part.of == "bias" for factor in factors)
-        stem = factors[0].tensor.removesuffix(factors[0].part.of)
+        spot = _spot(factors)
         rows = any(factor.part.reference is Reference.ROWS for factor in factors)
         if rows or kind.changed is not None or kind.added is not None:
-            yield stem + "weight"
+            yield spot.tensor
         if own or any(_multiplies_outputs(factor) for factor in factors):
-            if stem + "bias" in self.onto.architecture.tensors:
-                yield stem + "bias"
+            if spot.bias.tensor in self.onto.architecture.tensors:
+                yield spot.bias.tensor
             elif own:
                 raise AdapterError(
                     f"{self.adapter.label}: {module} gets a bias, and in {self.onto.label} it has none:"
@@ -185,17 +202,17 @@ class AdapterTransport:
         """A tensor with what the adapter does to one module."""
         kind, settings = self.adapter.kind, self.adapter.settings(module)
         parts = {factor.part.name: self._moved(factor) for factor in self.modules[module]}
-        layout, sizes = self.onto.architecture.tensors[name], self.onto.architecture.sizes
-        here = _within(layout, self.modules[module][0].piece, sizes)
-        result, piece = whole.clone(), whole[here]
-        parts = {part: tensor.to(piece.dtype) for part, tensor in parts.items()}
+        layout, spot = self.onto.architecture.tensors[name], _spot(self.modules[module])
+        here = spot.index(layout, self.onto.architecture.sizes)
+        result, mine = whole.clone(), whole[here]
+        parts = {part: tensor.to(mine.dtype) for part, tensor in parts.items()}
         if tokens := next((f for f in self.modules[module] if f.part.reference is Reference.ROWS), None):
             result[settings.tokens] = parts[tokens.part.name]
-        elif name.endswith("bias") and kind.bias is not None:
-            result[here] = kind.bias(piece, parts, settings)
+        elif name != spot.tensor and kind.bias is not None:
+            result[here] = kind.bias(mine, parts, settings)
         else:
-            matrix = kind.on_weight(_matrix(piece, layout), parts, settings)
-            result[here] = _as_stored(matrix, layout, piece)
+            layout = spot.layout(layout)
+            result[here] = as_stored(kind.on_weight(as_matrix(mine, layout), parts, settings), layout, mine)
         return result
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
@@ -271,36 +288,11 @@ class AdapterTransport:
                     )
 
 
+def _spot(factors: list[Factor]) -> Spot:
+    """Where the weight of a module lies, from any of its stored tensors."""
+    return next(factor.weight for factor in factors if factor.weight is not None)
+
+
 def _multiplies_outputs(factor: Factor) -> bool:
     """Whether a module's outputs are multiplied, its bias among them."""
     return factor.part.reference is Reference.ONE and factor.layout.items[0] != Name(ANONYMOUS)
-
-
-# ── weights as matrices ──────────────────────────────────────────────────────────────────────
-
-
-def _within(layout: Layout, piece: int | None, sizes: dict[str, int]) -> tuple[slice, ...]:
-    """Where a part of what is concatenated lies in the whole tensor."""
-    if piece is None:
-        return (slice(None),) * len(layout.items)
-    places: list[slice] = []
-    for item in layout.items:
-        if isinstance(item, Concat):
-            start = sum(size_of(part, sizes) for part in item.parts[:piece])
-            places.append(slice(start, start + size_of(item.parts[piece], sizes)))
-        else:
-            places.append(slice(None))
-    return tuple(places)
-
-
-def _matrix(tensor: Tensor, layout: Layout) -> Tensor:
-    """A weight with one row per output and one column per input."""
-    turned = tensor.permute(*layout.outputs, *layout.inputs)
-    return turned.reshape(turned.shape[: len(layout.outputs)].numel(), -1)
-
-
-def _as_stored(matrix: Tensor, layout: Layout, like: Tensor) -> Tensor:
-    """The matrix the way round that the weight is stored."""
-    order = [*layout.outputs, *layout.inputs]
-    turned = matrix.reshape([like.shape[dim] for dim in order])
-    return turned.permute([order.index(dim) for dim in range(len(order))])

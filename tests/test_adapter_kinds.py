@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from transfusion.errors import AdapterError, SettingError
 from transfusion.live import Live, largest_difference
+from transfusion.maps import Plan
 from transfusion.matching import align
 from transfusion.model import Model
 from transfusion.naming import Naming, without_part
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`lora_bias=True` was passed",
     "ignore:Adapter 'default'",
     "ignore:Unsupported layer type",
+    "ignore:The following rank_pattern keys",
 )
 
 
@@ -181,10 +183,24 @@ def aligned(shuffled) -> Callable[[str], tuple[Path, Path, Any]]:
     return find
 
 
+@pytest.fixture(scope="module")
+def adapters(made, tmp_path_factory) -> Callable[[str], Path]:
+    """The adapters listed above, each made once."""
+    done: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in done:
+            folder = tmp_path_factory.mktemp("adapters") / name
+            done[name] = make(ALL[name], made(ALL[name].case), folder)
+        return done[name]
+
+    return find
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, tmp_path):
+def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, adapters, tmp_path):
     a, b, pi = aligned(ALL[name].case)
-    adapter = make(ALL[name], a, tmp_path / "adapter")
+    adapter = adapters(name)
     moved = transport(adapter, base=a, onto=b, via=pi)
     assert isinstance(moved, AdapterTransport)
     moved.save(tmp_path / "moved")
@@ -197,7 +213,7 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, tmp_path):
     else:
         bare = outputs(Live.of(Model.open(b)).module, b)
         assert largest_difference(wanted, bare) > 1e-3, "the adapter did nothing"
-    was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("adapter", "moved"))
+    was, is_now = (load_file(f / "adapter_model.safetensors") for f in (adapter, tmp_path / "moved"))
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
 
 
@@ -212,9 +228,9 @@ def by_canonical_name(module: Any, model: Model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ON_WEIGHTS)
-def test_merging_gives_what_peft_merges_on_b(name, aligned, tmp_path):
+def test_merging_gives_what_peft_merges_on_b(name, aligned, adapters, tmp_path):
     a, b, pi = aligned(ALL[name].case)
-    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi)
+    moved = transport(adapters(name), base=a, onto=b, via=pi)
     moved.save(tmp_path / "moved")
     onto = Model.open(b)
     with in_double():
@@ -251,13 +267,24 @@ def test_adalora_whose_ranks_were_cut_is_the_same_adapter(aligned, tmp_path):
 
 # ── α ────────────────────────────────────────────────────────────────────────────────────────
 
-SCALABLE = [name for name in ON_WEIGHTS if not name.startswith("hra")]
 
-
-@pytest.mark.parametrize("name", ["lora beside a trained head", *SCALABLE[11:]])
-def test_alpha_0_gives_b_back(name, aligned, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lora beside a trained head",
+        "lora beside trained tokens",
+        "dora",
+        "dora, transposed",
+        "dora on embeddings",
+        "dora on a convolution",
+        "dora on parts of a tensor",
+        "ia3 with biases",
+        "ln_tuning",
+    ],
+)
+def test_alpha_0_gives_b_back(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
-    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi, alpha=0.0)
+    moved = transport(adapters(name), base=a, onto=b, via=pi, alpha=0.0)
     onto = Model.open(b)
     for tensor in moved.changed:
         assert torch.allclose(moved.merged(tensor, onto.read(tensor)), onto.read(tensor), atol=1e-6), tensor
@@ -265,17 +292,17 @@ def test_alpha_0_gives_b_back(name, aligned, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lora, transposed", "adalora", "loha", "delora", "hira", "ia3", "beft"])
-def test_half_of_an_adapter_is_half_of_its_change(name, aligned, tmp_path):
+def test_half_of_an_adapter_is_half_of_its_change(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
-    adapter = make(ALL[name], a, tmp_path / "adapter")
+    adapter = adapters(name)
     whole, half = (transport(adapter, base=a, onto=b, via=pi, alpha=alpha) for alpha in (1.0, 0.5))
     for tensor in whole.changed:
         assert torch.allclose(half.delta(tensor), 0.5 * whole.delta(tensor), atol=1e-6), tensor
 
 
-def test_every_layer_may_have_its_alpha(aligned, tmp_path):
+def test_every_layer_may_have_its_alpha(aligned, adapters):
     a, b, pi = aligned("llama")
-    adapter = make(ON_WEIGHTS["dora"], a, tmp_path / "adapter")
+    adapter = adapters("dora")
     whole = transport(adapter, base=a, onto=b, via=pi).state_dict()
     moved = transport(adapter, base=a, onto=b, via=pi, alpha={"layers.0.*": 0.5})
     for key, value in moved.state_dict().items():
@@ -287,9 +314,9 @@ def test_every_layer_may_have_its_alpha(aligned, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["hra", "prompt_tuning", "prefix_tuning"])
-def test_what_has_no_halves_is_refused_with_another_alpha(name, aligned, tmp_path):
+def test_what_has_no_halves_is_refused_with_another_alpha(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
-    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi, alpha=0.5)
+    moved = transport(adapters(name), base=a, onto=b, via=pi, alpha=0.5)
     with pytest.raises(SettingError, match=f"alpha = 0.5: a part of a {name.upper()} adapter"):
         moved.state_dict()
 
@@ -298,9 +325,9 @@ def test_what_has_no_halves_is_refused_with_another_alpha(name, aligned, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["dora", "ia3", "loha", "hra", "delora", "hira"])
-def test_what_belongs_to_single_units_moves_under_permutations_only(name, aligned, mixed, tmp_path):
+def test_what_belongs_to_single_units_moves_under_permutations_only(name, aligned, mixed, adapters):
     a, b, _ = aligned("llama")
-    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=mixed)
+    moved = transport(adapters(name), base=a, onto=b, via=mixed)
     with pytest.raises(
         AdapterError, match=f"{name.upper()} adapters move under permutations only, .* a plan"
     ):
@@ -308,38 +335,41 @@ def test_what_belongs_to_single_units_moves_under_permutations_only(name, aligne
 
 
 @pytest.mark.parametrize("name", ["lora, ranks by pattern", "adalora", "trainable_tokens", "prompt_tuning"])
-def test_what_is_linear_moves_under_every_map(name, aligned, mixed, tmp_path):
+def test_what_is_linear_moves_under_every_map(name, aligned, mixed, adapters):
     a, b, _ = aligned("llama")
-    assert transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=mixed).state_dict()
+    assert transport(adapters(name), base=a, onto=b, via=mixed).state_dict()
 
 
 @pytest.fixture(scope="module")
 def mixed(aligned) -> Any:
-    """A π between the two Llamas whose maps are plans."""
-    a, b, _ = aligned("llama")
-    return align(a, b, method="ot", residual="tied")
+    """A π between the two Llamas whose maps, but for heads, are called plans."""
+    _, _, pi = aligned("llama")
+    heads = set(pi.parents.values())
+    maps = {id: map_ if id in heads else Plan.of(map_) for id, map_ in pi.maps.items()}
+    return replace(pi, maps=maps)
 
 
 # ── there and back, and refusals ─────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", ["lora, ranks by pattern", "lora on a convolution", "loha", "hra"])
-def test_there_and_back_again_every_bit_is_the_same(name, aligned, tmp_path):
+def test_there_and_back_again_every_bit_is_the_same(name, aligned, adapters, tmp_path):
     a, b, pi = aligned(ALL[name].case)
-    adapter = make(ALL[name], a, tmp_path / "adapter")
+    adapter = adapters(name)
     transport(adapter, base=a, onto=b, via=pi).save(tmp_path / "there")
     transport(tmp_path / "there", base=b, onto=a, via=pi.inverse()).save(tmp_path / "back")
     was, there, back = (
-        load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("adapter", "there", "back")
+        load_file(folder / "adapter_model.safetensors")
+        for folder in (adapter, tmp_path / "there", tmp_path / "back")
     )
     assert all(torch.equal(was[key], back[key]) for key in was)
     assert not all(torch.equal(was[key], there[key]) for key in was)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_prompts_cannot_be_merged(name, aligned, tmp_path):
+def test_prompts_cannot_be_merged(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
-    moved = transport(make(ALL[name], a, tmp_path / "adapter"), base=a, onto=b, via=pi)
+    moved = transport(adapters(name), base=a, onto=b, via=pi)
     with pytest.raises(AdapterError, match=r"adapters of kind P\w+ cannot be merged: they change what"):
         _ = moved.changed
     with pytest.raises(AdapterError, match="cannot be merged"):

@@ -111,6 +111,7 @@ PROMPTS = {
     ),
     "prefix_tuning": of("PrefixTuning", "llama", num_virtual_tokens=4, task_type="CAUSAL_LM"),
     "prefix_tuning, fused": of("PrefixTuning", "gpt2", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prefix_tuning, interleaved": of("PrefixTuning", "bloom", num_virtual_tokens=4, task_type="CAUSAL_LM"),
     "prefix_tuning, projected": of(
         "PrefixTuning",
         "mistral-tied",
@@ -387,13 +388,29 @@ def test_a_new_bias_cannot_be_merged(aligned, tmp_path):
         _ = moved.changed
 
 
-def test_a_prefix_needs_keys_and_values_side_by_side(made, tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "onto", "reason"),
+    [
+        ({}, "bert", "changes classifier.weight, which .* does not have: it cannot be merged"),
+        ({"use_dora": True}, "bert", "lora_magnitude_vector has nothing to be measured against"),
+    ],
+)
+def test_adapters_on_a_head_need_that_head(settings, onto, reason, made, tmp_path):
+    adapter = make(
+        lora("bert-classifier", ["classifier"], **settings), made("bert-classifier"), tmp_path / "a"
+    )
+    moved = transport(adapter, base=made("bert-classifier"), onto=made(onto, 2), method="naive")
+    with pytest.raises(AdapterError, match=reason):
+        _ = moved.changed
+
+
+def test_a_prefix_needs_keys_and_values_that_can_be_told(made, tmp_path):
     adapter = make(
         of("PrefixTuning", "gpt_neox", num_virtual_tokens=4, task_type="CAUSAL_LM"),
         made("gpt_neox"),
         tmp_path / "adapter",
     )
-    with pytest.raises(AdapterError, match="the table of gpt_neox does not have them side by side"):
+    with pytest.raises(AdapterError, match="the table of gpt_neox does not tell them"):
         transport(adapter, base=made("gpt_neox"), onto=made("gpt_neox", 2), method="naive").state_dict()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfusion.architecture import Architecture
 from transfusion.errors import AdapterError
-from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, names_in
+from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, names_in
 
 _HINT = "prompts cannot be merged either; train it again on the new base"
 _KEY_AXES = frozenset(["head", "group", "qk", "rot"])
@@ -40,27 +40,40 @@ def _prefix(config: Mapping[str, Any], architecture: Architecture) -> Item:
     """The keys and the values of each block, in the order of blocks."""
     if (config.get("num_transformer_submodules") or 1) != 1:
         raise AdapterError("a prefix for an encoder and a decoder at once cannot be moved", hint=_HINT)
-    blocks: dict[str, dict[str, Item]] = {}
+    blocks: dict[str, dict[str, set[Item]]] = {}
     for item in _produced(architecture):
         axes = _axes(item, architecture)
         role = "values" if "vo" in axes and axes <= _VALUE_AXES else "keys"
         if role == "values" or (axes & {"qk", "rot"} and axes <= _KEY_AXES):
-            blocks.setdefault(_block(item), {})[role] = item
+            blocks.setdefault(_block(item), {"keys": set(), "values": set()})[role].add(item)
     whole = [blocks[name] for name in sorted(blocks, key=_numbers)]
-    if len(whole) < 1 or any(len(block) < 2 for block in whole):
+    if not whole or any(len(items) != 1 for block in whole for items in block.values()):
         raise AdapterError(
             f"a prefix needs the keys and the values of each block, and the table of {architecture.family}"
-            " does not have them side by side",
+            " does not tell them from other axes",
             hint=_HINT,
         )
-    return Concat(tuple(block[role] for block in whole for role in ("keys", "values")))
+    return Concat(tuple(next(iter(items)) for block in whole for items in block.values()))
 
 
 def _produced(architecture: Architecture) -> Iterator[Item]:
-    """What linear maps give, with what they concatenate apart."""
+    """What linear maps give, keys and values apart."""
     for layout in architecture.trunk.values():
         for item in layout.part(layout.outputs).items:
-            yield from item.parts if isinstance(item, Concat) else (item,)
+            yield from _apart(item, architecture)
+
+
+def _apart(item: Item, architecture: Architecture) -> Iterator[Item]:
+    axes = _axes(item, architecture)
+    match item:
+        case Concat(parts) if "vo" in axes:
+            for part in parts:
+                yield from _apart(part, architecture)
+        case Product((*around, Concat(parts))) if "vo" in axes:  # side by side within each head
+            for part in parts:
+                yield Product((*around, part))
+        case _:
+            yield item
 
 
 def _axes(item: Item, architecture: Architecture) -> set[str]:

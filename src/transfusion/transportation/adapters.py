@@ -53,6 +53,7 @@ class AdapterTransport:
         self.alpha.require_used([*self.base.architecture.tensors, *(factor.tensor for factor in found)])
         self._require_alpha(found)
         self._require_permutations(found)
+        self._require_places(found)
         return found
 
     @cached_property
@@ -165,6 +166,8 @@ class AdapterTransport:
         spot = _spot(factors)
         rows = any(factor.part.reference is Reference.ROWS for factor in factors)
         if rows or kind.changed is not None or kind.added is not None:
+            if spot.tensor not in self.onto.architecture.tensors:
+                raise self._nowhere(spot.tensor, "it cannot be merged")
             yield spot.tensor
         if own or any(_multiplies_outputs(factor) for factor in factors):
             if spot.bias.tensor in self.onto.architecture.tensors:
@@ -177,14 +180,15 @@ class AdapterTransport:
                 )
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """One tensor of B with the moved adapter in it, in the type that arithmetic is done in."""
+        """One tensor of B with the moved adapter in it, in the type that arithmetic is done in.
+
+        Of a tensor that is carried over, the adapter's own, whatever the weight.
+        """
         self._require_mergeable()
-        result = working(weight)
-        for factor in self.factors:
-            if factor.whole and factor.tensor == name:
-                result = self._moved(factor)
+        whole = next((factor for factor in self.factors if factor.whole and factor.tensor == name), None)
+        result = (working(weight) if whole is None else self._moved(whole)).clone()
         for module in self._changes.get(name, ()):
-            result = self._with(module, name, result)
+            self._fold(module, name, result)
         return result
 
     def delta(self, name: str) -> Tensor:
@@ -198,22 +202,19 @@ class AdapterTransport:
     def _rows_of(self, name: str) -> bool:
         return any(f.tensor == name and f.part.reference is Reference.ROWS for f in self.factors)
 
-    def _with(self, module: str, name: str, whole: Tensor) -> Tensor:
-        """A tensor with what the adapter does to one module."""
-        kind, settings = self.adapter.kind, self.adapter.settings(module)
-        parts = {factor.part.name: self._moved(factor) for factor in self.modules[module]}
-        layout, spot = self.onto.architecture.tensors[name], _spot(self.modules[module])
-        here = spot.index(layout, self.onto.architecture.sizes)
-        result, mine = whole.clone(), whole[here]
-        parts = {part: tensor.to(mine.dtype) for part, tensor in parts.items()}
-        if tokens := next((f for f in self.modules[module] if f.part.reference is Reference.ROWS), None):
-            result[settings.tokens] = parts[tokens.part.name]
+    def _fold(self, module: str, name: str, into: Tensor) -> None:
+        """Put what the adapter does to one module into a tensor."""
+        kind, settings, factors = self.adapter.kind, self.adapter.settings(module), self.modules[module]
+        layout, spot = self.onto.architecture.tensors[name], _spot(factors)
+        mine = into[spot.index(layout, self.onto.architecture.sizes)]
+        parts = {factor.part.name: self._moved(factor).to(into.dtype) for factor in factors}
+        if tokens := next((f.part for f in factors if f.part.reference is Reference.ROWS), None):
+            into[settings.tokens] = parts[tokens.name]
         elif name != spot.tensor and kind.bias is not None:
-            result[here] = kind.bias(mine, parts, settings)
+            mine.copy_(kind.bias(mine, parts, settings))
         else:
             layout = spot.layout(layout)
-            result[here] = as_stored(kind.on_weight(as_matrix(mine, layout), parts, settings), layout, mine)
-        return result
+            mine.copy_(as_stored(kind.on_weight(as_matrix(mine, layout), parts, settings), layout, mine))
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
 
@@ -273,6 +274,23 @@ class AdapterTransport:
                     f"alpha = {alpha:g}: a part of a {kind.name} adapter is not an adapter of that kind",
                     hint="move it with alpha = 1",
                 )
+
+    def _require_places(self, found: list[Factor]) -> None:
+        """What is measured against B's own weight needs that weight; and all weights must be of one shape."""
+        for factor in found:
+            if (spot := factor.weight) is None:
+                continue
+            if spot.tensor in self.onto.architecture.tensors:
+                if self.onto.info(spot.tensor).shape != self.base.info(spot.tensor).shape:
+                    raise self._nowhere(f"{spot.tensor} in that shape", "the adapter does not fit")
+            elif factor.part.reference in (Reference.NORMS, Reference.ROWS):
+                raise self._nowhere(spot.tensor, f"{factor.part.name} has nothing to be measured against")
+
+    def _nowhere(self, tensor: str, consequence: str) -> AdapterError:
+        return AdapterError(
+            f"{self.adapter.label} changes {tensor}, which {self.onto.label} does not have: {consequence}",
+            hint="give a B with the same head as A's",
+        )
 
     def _require_permutations(self, found: list[Factor]) -> None:
         """Numbers that belong to single units can only go where units go whole."""

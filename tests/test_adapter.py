@@ -319,6 +319,17 @@ def test_factors_of_different_ranks_are_refused(adapter, made):
         move(rewrite(adapter, cut), made)
 
 
+def test_a_part_that_the_kind_does_not_have_is_refused(adapter, made):
+    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.bias"
+    with pytest.raises(AdapterError, match=r"lora_A\.bias is no part of a LORA adapter"):
+        move(rewrite(adapter, lambda tensors: tensors.update({key: torch.zeros(3)})), made)
+
+
+def test_a_file_without_the_adapter_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match="nothing in the file belongs to a LORA adapter"):
+        move(rewrite(adapter, dict.clear), made)
+
+
 def test_a_lonely_factor_is_refused(adapter, made):
     def drop(tensors):
         tensors.pop(next(key for key in tensors if key.endswith("lora_A.weight")))

@@ -76,6 +76,8 @@ def refuse_odd_settings(label: str, kind: Kind, config: Mapping[str, Any]) -> No
 
 def require_whole(label: str, kind: Kind, config: Mapping[str, Any], found: Sequence[_Stored]) -> None:
     """Every module must have all the parts that belong together, in one rank, the configuration's."""
+    if kind.parts and not any(factor.part in kind.parts for factor in found):
+        raise AdapterError(f"{label}: nothing in the file belongs to a {kind.name} adapter", hint=_BOTH)
     modules: dict[str, dict[str, _Stored]] = {}
     for factor in found:
         if factor.module:

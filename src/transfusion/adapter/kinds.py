@@ -99,8 +99,8 @@ class Kind:
     prompt: bool = False
     """Whether it changes what a model reads, and no weight: it cannot be merged."""
 
-    def part(self, name: str) -> Part:
-        return next(part for part in self.parts if part.name == name)
+    def part(self, name: str) -> Part | None:
+        return next((part for part in self.parts if part.name == name), None)
 
     def on_weight(self, weight: Tensor, parts: Parts, settings: Settings) -> Tensor:
         """The matrix of a weight, changed."""

@@ -177,7 +177,11 @@ class Adapter:
 
     def _part_of_change(self, key: str, match: re.Match[str], place: Place) -> Factor:
         name = match["part"] + (".bias" if match["leaf"] == "bias" else "")
-        part = self.kind.part(name)
+        if (part := self.kind.part(name)) is None:
+            raise AdapterError(
+                f"{self.label}: {key} is no part of a {self.kind.name} adapter",
+                hint="merge the adapter into its base and move the merged model",
+            )
         spot = place.weight_of(match["module"])
         if spot.tensor not in place.architecture.tensors and part.reference is Reference.ROWS:
             spot = replace(spot, tensor=place.ties.get(spot.tensor, spot.tensor))

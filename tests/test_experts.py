@@ -340,6 +340,28 @@ def test_adapters_on_all_experts_go_where_the_experts_go(made, tmp_path):
     assert {key: value.shape for key, value in state.items()} == {k: v.shape for k, v in factors.items()}
 
 
+@pytest.mark.filterwarnings("ignore")  # PEFT stacks the experts of an older adapter, and says so
+def test_adapters_on_experts_do_in_peft_what_they_did(made, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    a = made("mixtral")
+    _, b = shuffled(a, tmp_path / "b")
+    one = on_experts(Model.open(a).info("layers.1.mlp.experts.down_proj").shape[0])
+    factors = {k.replace("layers.1", f"layers.{i}"): 0.3 * v for i in range(3) for k, v in one.items()}
+    adapter = lora(tmp_path / "lora", factors)
+    moved = transport(adapter, base=a, onto=b, residual="tied").save(tmp_path / "moved")
+
+    def logits(base: Path, adapter: Path) -> torch.Tensor:
+        model = transformers.MixtralForCausalLM.from_pretrained(base)
+        with torch.no_grad():
+            return peft.PeftModel.from_pretrained(model, adapter).eval()(torch.arange(2, 14)[None]).logits
+
+    wanted = logits(a, adapter)
+    assert torch.allclose(logits(b, moved), wanted, atol=1e-3)
+    assert (logits(b, adapter) - wanted).abs().max() > 1, "it need not have been moved"
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

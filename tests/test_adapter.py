@@ -197,15 +197,70 @@ def move(adapter: Path, made, case: str = "llama"):
     return moved.state_dict()
 
 
-@pytest.mark.parametrize("kind", ["IA3", "LOHA", "PROMPT_TUNING", "LN_TUNING"])
-def test_other_kinds_are_refused_by_name(kind, adapter, made):
-    with pytest.raises(AdapterError, match=f"adapters of kind {kind} cannot be moved"):
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("LOKR", "a Kronecker product is tied to the order of units"),
+        ("OFT", "it turns blocks of neighbouring units"),
+        ("VERA", "it weighs random projections"),
+        ("FOURIERFT", "coefficients of a transform over the order of units"),
+    ],
+)
+def test_kinds_that_cannot_be_moved_are_refused_with_the_reason(kind, reason, adapter, made):
+    with pytest.raises(AdapterError, match=f"adapters of kind {kind} cannot be moved: .*{reason}") as refusal:
         move(edit(adapter, peft_type=kind), made)
+    assert "merge the adapter into its base" in str(refusal.value)
 
 
-def test_dora_is_refused(adapter, made):
-    with pytest.raises(AdapterError, match="settings that are not understood: use_dora=True"):
+def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):
+    with pytest.raises(AdapterError, match="adapters of kind NEXT_YEAR are not known") as refusal:
+        move(edit(adapter, peft_type="NEXT_YEAR"), made)
+    assert "these move: LORA, ADALORA" in str(refusal.value)
+
+
+def test_every_kind_of_peft_is_known_or_refused():
+    import peft
+
+    from transfusion.adapter.kinds import KINDS
+    from transfusion.adapter.refused import REFUSED
+
+    assert not KINDS.keys() & REFUSED.keys()
+    assert {kind.value for kind in peft.PeftType} <= KINDS.keys() | REFUSED.keys()
+
+
+def test_dora_without_its_magnitudes_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match="lora_A, lora_B and not its partner lora_magnitude_vector"):
         move(edit(adapter, use_dora=True), made)
+
+
+@pytest.mark.parametrize("settings", [{"r": 5}, {"rank_pattern": {"q_proj": 5}}])
+def test_a_rank_that_the_configuration_does_not_promise_is_refused(settings, adapter, made):
+    with pytest.raises(AdapterError, match="q_proj has rank 3, and the configuration says 5"):
+        move(edit(adapter, **settings), made)
+
+
+@pytest.mark.parametrize("settings", [{"r": 0}, {"r": "three"}, {"rank_pattern": {"(": 5}}])
+def test_settings_without_sense_are_refused(settings, adapter, made):
+    with pytest.raises(AdapterError, match="the adapter's configuration "):
+        move(edit(adapter, **settings), made)
+
+
+def test_a_target_module_without_tensors_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match="missing target module: the configuration names v_proj, and"):
+        move(edit(adapter, target_modules=["q_proj", "v_proj"]), made)
+
+
+def test_target_modules_that_only_other_models_have_do_not_matter(adapter, made):
+    assert move(edit(adapter, target_modules=["q_proj", "query_key_value"]), made)
+
+
+def test_another_revision_of_the_base_is_noted_and_not_refused(adapter, made, monkeypatch):
+    edit(adapter, base_model_name_or_path="org/name", revision="v1")
+    moved = transport(adapter, base=made("llama", 1), onto=made("llama", 2), method="naive")
+    assert moved.notes == []
+    monkeypatch.setattr(Model, "label", "org/name@v2")
+    assert moved.notes == [f"{adapter} was trained on revision v1 of org/name, and the base is v2"]
+    assert moved.state_dict()
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
@@ -262,6 +317,17 @@ def test_factors_of_different_ranks_are_refused(adapter, made):
 
     with pytest.raises(AdapterError, match="has rank 2 in lora_A and 3 in lora_B"):
         move(rewrite(adapter, cut), made)
+
+
+def test_a_part_that_the_kind_does_not_have_is_refused(adapter, made):
+    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.bias"
+    with pytest.raises(AdapterError, match=r"lora_A\.bias is no part of a LORA adapter"):
+        move(rewrite(adapter, lambda tensors: tensors.update({key: torch.zeros(3)})), made)
+
+
+def test_a_file_without_the_adapter_is_refused(adapter, made):
+    with pytest.raises(AdapterError, match="nothing in the file belongs to a LORA adapter"):
+        move(rewrite(adapter, dict.clear), made)
 
 
 def test_a_lonely_factor_is_refused(adapter, made):

@@ -278,20 +278,105 @@ def test_blocks_without_experts_among_others_are_refused(setting, made, tmp_path
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("block_sparse_moe.experts.1.w1", r"changes one of the stacked matrices .*\.experts\.gate_up_proj"),
+        (
+            "block_sparse_moe.experts.1.w1",
+            r"changes some of the experts in .*\.experts\.gate_up_proj, and not number 0, 2, 3, 4",
+        ),
         ("mlp.experts", "which the base does not have"),
     ],
 )
-def test_adapters_on_experts_are_refused(module, reason, made, tmp_path):
-    """A LoRA of one expert would have to change its name; nothing does that yet."""
-    (tmp_path / "lora").mkdir()
+def test_adapters_on_some_experts_are_refused(module, reason, made, tmp_path):
+    """The configuration names the modules, so nothing can go where nothing was."""
     key = f"base_model.model.model.layers.0.{module}.lora_"
     factors = {f"{key}A.weight": torch.ones(2, 36), f"{key}B.weight": torch.ones(20, 2)}
-    save_file(factors, tmp_path / "lora" / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["w1"]}
-    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(AdapterError, match=reason):
-        transport(tmp_path / "lora", base=made("mixtral", 1), onto=made("mixtral", 2)).state_dict()
+        transport(
+            lora(tmp_path / "lora", factors), base=made("mixtral", 1), onto=made("mixtral", 2)
+        ).state_dict()
+
+
+def lora(folder: Path, factors: dict[str, torch.Tensor], **settings: object) -> Path:
+    """An adapter as older releases of PEFT and transformers made them, with experts apart."""
+    folder.mkdir()
+    save_file(factors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["w1", "w2", "w3"], **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def on_experts(experts: int) -> dict[str, torch.Tensor]:
+    """Factors for every expert of the second block."""
+    generator = torch.Generator().manual_seed(3)
+    sides = {"w1": (36, 20), "w2": (20, 36), "w3": (36, 20)}
+    return {
+        f"base_model.model.model.layers.1.block_sparse_moe.experts.{expert}.{name}.lora_{side}.weight": (
+            torch.randn((2, wide) if side == "A" else (high, 2), generator=generator)
+        )
+        for expert in range(experts)
+        for name, (wide, high) in sides.items()
+        for side in "AB"
+    }
+
+
+def test_adapters_on_all_experts_go_where_the_experts_go(made, tmp_path):
+    a = made("mixtral")
+    _, b = shuffled(a, tmp_path / "b")
+    pi = align(a, b, residual="tied")
+    factors = on_experts(Model.open(a).info("layers.1.mlp.experts.down_proj").shape[0])
+    adapter = lora(tmp_path / "lora", factors)
+    same = transport(adapter, base=a, onto=a, via=align(a, a, method="naive"))
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    names = [f"layers.1.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
+    assert moved.changed == same.changed == names
+    architecture = Model.open(a).under(pi.provenance.policy).architecture
+    for name in names:
+        wanted = pi.move(same.delta(name), architecture.tensors[name])
+        assert torch.allclose(moved.delta(name), wanted, atol=1e-5)
+        assert not torch.allclose(moved.delta(name), same.delta(name), atol=1e-2)
+    first = "base_model.model.model.layers.1.block_sparse_moe.experts.{}.{}.lora_{}.weight".format
+    product = 1.5 * factors[first(2, "w3", "B")] @ factors[first(2, "w3", "A")]
+    assert torch.allclose(same.delta(names[1])[2, 20:], product, atol=1e-5)
+    state = moved.state_dict()
+    assert {key: value.shape for key, value in state.items()} == {k: v.shape for k, v in factors.items()}
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT stacks the experts of an older adapter, and says so
+def test_adapters_on_experts_do_in_peft_what_they_did(made, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    a = made("mixtral")
+    _, b = shuffled(a, tmp_path / "b")
+    one = on_experts(Model.open(a).info("layers.1.mlp.experts.down_proj").shape[0])
+    factors = {k.replace("layers.1", f"layers.{i}"): 0.3 * v for i in range(3) for k, v in one.items()}
+    adapter = lora(tmp_path / "lora", factors)
+    moved = transport(adapter, base=a, onto=b, residual="tied").save(tmp_path / "moved")
+
+    def logits(base: Path, adapter: Path) -> torch.Tensor:
+        model = transformers.MixtralForCausalLM.from_pretrained(base)
+        with torch.no_grad():
+            return peft.PeftModel.from_pretrained(model, adapter).eval()(torch.arange(2, 14)[None]).logits
+
+    wanted = logits(a, adapter)
+    assert torch.allclose(logits(b, moved), wanted, atol=1e-3)
+    assert (logits(b, adapter) - wanted).abs().max() > 1, "it need not have been moved"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"alpha_pattern": {r"experts.0.w1": 7}}, "alpha_pattern tells experts such as .* apart"),
+        ({"rank_pattern": {r"experts.0.w1": 1}}, "have tensors of several shapes"),
+    ],
+)
+def test_adapters_whose_experts_differ_are_refused(settings, reason, made, tmp_path):
+    a = made("mixtral")
+    factors = on_experts(Model.open(a).info("layers.1.mlp.experts.down_proj").shape[0])
+    if "rank_pattern" in settings:
+        for key in [key for key in factors if "experts.0.w1" in key]:
+            factors[key] = factors[key][:1] if "lora_A" in key else factors[key][:, :1].clone()
+    with pytest.raises(AdapterError, match=reason):
+        transport(lora(tmp_path / "lora", factors, **settings), base=a, onto=made("mixtral", 2)).state_dict()
 
 
 def test_adapters_on_attention_move(made, tmp_path):

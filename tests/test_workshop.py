@@ -242,12 +242,11 @@ def test_a_truncated_shard_is_made_again(inputs, undisturbed, tmp_path, monkeypa
 
 
 def test_two_runs_to_one_place_do_not_meet(inputs, tmp_path):
-    with (
-        workshop(tmp_path / "moved", force=False) as shop,
-        pytest.raises(OutputError, match="another run is writing"),
-    ):
+    moved = prepared(inputs)
+    with workshop(tmp_path / "moved", force=False) as shop:
         shop.begin()
-        prepared(inputs).save(tmp_path / "moved")
+        with pytest.raises(OutputError, match="another run is writing"):
+            moved.save(tmp_path / "moved")
 
 
 def test_a_replacement_in_two_steps_is_undone_if_it_was_cut_between(inputs, undisturbed, tmp_path):

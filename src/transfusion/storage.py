@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -46,6 +46,10 @@ class Stored:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for parts in self.pieces for name in parts)
+
+    def renamed(self, prefix: str) -> Stored:
+        """The same under names that begin with a prefix."""
+        return replace(self, pieces=tuple(tuple(prefix + name for name in parts) for parts in self.pieces))
 
     def info(self, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
         """What the headers say about the tensor as a whole; its file is that of its first piece."""

@@ -73,7 +73,7 @@ from transfusion.cli.work import (
 )
 
 if TYPE_CHECKING:
-    from transfusion.transportation import AdapterTransport, Journey, Transport
+    from transfusion.transportation import AdapterOutput, Journey, Transport
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -291,7 +291,7 @@ def transport(
     )
     account = Account("transport", command=command(), settings=settings)
 
-    def prepare(journey: Journey) -> Transport | AdapterTransport:
+    def prepare(journey: Journey) -> Transport | AdapterOutput:
         return journey.transport(
             tuned,
             alpha=alpha,
@@ -376,7 +376,7 @@ def merge(
     )
     account = Account("merge", command=command(), settings=settings)
 
-    def prepare(journey: Journey) -> Transport | AdapterTransport:
+    def prepare(journey: Journey) -> Transport | AdapterOutput:
         return journey.merge(
             tuned,
             merging=Merging(How(how), as_numbers(weights), density, seed, journey.alpha(alpha)),

@@ -19,7 +19,7 @@ from transfusion.cli.work import Choices, files_of, report_transport, show
 if TYPE_CHECKING:
     from transfusion.alignment import Alignment
     from transfusion.model import Model
-    from transfusion.transportation import AdapterTransport, Journey, Transport
+    from transfusion.transportation import AdapterOutput, Journey, Transport
     from transfusion.writer import Workshop
 
 
@@ -40,7 +40,7 @@ class Moving:
         inputs: tuple[str | None, ...],
         via: str | None,
         choices: Choices,
-        prepare: Callable[[Journey], Transport | AdapterTransport],
+        prepare: Callable[[Journey], Transport | AdapterOutput],
     ) -> None:
         """Find the way from A to B, and write what is prepared for it."""
         from transfusion.alignment import Alignment
@@ -91,7 +91,7 @@ class Moving:
         pi.save(place, force=True)
         return pi
 
-    def _write(self, moved: Transport | AdapterTransport, shop: Workshop) -> None:
+    def _write(self, moved: Transport | AdapterOutput, shop: Workshop) -> None:
         with self.talk.tensors(moved.plan()["tensors"]) as step:
             moved.write(shop, step, self.jobs)
 

@@ -17,18 +17,22 @@ from transfusion.alignment import Alignment
 from transfusion.errors import SettingError
 from transfusion.task_vector import NewTokens
 from transfusion.transportation.account import Account
+from transfusion.transportation.adapter_output import AdapterOutput
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.applied import Applied, apply
 from transfusion.transportation.dense import Action, Transport
+from transfusion.transportation.joined import JoinedAdapters
 from transfusion.transportation.journey import Asked, Base, Finetune, Journey
 from transfusion.transportation.merging import How, Merging
 
 __all__ = [
     "Account",
     "Action",
+    "AdapterOutput",
     "AdapterTransport",
     "Applied",
     "How",
+    "JoinedAdapters",
     "Journey",
     "Merging",
     "NewTokens",
@@ -97,7 +101,7 @@ def merge(
     dtype: torch.dtype | str | None = None,
     trust_base: bool = False,
     **aligning: Any,
-) -> Transport | AdapterTransport:
+) -> Transport | JoinedAdapters:
     """Prepare several fine-tunes of A, moved by one π and combined at B.
 
     Adapters alone come out as an adapter: of the sum of their ranks, or of the ``rank`` that is asked for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +196,19 @@ class Transport(Output[Acted]):
         if entry.action is Action.CARRIED or (entry.added and rows.stop == extents[0]):
             return self.lead.own(name, rows)
         own = self.onto.raw(name, rows if extents else None)
-        change = self.merging.combine(self.sources, name, rows) if entry.action is Action.MOVED else None
+        change = self._change(name, rows) if entry.action is Action.MOVED else None
         if change is None or _is_zero(change):
             return own
         self.changed.add(name)
         return wide(own) + change
+
+    def _change(self, name: str, rows: slice) -> Tensor | None:
+        changes = {
+            number: source.change(name, rows)
+            for number, source in enumerate(self.sources)
+            if source.changes(name)
+        }
+        return self.merging.combine(changes, len(self.sources), name, rows.start)
 
     def blame(self, entry: Acted) -> None:
         for source in self.sources:
@@ -211,12 +219,14 @@ class Transport(Output[Acted]):
 
     def prepare(self) -> None:
         """Let the way of merging look at every change, if it must."""
-        moved = {entry.name: entry for entry in self.entries if entry.action is Action.MOVED}
-        shared = {name: self._shared_rows(entry) for name, entry in moved.items()}
-        self.merging.prepare(self.sources, shared)
+        self.merging.prepare([partial(self._whole_change, source) for source in self.sources])
 
-    def _shared_rows(self, entry: Acted) -> list[slice]:
-        return list(self.cuts(entry))[: -1 if entry.added else None]
+    def _whole_change(self, source: Source) -> Iterator[Tensor]:
+        """All that a fine-tune changes, some rows at a time."""
+        for entry in self.entries:
+            if entry.action is Action.MOVED and source.changes(entry.name):
+                for rows in list(self.cuts(entry))[: -1 if entry.added else None]:
+                    yield source.change(entry.name, rows)
 
     def conclude(self) -> None:
         """Refuse a fine-tune that equals its base."""

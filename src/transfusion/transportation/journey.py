@@ -22,6 +22,8 @@ from transfusion.transportation.account import Account
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.automatic import AUTO, balanced
 from transfusion.transportation.dense import Transport
+from transfusion.transportation.folded import FoldedAdapter
+from transfusion.transportation.joined import JoinedAdapters
 from transfusion.transportation.merging import Merging
 from transfusion.transportation.sources import Source, TunedModel
 from transfusion.workers import Workers
@@ -87,7 +89,9 @@ class Journey:
         trust_base: bool = False,
         new_tokens: NewTokens | str = NewTokens.REFUSE,
     ) -> Source:
-        """A fine-tune, as it looks from B."""
+        """A fine-tune as it looks from B, whatever it is."""
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            return FoldedAdapter(self.adapter(finetuned, alpha))
         tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
         tuned = tuned.under(self.alignment.provenance.policy)
         lot = NewTokens(new_tokens)
@@ -95,11 +99,15 @@ class Journey:
         return TunedModel(vector, self.alignment, alpha)
 
     def adapter(
-        self, reference: str | Path, alpha: Alpha, dtype: torch.dtype | None, account: Account
+        self,
+        reference: str | Path,
+        alpha: Alpha,
+        dtype: torch.dtype | None = None,
+        account: Account | None = None,
     ) -> AdapterTransport:
-        """An adapter that stays one."""
+        """An adapter on its way."""
         adapter = Adapter.open(reference)
-        return AdapterTransport(adapter, self.a, self.b, self.alignment, alpha, dtype, account)
+        return AdapterTransport(adapter, self.a, self.b, self.alignment, alpha, dtype, account or Account())
 
     def transport(
         self,
@@ -113,9 +121,10 @@ class Journey:
         account: Account | None = None,
     ) -> Transport | AdapterTransport:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
-        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            return self.adapter(finetuned, self.alpha(alpha), as_dtype(dtype), account or Account())
-        source = self.source(finetuned, self.alpha(alpha), trust_base=trust_base, new_tokens=new_tokens)
+        chosen = self.alpha(alpha)
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full:
+            return self.adapter(finetuned, chosen, as_dtype(dtype), account)
+        source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
         return self._output((source,), Merging(), dtype, account or Account())
 
     def merge(
@@ -129,8 +138,8 @@ class Journey:
         dtype: torch.dtype | str | None = None,
         trust_base: bool = False,
         account: Account | None = None,
-    ) -> Transport | AdapterTransport:
-        """Prepare B + α·(what the fine-tunes come to together)."""
+    ) -> Transport | JoinedAdapters:
+        """Prepare B + α·(what the fine-tunes come to together); of adapters alone, an adapter."""
         if not finetuned:
             raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
         merging.require_for(len(finetuned))
@@ -138,8 +147,15 @@ class Journey:
             raise SettingError(
                 f"head = {head + 1}: there are {len(finetuned)} fine-tunes", hint="count from 1"
             )
+        told = account or Account("merge")
+        adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
+        if len(adapters) == len(finetuned) and not full:
+            moved = tuple(self.adapter(one, Alpha()) for one in adapters)
+            return JoinedAdapters(moved, merging, rank, head, as_dtype(dtype), told)
+        if rank is not None:
+            raise SettingError("rank: the result is a model", hint="only adapters together have a rank")
         sources = tuple(self.source(one, Alpha(), trust_base=trust_base) for one in finetuned)
-        return self._output(sources, merging, dtype, account or Account("merge"), head)
+        return self._output(sources, merging, dtype, told, head)
 
     def _output(
         self,

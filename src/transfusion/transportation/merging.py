@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from transfusion.alpha import Alpha
 from transfusion.errors import SettingError
-from transfusion.transportation.sources import Source
 
 
 class How(StrEnum):
@@ -73,81 +72,67 @@ class Merging:
                 f"{len(self.weights)} weight(s) for {count} fine-tune(s)", hint="give one for each, in order"
             )
 
-    def prepare(self, sources: Sequence[Source], cuts: Mapping[str, Sequence[slice]]) -> None:
-        """Find what ties keeps of each fine-tune: the largest share of all its numbers together.
-
-        ``cuts`` are the rows of every tensor that can be had at a time.
-        """
+    def prepare(self, changes: Sequence[Callable[[], Iterable[Tensor]]]) -> None:
+        """Find what ties keeps of each change: the largest share of all its numbers together."""
         if self.how is How.TIES and not self._least:
-            self._least = tuple(self._smallest_kept(source, cuts) for source in sources)
+            self._least = tuple(_smallest_of_the_largest(self.density, change) for change in changes)
 
-    def _smallest_kept(self, source: Source, cuts: Mapping[str, Sequence[slice]]) -> float:
-        """The magnitude that splits off the largest share, exact in float32.
+    def combine(self, changes: Mapping[int, Tensor], count: int, name: str, start: int = 0) -> Tensor | None:
+        """Changes of one tensor, by the number of the fine-tune, as one change, times α.
 
-        The bits of floats that are not negative are ordered as the floats are: counting first by the upper
-        half of the bits, then by the lower half among those that have the right upper half, finds it.
+        ``count`` is the number of all fine-tunes, and ``start`` the first row; None if nothing changes.
         """
-        total = 0
-        upper = torch.zeros(2**16, dtype=torch.int64)
-        for bits in _bits(source, cuts):
-            total += bits.numel()
-            upper += torch.bincount(bits >> 16, minlength=2**16)
-        wanted = max(1, round(self.density * total))
-        high, above = _from_the_top(upper, wanted)
-        lower = torch.zeros(2**16, dtype=torch.int64)
-        for bits in _bits(source, cuts):
-            lower += torch.bincount(bits[bits >> 16 == high] & 0xFFFF, minlength=2**16)
-        low, _ = _from_the_top(lower, wanted - above)
-        return float(np.array(high << 16 | low, dtype=np.uint32).view(np.float32))
-
-    def combine(self, sources: Sequence[Source], name: str, rows: slice) -> Tensor | None:
-        """Some rows of the combined change, times α; None if no fine-tune changes this tensor."""
-        changes = [
-            (number, source.change(name, rows))
-            for number, source in enumerate(sources)
-            if source.changes(name)
-        ]
         if not changes:
             return None
-        weights = self._weights(len(sources))
-        match self.how:
-            case How.SUM | How.MEAN:
-                combined = _sum([_times(weights[number], change) for number, change in changes])
-            case How.DARE:
-                combined = _sum(
-                    [
-                        _times(weights[number], self._thinned(change, (number, name, rows)))
-                        for number, change in changes
-                    ]
-                )
-            case How.TIES:
-                combined = _agreed(
-                    [_times(weights[number], self._trimmed(change, number)) for number, change in changes]
-                )
+        shares, place = self.shares(count), (zlib.crc32(name.encode()), start)
+        chosen = [_times(shares[number], self._chosen(one, number, place)) for number, one in changes.items()]
+        combined = _agreed(chosen) if self.how is How.TIES else _sum(chosen)
         return _times(self.alpha.at(name), combined)
 
-    def _weights(self, count: int) -> list[float]:
+    def shares(self, count: int) -> list[float]:
+        """What each of so many fine-tunes is multiplied by."""
         weights = list(self.weights) or [1.0] * count
         total = sum(weights) if self.how is How.MEAN else 1.0
         return [weight / total for weight in weights]
 
-    def _thinned(self, change: Tensor, place: tuple[int, str, slice]) -> Tensor:
+    def _chosen(self, change: Tensor, number: int, place: tuple[int, int]) -> Tensor:
+        match self.how:
+            case How.TIES:
+                return change * (change.abs().float() >= self._least[number])
+            case How.DARE:
+                return self._thinned(change, number, place)
+        return change
+
+    def _thinned(self, change: Tensor, number: int, place: tuple[int, int]) -> Tensor:
         """A random share of the change: another for each tensor and fine-tune, the same in every run."""
-        number, name, rows = place
-        rng = np.random.default_rng([self.seed, number, zlib.crc32(name.encode()), rows.start])
+        rng = np.random.default_rng([self.seed, number, *place])
         kept = torch.from_numpy(rng.random(tuple(change.shape), dtype=np.float32)) < self.density
         return change * kept / self.density
 
-    def _trimmed(self, change: Tensor, number: int) -> Tensor:
-        return change * (change.abs().float() >= self._least[number])
+
+def _smallest_of_the_largest(share: float, change: Callable[[], Iterable[Tensor]]) -> float:
+    """The magnitude that splits off the largest share of a change, exact in float32.
+
+    The bits of floats that are not negative are ordered as the floats are: counting first by the upper half
+    of the bits, then by the lower half among those that have the right upper half, finds it.
+    """
+    total = 0
+    upper = torch.zeros(2**16, dtype=torch.int64)
+    for bits in map(_bits, change()):
+        total += bits.numel()
+        upper += torch.bincount(bits >> 16, minlength=2**16)
+    wanted = max(1, round(share * total))
+    high, above = _from_the_top(upper, wanted)
+    lower = torch.zeros(2**16, dtype=torch.int64)
+    for bits in map(_bits, change()):
+        lower += torch.bincount(bits[bits >> 16 == high] & 0xFFFF, minlength=2**16)
+    low, _ = _from_the_top(lower, wanted - above)
+    return float(np.array(high << 16 | low, dtype=np.uint32).view(np.float32))
 
 
-def _bits(source: Source, cuts: Mapping[str, Sequence[slice]]) -> Iterator[Tensor]:
-    """The magnitudes of a whole change, as the bits of float32."""
-    for name, blocks in cuts.items():
-        if source.changes(name):
-            for rows in blocks:
-                yield source.change(name, rows).abs().float().flatten().view(torch.int32).long()
+def _bits(change: Tensor) -> Tensor:
+    """Magnitudes, as the bits of float32."""
+    return change.abs().float().flatten().view(torch.int32).long()
 
 
 def _from_the_top(counts: Tensor, wanted: int) -> tuple[int, int]:

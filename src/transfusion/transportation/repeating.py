@@ -17,7 +17,7 @@ from transfusion.matching import align
 from transfusion.methods import Method
 from transfusion.model import Model
 from transfusion.transportation.account import FILE, Account
-from transfusion.transportation.adapters import AdapterTransport
+from transfusion.transportation.adapter_output import AdapterOutput
 from transfusion.transportation.dense import Transport
 from transfusion.transportation.journey import Journey, take_hashes
 from transfusion.transportation.merging import How, Merging
@@ -44,7 +44,7 @@ class Rerun:
             )
         return cls(path, story)
 
-    def prepare(self, aligner: Aligner = align) -> Transport | AdapterTransport:
+    def prepare(self, aligner: Aligner = align) -> Transport | AdapterOutput:
         """The same output, prepared again from the same inputs; others are refused."""
         story, settings = self.story, self.story["settings"]
         config = settings.get("config") and Path(settings["config"])

@@ -1,0 +1,260 @@
+"""An adapter's files, and where every tensor in them belongs on a base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.adapter.checking import (
+    kind_that_moves,
+    refuse_odd_settings,
+    require_exchangeable,
+    require_one_scale,
+    require_targets,
+    require_tokens,
+    require_whole,
+)
+from transfusion.adapter.kinds import PROMPT, WHOLE, Kind, Part, Reference
+from transfusion.adapter.places import Place, Spot
+from transfusion.adapter.prompts import prompt_layout
+from transfusion.adapter.settings import Settings
+from transfusion.architecture import Architecture
+from transfusion.binding import bind
+from transfusion.checkpoint import Checkpoint, headers, read_json, tensor_digest
+from transfusion.errors import AdapterError, CheckpointError, listing
+from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
+from transfusion.model import Model
+from transfusion.naming import Naming, unwrapped
+from transfusion.references import resolve
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+_TASKS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+    "CAUSAL_LM": "ForCausalLM",
+}
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One stored tensor of an adapter, and where it belongs."""
+
+    key: str
+    """Its name in the adapter's file."""
+    tensor: str
+    """The canonical name of the tensor that it changes or replaces."""
+    layout: Layout
+    """Its axes; those of one of a stack are the axes of all of them, stacked."""
+    part: Part = WHOLE
+    module: str = ""
+    """The module that it belongs to, as the live model names it; empty for a whole tensor."""
+    weight: Spot | None = None
+    """Where the module's weight lies."""
+    rank: int | None = None
+    stack: tuple[str, ...] = ()
+    """The keys of all members of its stack, if it is one of a stack: they may change places."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is a copy of the whole tensor, trained or not, and not a factor of a change."""
+        return self.part is WHOLE
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter on disk: its files, its configuration, and its kind."""
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    kind: Kind
+
+    @property
+    def label(self) -> str:
+        return self.checkpoint.label
+
+    @classmethod
+    def open(cls, reference: str | Path) -> Adapter:
+        """Read the headers of an adapter; refuse the kinds that cannot be moved, by name."""
+        root = resolve(reference)
+        config = read_json(root / CONFIG)
+        kind = kind_that_moves(str(reference), config)
+        refuse_odd_settings(str(reference), kind, config)
+        file = next((root / name for name in WEIGHTS if (root / name).exists()), None)
+        if file is None:
+            raise CheckpointError(
+                f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="fetch the adapter's weights too"
+            )
+        return cls(Checkpoint(str(reference), root, headers(file), (file,)), config, kind)
+
+    def settings(self, module: str) -> Settings:
+        """What the configuration says about one module."""
+        return Settings(self.config, module)
+
+    def read(self, factor: Factor) -> Tensor:
+        """One stored tensor, or its stack; values that are not numbers are refused."""
+        if factor.stack:
+            return torch.stack([self.checkpoint.read_finite(key) for key in factor.stack])
+        return self.checkpoint.read_finite(factor.key)
+
+    def notes(self, base: Model) -> list[str]:
+        """What is odd about an adapter on this base, and no reason to refuse it."""
+        name, _, revision = base.label.partition("@")
+        trained = self.config.get("revision")
+        same = self.config.get("base_model_name_or_path") == name
+        if same and revision and trained and trained != revision:
+            return [f"{self.label} was trained on revision {trained} of {name}, and the base is {revision}"]
+        return []
+
+    # ── on a base ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def digest(self) -> str:
+        """A hash of its settings and the content of its tensors."""
+        total = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode())
+        for key in sorted(self.checkpoint.tensors):
+            total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
+        return total.hexdigest()
+
+    def factors(self, base: Model) -> list[Factor]:
+        """Every stored tensor with its layout on a base."""
+        place = self._place_on(base)
+        found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
+        require_whole(self.label, self.kind, self.config, found)
+        require_targets(self.label, self.config, found, [*base.architecture.trunk, *base.checkpoint.tensors])
+        for factor in found:
+            self._require_fit(factor, place.architecture)
+        return found
+
+    @cached_property
+    def _keys(self) -> re.Pattern[str]:
+        """What the keys of the kind's parts look like."""
+        names = "|".join(part.name for part in self.kind.parts if "." not in part.name) or "(?!)"
+        return re.compile(
+            rf"(?P<module>.+?)\.(token_adapter\.)?(?P<part>{names})(\.default)?(\.(?P<leaf>weight|bias))?"
+        )
+
+    def _place_on(self, base: Model) -> Place:
+        """The base's architecture, with the heads that only the adapter has, and the prompt."""
+        naming = Naming(base.family, live=True)
+        shapes = {name: base.info(name).shape for name in base.names}
+        for key, info in self.checkpoint.tensors.items():
+            if not (self._keys.fullmatch(key) or self._is_prompt(key)):
+                shapes[naming.canonical(self._plain(key))] = info.shape
+        config = {**base.config, "architectures": [self.class_name(base)]}
+        table = base.family.table(config, frozenset(shapes))
+        bound = bind(table, shapes, base.family.name)
+        if self.kind.prompt:
+            layout = prompt_layout(self.kind.name, self.config, bound)
+            bound = replace(bound, tensors={**bound.tensors, PROMPT: layout})
+        return Place(naming, bound.under(base.architecture.policy), table.ties)
+
+    def _is_prompt(self, key: str) -> bool:
+        return self.kind.prompt and key == PROMPT
+
+    def class_name(self, base: Model) -> str:
+        """The class of model that the adapter was trained in, as far as it says so."""
+        mapping = self.config.get("auto_mapping") or {}
+        task = _TASKS.get(self.config.get("task_type") or "", "")
+        own = (base.config.get("architectures") or [""])[0]
+        return str(mapping.get("base_model_class") or task or own)
+
+    def _plain(self, key: str) -> str:
+        """The key of a tensor that is stored as a whole, without PEFT's marks."""
+        marks = (".modules_to_save.default.", ".modules_to_save.", ".base_layer.")
+        for mark in (*marks, ".ln_tuning_layers.default.", ".ln_tuning_layers."):
+            key = key.replace(mark, ".")
+        return key.removeprefix("base_model.") if self.kind.prompt else key
+
+    def _factor(self, key: str, place: Place) -> Factor:
+        match = self._keys.fullmatch(key)
+        if match is not None:
+            return self._part_of_change(key, match, place)
+        tensor = PROMPT if self._is_prompt(key) else place.naming.canonical(self._plain(key))
+        part = self.kind.parts[0] if self._is_prompt(key) else WHOLE
+        return Factor(key, tensor, self._layout_of(tensor, key, place), part)
+
+    def _part_of_change(self, key: str, match: re.Match[str], place: Place) -> Factor:
+        name = match["part"] + (".bias" if match["leaf"] == "bias" else "")
+        if (part := self.kind.part(name)) is None:
+            raise AdapterError(
+                f"{self.label}: {key} is no part of a {self.kind.name} adapter",
+                hint="merge the adapter into its base and move the merged model",
+            )
+        spot = place.weight_of(match["module"])
+        if spot.tensor not in place.architecture.tensors and part.reference is Reference.ROWS:
+            spot = replace(spot, tensor=place.ties.get(spot.tensor, spot.tensor))
+        whole = self._layout_of(spot.tensor, key, place)
+        weight, shape = spot.layout(whole), self.checkpoint.tensors[key].shape
+        if weight.arrow is None:
+            raise AdapterError(
+                f"{self.label}: {key} changes {spot.tensor}, which is not a linear map ('{weight}')",
+                hint="this adapter was made for another architecture",
+            )
+        if (found := part.on(weight, shape)) is None:
+            raise AdapterError(
+                f"{self.label}: {key} has shape {shape}, which {part.name} ('{part.form}') cannot have on a"
+                f" weight '{weight}'",
+                hint="give the base that the adapter was trained on as --base",
+            )
+        layout, rank = found
+        layout = Layout((*spot.stack(whole), *layout.items))
+        tensor = spot.tensor if part.of == "weight" else spot.bias.tensor
+        return Factor(key, tensor, layout, part, unwrapped(match["module"]), spot, rank)
+
+    def _stacked(self, found: list[Factor], place: Place) -> list[Factor]:
+        """The same tensors, members of a stack with all that they may change places with."""
+        stacks: dict[tuple[str, int | None, str], dict[int, Factor]] = {}
+        for factor in found:
+            if (spot := factor.weight) is not None and spot.member is not None:
+                stacks.setdefault((spot.tensor, spot.piece, factor.part.name), {})[spot.member] = factor
+        keys: dict[str, tuple[str, ...]] = {}
+        for (tensor, _, _), members in stacks.items():
+            size = size_of(place.architecture.tensors[tensor].items[0], place.architecture.sizes)
+            infos = {self.checkpoint.tensors[factor.key] for factor in members.values()}
+            require_exchangeable(self.label, tensor, size, members, {info.shape for info in infos})
+            require_one_scale(self.label, self.config, [factor.module for factor in members.values()])
+            stack = tuple(members[member].key for member in range(size))
+            keys.update(dict.fromkeys(stack, stack))
+        return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]
+
+    def _layout_of(self, tensor: str, key: str, place: Place) -> Layout:
+        if tensor not in place.architecture.tensors:
+            raise AdapterError(
+                f"{self.label}: {key} belongs to {tensor}, which the base does not have",
+                hint="give the base that the adapter was trained on as --base",
+            )
+        return place.architecture.tensors[tensor]
+
+    def _require_fit(self, factor: Factor, architecture: Architecture) -> None:
+        shape = self.checkpoint.tensors[factor.key].shape
+        shape = (len(factor.stack), *shape) if factor.stack else shape
+        wanted = tuple(
+            extent if item == Name(ANONYMOUS) else size_of(item, architecture.sizes)
+            for item, extent in zip(factor.layout.items, shape, strict=False)
+        )
+        if shape != wanted:
+            raise AdapterError(
+                f"{self.label}: {factor.key} has shape {shape}, and on this base"
+                f" '{factor.layout}' is {wanted}",
+                hint="the adapter belongs to a base of another size; give that one as --base",
+            )
+        if factor.part.reference is Reference.ROWS:
+            vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
+            require_tokens(self.label, factor.key, shape[0], self.settings(factor.module).tokens, vocabulary)
+
+
+def is_adapter(reference: str | Path) -> bool:
+    """Whether a reference is the folder of an adapter, here or on the hub."""
+    return (resolve(reference) / CONFIG).exists()

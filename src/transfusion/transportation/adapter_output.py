@@ -1,0 +1,93 @@
+"""Adapters that are yet to be made, for B: in memory, or in the files that PEFT loads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.adapter import CONFIG
+from transfusion.errors import OutputError
+from transfusion.model import Model
+from transfusion.transportation.account import Account
+from transfusion.transportation.output import nobody_watching
+from transfusion.writer import Parcel, Workshop, workshop, write_json, write_shard
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class AdapterOutput(ABC):
+    """An adapter that is made when it is asked for."""
+
+    onto: Model
+    dtype: torch.dtype | None
+    account: Account
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
+        """For every stored tensor, by its key, how to get it."""
+
+    @abstractmethod
+    def plan(self) -> dict[str, int]:
+        """How much there is to do, known from the headers alone."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The adapter's configuration, but for the base that it is for."""
+
+    @abstractmethod
+    def story(self) -> dict[str, Any]:
+        """What was done."""
+
+    def config(self) -> dict[str, Any]:
+        """The adapter's configuration: for B."""
+        reference, _, revision = self.onto.label.partition("@")
+        local = Path(self.onto.label).expanduser()
+        return {
+            **self.settings(),
+            "base_model_name_or_path": str(local.resolve()) if local.exists() else reference,
+            "revision": None if local.exists() else revision or None,
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The adapter in memory, under its keys."""
+        return {key: get() for key, get in self.tensors().items()}
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        force: bool = False,
+        jobs: int | None = None,
+        on_tensor: Callable[[str], None] = nobody_watching,
+    ) -> Path:
+        """Write an adapter folder that PEFT loads on B."""
+        with workshop(Path(path), force=force) as shop:
+            self.write(shop, on_tensor, jobs)
+        return Path(path)
+
+    def write(
+        self,
+        shop: Workshop,
+        on_tensor: Callable[[str], None] = nobody_watching,
+        jobs: int | None = None,
+    ) -> None:
+        """Write the adapter in a workshop; it is too small to share the work out."""
+        if shop.path.suffix == ".safetensors":
+            raise OutputError(
+                f"{shop.path}: an adapter is a folder with a configuration beside its weights",
+                hint="give a name without .safetensors",
+            )
+        shop.begin()
+        made: dict[str, Parcel] = {}
+        for key, get in self.tensors().items():
+            on_tensor(key)
+            made[key] = Parcel.of(get())
+        digest = write_shard(shop.output / WEIGHTS, made)
+        write_json(shop.output / CONFIG, self.config())
+        for name, text in self.account.texts({**self.story(), "files": {WEIGHTS: digest}}).items():
+            (shop.output / name).write_text(text)

@@ -1,0 +1,441 @@
+"""Every kind of adapter that moves does on B what it did on A, as PEFT itself computes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transfusion.errors import AdapterError, SettingError
+from transfusion.live import Live, largest_difference
+from transfusion.maps import Plan
+from transfusion.matching import align
+from transfusion.model import Model
+from transfusion.naming import Naming, without_part
+from transfusion.probes import probes, run
+from transfusion.transportation import AdapterTransport, transport
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:fan_in_fan_out",
+    "ignore:Setting `save_embedding_layers`",
+    "ignore:Model has `tie_word",
+    "ignore:Detected that the base layer has no bias",
+    "ignore:`lora_bias=True` was passed",
+    "ignore:Adapter 'default'",
+    "ignore:Unsupported layer type",
+    "ignore:The following rank_pattern keys",
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An adapter that PEFT makes: on which model, of which kind, with which settings."""
+
+    case: str
+    config: str
+    settings: dict[str, Any]
+
+
+def lora(case: str, targets: list[str], **settings: Any) -> Made:
+    return Made(case, "LoraConfig", {"r": 3, "lora_alpha": 5, "target_modules": targets, **settings})
+
+
+def of(config: str, case: str, **settings: Any) -> Made:
+    return Made(case, f"{config}Config", settings)
+
+
+LAYER = ["q_proj", "down_proj"]
+ON_WEIGHTS = {
+    "lora, ranks by pattern": lora("llama", LAYER, rank_pattern={"down_proj": 2, r"layers\.1.*q_proj": 4}),
+    "lora, alphas by pattern": lora(
+        "llama", LAYER, alpha_pattern={"down_proj": 2, r"layers.1.self_attn.q_proj": 9}
+    ),
+    "lora, scaled by the root of the rank": lora(
+        "llama", LAYER, use_rslora=True, rank_pattern={"down_proj": 2}
+    ),
+    "lora with biases": lora("bert", ["query", "value"], lora_bias=True),
+    "lora, biases of the base trained": lora("bert", ["query"], bias="all"),
+    "lora, transposed": lora("gpt2", ["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
+    "lora on embeddings": lora("bert-pretraining", ["word_embeddings", "query"]),
+    "lora on a convolution": lora("vit-classifier", ["projection"]),
+    "lora beside a trained head": lora("bert-classifier", ["query"], modules_to_save=["classifier"]),
+    "lora beside trained tokens": lora("llama", ["q_proj"], trainable_token_indices=[1, 5]),
+    "lora on parts of a tensor": lora("dinov2-gated", ["gate_proj", "up_proj"]),
+    "dora": lora("llama", LAYER, use_dora=True),
+    "dora, transposed": lora("gpt2", ["c_attn", "c_proj"], use_dora=True, fan_in_fan_out=True),
+    "dora on embeddings": lora("bert-pretraining", ["word_embeddings"], use_dora=True),
+    "dora on a convolution": lora("vit-classifier", ["projection"], use_dora=True),
+    "dora on parts of a tensor": lora("dinov2-gated", ["gate_proj", "up_proj"], use_dora=True),
+    "adalora": of("AdaLora", "llama", init_r=4, target_r=2, total_step=9, target_modules=LAYER),
+    "adalora, transposed": of(
+        "AdaLora", "gpt2", init_r=4, total_step=9, target_modules=["c_attn"], fan_in_fan_out=True
+    ),
+    "ia3": of("IA3", "llama", target_modules=LAYER, feedforward_modules=["down_proj"]),
+    "ia3 with biases": of("IA3", "bert", target_modules=["key", "value"], feedforward_modules=[]),
+    "ia3, transposed": of(
+        "IA3",
+        "gpt2",
+        target_modules=["c_attn", "mlp.c_proj"],
+        feedforward_modules=["mlp.c_proj"],
+        fan_in_fan_out=True,
+    ),
+    "loha": of("LoHa", "llama", r=3, alpha=5, target_modules=LAYER, rank_pattern={"down_proj": 2}),
+    "loha on a convolution": of("LoHa", "vit-classifier", r=3, target_modules=["projection"]),
+    "hra": of("HRA", "llama", r=4, target_modules=LAYER),
+    "hra, orthogonal": of("HRA", "llama", r=4, apply_GS=True, target_modules=LAYER),
+    "hra on a convolution": of("HRA", "vit-classifier", r=2, target_modules=["projection"]),
+    "delora": of("Delora", "llama", r=3, target_modules=LAYER),
+    "hira": of("Hira", "llama", r=3, target_modules=LAYER),
+    "hira, transposed": of("Hira", "gpt2", r=3, target_modules=["c_attn"], fan_in_fan_out=True),
+    "beft": of("Beft", "bert", target_modules=["query", "dense"]),
+    "ln_tuning": of("LNTuning", "bert", target_modules=["LayerNorm"]),
+    "trainable_tokens": of("TrainableTokens", "llama", target_modules=["embed_tokens"], token_indices=[1, 7]),
+    "trainable_tokens, tied": of(
+        "TrainableTokens", "mistral-tied", target_modules=["embed_tokens"], token_indices=[1, 7]
+    ),
+}
+PROMPTS = {
+    "prompt_tuning": of("PromptTuning", "llama", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prompt_tuning of a classifier": of(
+        "PromptTuning", "bert-classifier", num_virtual_tokens=4, task_type="SEQ_CLS"
+    ),
+    "p_tuning": of(
+        "PromptEncoder", "gpt2", num_virtual_tokens=4, task_type="CAUSAL_LM", encoder_hidden_size=9
+    ),
+    "prefix_tuning": of("PrefixTuning", "llama", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prefix_tuning, fused": of("PrefixTuning", "gpt2", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prefix_tuning, interleaved": of("PrefixTuning", "bloom", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prefix_tuning, projected": of(
+        "PrefixTuning",
+        "mistral-tied",
+        num_virtual_tokens=4,
+        task_type="CAUSAL_LM",
+        prefix_projection=True,
+        encoder_hidden_size=9,
+    ),
+}
+ALL = {**ON_WEIGHTS, **PROMPTS}
+
+
+@contextmanager
+def in_double():
+    """PEFT makes some of its matrices in the default type."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def make(made: Made, base: Path, folder: Path) -> Path:
+    """An adapter in PEFT's own files, every number in them a little off where training starts."""
+    import peft
+
+    config = getattr(peft, made.config)(**made.settings)
+    peft.get_peft_model(Live.of(Model.open(base)).module.float(), config).save_pretrained(folder)
+    path = folder / "adapter_model.safetensors"
+    generator = torch.Generator().manual_seed(2)
+    tensors = {
+        key: value + 0.2 * torch.randn(value.shape, generator=generator)
+        for key, value in sorted(load_file(path).items())
+    }
+    if (tied := "base_model.model.lm_head.trainable_tokens_delta") in tensors:
+        tensors[tied] = tensors["base_model.model.model.embed_tokens.trainable_tokens_delta"].clone()
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+def loaded(adapter: Path, base: Path) -> Any:
+    """What PEFT makes of a base and an adapter, in float64."""
+    import peft
+
+    with in_double():
+        return peft.PeftModel.from_pretrained(Live.of(Model.open(base)).module, adapter).double().eval()
+
+
+def outputs(module: Any, base: Path) -> dict[str, torch.Tensor]:
+    model = Model.open(base)
+    inputs = probes(model.family, model.config)
+    if not {"pixel_values"} & inputs.keys():  # virtual tokens need positions, too
+        inputs = {name: value[:, :8] for name, value in inputs.items()}
+    with in_double():
+        found = run(module, model.family, inputs)
+    return {name: value for name, value in found.items() if not name.startswith("past_key_values")}
+
+
+@pytest.fixture(scope="module")
+def aligned(shuffled) -> Callable[[str], tuple[Path, Path, Any]]:
+    """A, B and the π between them."""
+    done: dict[str, Any] = {}
+
+    def find(case: str) -> tuple[Path, Path, Any]:
+        a, b = shuffled(case)
+        if case not in done:
+            done[case] = align(a, b, residual="tied")
+        return a, b, done[case]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def adapters(made, tmp_path_factory) -> Callable[[str], Path]:
+    """The adapters listed above, each made once."""
+    done: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in done:
+            folder = tmp_path_factory.mktemp("adapters") / name
+            done[name] = make(ALL[name], made(ALL[name].case), folder)
+        return done[name]
+
+    return find
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, adapters, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    adapter = adapters(name)
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    assert isinstance(moved, AdapterTransport)
+    moved.save(tmp_path / "moved")
+    live = Live.of(Model.open(a).under(pi.provenance.policy))
+    wanted = live.expected(pi, outputs(loaded(adapter, a), a))
+    assert largest_difference(wanted, outputs(loaded(tmp_path / "moved", b), b)) < 1e-5
+    if name in PROMPTS:
+        astray = outputs(loaded(adapter, b), b)
+        assert largest_difference(wanted, astray) > 1e-3, "it need not have been moved"
+    else:
+        bare = outputs(Live.of(Model.open(b)).module, b)
+        assert largest_difference(wanted, bare) > 1e-3, "the adapter did nothing"
+    was, is_now = (load_file(f / "adapter_model.safetensors") for f in (adapter, tmp_path / "moved"))
+    assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
+
+
+def by_canonical_name(module: Any, model: Model) -> dict[str, torch.Tensor]:
+    """The parameters of a live module, what files keep as one tensor joined again."""
+    naming = Naming(model.family, live=True)
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        ours, part = without_part(naming.canonical(name))
+        found[ours] = parameter.data if not part else torch.cat([found[ours], parameter.data])
+    return found
+
+
+@pytest.mark.parametrize("name", ON_WEIGHTS)
+def test_merging_gives_what_peft_merges_on_b(name, aligned, adapters, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(adapters(name), base=a, onto=b, via=pi)
+    moved.save(tmp_path / "moved")
+    onto = Model.open(b)
+    with in_double():
+        peft_says = by_canonical_name(loaded(tmp_path / "moved", b).merge_and_unload(), onto)
+    assert moved.changed
+    for tensor in onto.architecture.tensors:
+        ours = onto.read(tensor)
+        if tensor in moved.changed:
+            weight, ours = ours, moved.merged(tensor, ours)
+            assert ours.dtype is torch.float32
+            assert (ours - weight).abs().max() > 1e-3, f"{tensor} is called changed, and is not"
+            assert torch.allclose(moved.delta(tensor), ours - weight, atol=1e-5)
+        assert torch.allclose(ours.double(), peft_says[tensor], atol=1e-5), tensor
+
+
+def test_adalora_whose_ranks_were_cut_is_the_same_adapter(aligned, tmp_path):
+    """Modules keep some of their directions, and the scale that they had with all of them."""
+    a, b, pi = aligned("llama")
+    adapter = make(ON_WEIGHTS["adalora"], a, tmp_path / "adapter")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    module, kept = "model.layers.1.self_attn.q_proj", [True, False, False, True]
+    for part in ("lora_A", "lora_B", "lora_E"):
+        key = f"base_model.model.{module}.{part}"
+        tensors[key] = (tensors[key][:, kept] if part == "lora_B" else tensors[key][kept]).contiguous()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    edit(adapter, rank_pattern={f"{module}.lora_E": kept})
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    moved.save(tmp_path / "moved")
+    with in_double():
+        peft_says = by_canonical_name(loaded(tmp_path / "moved", b).merge_and_unload(), Model.open(b))
+    name = "layers.1.self_attn.q_proj.weight"
+    assert torch.allclose(moved.merged(name, Model.open(b).read(name)).double(), peft_says[name], atol=1e-5)
+
+
+# ── α ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lora beside a trained head",
+        "lora beside trained tokens",
+        "dora",
+        "dora, transposed",
+        "dora on embeddings",
+        "dora on a convolution",
+        "dora on parts of a tensor",
+        "ia3 with biases",
+        "ln_tuning",
+    ],
+)
+def test_alpha_0_gives_b_back(name, aligned, adapters):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(adapters(name), base=a, onto=b, via=pi, alpha=0.0)
+    onto = Model.open(b)
+    for tensor in moved.changed:
+        assert torch.allclose(moved.merged(tensor, onto.read(tensor)), onto.read(tensor), atol=1e-6), tensor
+        assert moved.delta(tensor).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["lora, transposed", "adalora", "loha", "delora", "hira", "ia3", "beft"])
+def test_half_of_an_adapter_is_half_of_its_change(name, aligned, adapters):
+    a, b, pi = aligned(ALL[name].case)
+    adapter = adapters(name)
+    whole, half = (transport(adapter, base=a, onto=b, via=pi, alpha=alpha) for alpha in (1.0, 0.5))
+    for tensor in whole.changed:
+        assert torch.allclose(half.delta(tensor), 0.5 * whole.delta(tensor), atol=1e-6), tensor
+
+
+def test_every_layer_may_have_its_alpha(aligned, adapters):
+    a, b, pi = aligned("llama")
+    adapter = adapters("dora")
+    whole = transport(adapter, base=a, onto=b, via=pi).state_dict()
+    moved = transport(adapter, base=a, onto=b, via=pi, alpha={"layers.0.*": 0.5})
+    for key, value in moved.state_dict().items():
+        scaled = "layers.0." in key and "lora_A" not in key
+        assert torch.equal(value, whole[key]) is not scaled
+    assert moved.story()["alpha"] == {"default": 1.0, "layers.0.*": 0.5}
+    with pytest.raises(SettingError, match=r"no tensor matches layer\.0"):
+        transport(adapter, base=a, onto=b, via=pi, alpha={"layer.0.*": 0.5}).state_dict()
+
+
+@pytest.mark.parametrize("name", ["hra", "prompt_tuning", "prefix_tuning"])
+def test_what_has_no_halves_is_refused_with_another_alpha(name, aligned, adapters):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(adapters(name), base=a, onto=b, via=pi, alpha=0.5)
+    with pytest.raises(SettingError, match=f"alpha = 0.5: a part of a {name.upper()} adapter"):
+        moved.state_dict()
+
+
+# ── maps that mix units ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["dora", "ia3", "loha", "hra", "delora", "hira"])
+def test_what_belongs_to_single_units_moves_under_permutations_only(name, aligned, mixed, adapters):
+    a, b, _ = aligned("llama")
+    moved = transport(adapters(name), base=a, onto=b, via=mixed)
+    with pytest.raises(
+        AdapterError, match=f"{name.upper()} adapters move under permutations only, .* a plan"
+    ):
+        moved.state_dict()
+
+
+@pytest.mark.parametrize("name", ["lora, ranks by pattern", "adalora", "trainable_tokens", "prompt_tuning"])
+def test_what_is_linear_moves_under_every_map(name, aligned, mixed, adapters):
+    a, b, _ = aligned("llama")
+    assert transport(adapters(name), base=a, onto=b, via=mixed).state_dict()
+
+
+@pytest.fixture(scope="module")
+def mixed(aligned) -> Any:
+    """A π between the two Llamas whose maps, but for heads, are called plans."""
+    _, _, pi = aligned("llama")
+    heads = set(pi.parents.values())
+    maps = {id: map_ if id in heads else Plan.of(map_) for id, map_ in pi.maps.items()}
+    return replace(pi, maps=maps)
+
+
+# ── there and back, and refusals ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["lora, ranks by pattern", "lora on a convolution", "loha", "hra"])
+def test_there_and_back_again_every_bit_is_the_same(name, aligned, adapters, tmp_path):
+    a, b, pi = aligned(ALL[name].case)
+    adapter = adapters(name)
+    transport(adapter, base=a, onto=b, via=pi).save(tmp_path / "there")
+    transport(tmp_path / "there", base=b, onto=a, via=pi.inverse()).save(tmp_path / "back")
+    was, there, back = (
+        load_file(folder / "adapter_model.safetensors")
+        for folder in (adapter, tmp_path / "there", tmp_path / "back")
+    )
+    assert all(torch.equal(was[key], back[key]) for key in was)
+    assert not all(torch.equal(was[key], there[key]) for key in was)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_cannot_be_merged(name, aligned, adapters):
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(adapters(name), base=a, onto=b, via=pi)
+    with pytest.raises(AdapterError, match=r"adapters of kind P\w+ cannot be merged: they change what"):
+        _ = moved.changed
+    with pytest.raises(AdapterError, match="cannot be merged"):
+        moved.merged("embed_tokens.weight", torch.zeros(2))
+
+
+def test_a_new_bias_cannot_be_merged(aligned, tmp_path):
+    a, b, pi = aligned("llama")
+    adapter = make(of("Beft", "llama", target_modules=["q_proj"]), a, tmp_path / "adapter")
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    assert moved.state_dict()
+    with pytest.raises(
+        AdapterError, match="q_proj gets a bias, and in .* it has none: this cannot be merged"
+    ):
+        _ = moved.changed
+
+
+@pytest.mark.parametrize(
+    ("settings", "onto", "reason"),
+    [
+        ({}, "bert", "changes classifier.weight, which .* does not have: it cannot be merged"),
+        ({"use_dora": True}, "bert", "lora_magnitude_vector has nothing to be measured against"),
+    ],
+)
+def test_adapters_on_a_head_need_that_head(settings, onto, reason, made, tmp_path):
+    adapter = make(
+        lora("bert-classifier", ["classifier"], **settings), made("bert-classifier"), tmp_path / "a"
+    )
+    moved = transport(adapter, base=made("bert-classifier"), onto=made(onto, 2), method="naive")
+    with pytest.raises(AdapterError, match=reason):
+        _ = moved.changed
+
+
+def test_a_prefix_needs_keys_and_values_that_can_be_told(made, tmp_path):
+    adapter = make(
+        of("PrefixTuning", "gpt_neox", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+        made("gpt_neox"),
+        tmp_path / "adapter",
+    )
+    with pytest.raises(AdapterError, match="the table of gpt_neox does not tell them"):
+        transport(adapter, base=made("gpt_neox"), onto=made("gpt_neox", 2), method="naive").state_dict()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ([1, 7, 9], "has 2 rows, and the configuration names 3 tokens"),
+        ([1, 31], "token 31, and the base has 31"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(tokens, reason, aligned, tmp_path):
+    a, b, pi = aligned("llama")
+    adapter = edit(make(ALL["trainable_tokens"], a, tmp_path / "adapter"), token_indices=tokens)
+    with pytest.raises(AdapterError, match=reason):
+        transport(adapter, base=a, onto=b, via=pi).state_dict()
+
+
+def test_a_convolution_under_ia3_is_refused(aligned, tmp_path):
+    a, b, pi = aligned("vit-classifier")
+    made = of("IA3", "vit-classifier", target_modules=["projection"], feedforward_modules=[])
+    with pytest.raises(AdapterError, match=r"has shape \(1, 24, 1, 1\), "):
+        transport(make(made, a, tmp_path / "adapter"), base=a, onto=b, via=pi).state_dict()
+
+
+def edit(adapter: Path, **settings: object) -> Path:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return adapter

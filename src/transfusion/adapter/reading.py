@@ -117,8 +117,6 @@ class Adapter:
             return [f"{self.label} was trained on revision {trained} of {name}, and the base is {revision}"]
         return []
 
-    # ── on a base ────────────────────────────────────────────────────────────────────────────
-
     @property
     def digest(self) -> str:
         """A hash of its settings and the content of its tensors."""
@@ -126,6 +124,8 @@ class Adapter:
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
         return total.hexdigest()
+
+    # ── on a base ────────────────────────────────────────────────────────────────────────────
 
     def factors(self, base: Model) -> list[Factor]:
         """Every stored tensor with its layout on a base."""

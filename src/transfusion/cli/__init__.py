@@ -39,9 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str] | None) -> None:
     from transfusion.cli.app import app
-    from transfusion.cli.console import print_error
+    from transfusion.cli.console import print_error, typed
     from transfusion.errors import TransfusionError
 
+    typed.set(sys.argv[1:] if arguments is None else arguments)
     debug = bool(os.environ.get("TRANSFUSION_DEBUG"))
     try:
         app(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from transfusion.cli.console import Talk
+from transfusion.cli.console import Talk, typed
 from transfusion.cli.work import Choices, files_of, report_transport, show
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ class Moving:
         """Find the way from A to B, and write what is prepared for it."""
         from transfusion.alignment import Alignment
         from transfusion.transportation import Journey
+        from transfusion.transportation.journey import take_hashes
         from transfusion.writer import require_writable, workshop
 
         given = Alignment.load(via) if via is not None else None
@@ -53,7 +53,8 @@ class Moving:
             return
         require_writable(self.output, force=self.force, inputs=files_of(*inputs, via))
         if given is None:  # complain about anything else before the long work
-            prepare(Journey.planned(*models))
+            take_hashes(*models, jobs=self.jobs)
+            prepare(Journey.planned(*models, hashed=True))
         with workshop(self.output, force=self.force, folder=None) as shop:
             pi = given or self._aligned(models, choices, shop)
             moved = prepare(Journey.between(*models, pi))
@@ -92,6 +93,8 @@ class Moving:
         return pi
 
     def _write(self, moved: Transport | AdapterOutput, shop: Workshop) -> None:
+        for note in moved.notes:
+            self.talk.note(f"note: {note}")
         with self.talk.tensors(moved.plan()["tensors"]) as step:
             moved.write(shop, step, self.jobs)
 
@@ -117,7 +120,7 @@ def _size(count: float) -> str:
 
 def command() -> str:
     """What the user typed."""
-    return shlex.join(["transfusion", *sys.argv[1:]])
+    return shlex.join(["transfusion", *typed.get()])
 
 
 def as_settings(**given: Any) -> dict[str, Any]:

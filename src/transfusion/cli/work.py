@@ -152,6 +152,9 @@ def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None
     if story.get("unchanged"):
         lines[0] += f"; {story['unchanged']} more are as the fine-tune left them: unchanged"
     lines += _named("carried over from the fine-tune, where B has nothing to add to", story["carried"])
+    if story.get("kept") is not None:
+        kept = f"keeps at least {story['kept']:.1%} of the change of every module"
+        lines.append(f"factored to rank {story['rank']}, which {kept}")
     if story.get("new_tokens"):
         lines.append(f"{story['new_tokens']} new token(s) of the fine-tune follow those of B")
     lines += _named("left behind, because the fine-tune does not have them", story.get("dropped", ()))

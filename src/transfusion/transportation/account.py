@@ -90,3 +90,12 @@ class Account:
 def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
     licence = licence_of(root if root.is_dir() else root.parent)
     return {"name": name, "path": str(root.resolve()), "sha256": digest, "licence": licence}
+
+
+def base_in(root: Path) -> dict[str, Any] | None:
+    """The base that an output of this program was made for, as its story tells; None for anything else."""
+    try:
+        story = json.loads((root / FILE).read_text())
+        return {"name": str(story["onto"]["name"]), "sha256": str(story["onto"]["sha256"])}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -43,6 +43,11 @@ class AdapterOutput(ABC):
     def story(self) -> dict[str, Any]:
         """What was done."""
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know, and is no reason to refuse anything."""
+        return []
+
     def config(self) -> dict[str, Any]:
         """The adapter's configuration: for B."""
         reference, _, revision = self.onto.label.partition("@")

@@ -120,7 +120,7 @@ class Transport(Output[Acted]):
         fits = name in self.onto.architecture.tensors and self._fits(name)
         if fits and any(source.changes(name) for source in self.sources):
             return Action.MOVED
-        return Action.CARRIED if name in lead.names and name not in lead.buffers else Action.KEPT
+        return Action.CARRIED if lead.owns(name) else Action.KEPT
 
     def _fits(self, name: str) -> bool:
         known = name in self.base.architecture.tensors

@@ -53,17 +53,23 @@ class FoldedAdapter(Source):
 
     @cached_property
     def names(self) -> Mapping[str, Stored]:
+        """With a head of its own, the base model within the base, and that head; other heads are not of its
+        kind.
+        """
         base = self.moved.base
         if not self.has_heads:
             return base.names
-        bare = all(stored.names[0] == name for name, stored in base.names.items() if not stored.stacked)
-        prefix = base.family.prefixes[0] if bare and base.family.prefixes else ""
-        trunk = {name: base.names[name].renamed(prefix) for name in base.architecture.trunk}
-        return trunk | {name: Stored(((name,),)) for name in self.moved.carried}
+        prefixes = base.family.prefixes
+        within = {name: one for name, one in base.names.items() if one.names[0].startswith(prefixes)}
+        trunk = within or {name: one.renamed(prefixes[0]) for name, one in base.names.items()}
+        return {**trunk, **{name: Stored(((name,),)) for name in self.moved.carried}}
 
     @property
     def has_heads(self) -> bool:
         return bool(self.moved.carried)
+
+    def owns(self, name: str) -> bool:
+        return name in self.moved.carried
 
     def shape(self, name: str) -> Shape:
         info = self.moved.whole(name)

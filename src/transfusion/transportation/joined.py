@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -79,11 +80,12 @@ class JoinedAdapters(AdapterOutput):
         together = sum(pair.a.rank or 0 for pair in pairs)
         if self.rank is None:
             return together
-        limit = together if self._exact else min(self._extent(pairs[0].a, 1), self._extent(pairs[0].b, 0))
-        return min(self.rank, limit)
+        return min(self.rank, together if self._exact else min(self._extents(pairs[0])))
 
-    def _extent(self, factor: Factor, dim: int) -> int:
-        return self.adapters[0].adapter.checkpoint.tensors[factor.key].shape[dim]
+    def _extents(self, pair: Pair) -> tuple[int, int]:
+        """How many outputs and inputs the module has."""
+        tensors = self.adapters[pair.number].adapter.checkpoint.tensors
+        return tensors[pair.b.key].shape[0], tensors[pair.a.key].shape[1]
 
     @property
     def _exact(self) -> bool:
@@ -204,12 +206,9 @@ class JoinedAdapters(AdapterOutput):
             one.adapter.checkpoint.tensors[factor.key] for one in self.adapters for factor in one.factors
         ]
         ranks, size = self.ranks(), sum(info.nbytes for info in infos)
-        grown = sum(
-            (self._extent(pairs[0].a, 1) + self._extent(pairs[0].b, 0)) * ranks[module]
-            for module, pairs in self.modules.items()
-        )
+        grown = sum(sum(self._extents(pairs[0])) * ranks[module] for module, pairs in self.modules.items())
         width = self.dtype.itemsize if self.dtype else max(info.dtype.itemsize for info in infos)
-        largest = max(self._extent(p[0].a, 1) * self._extent(p[0].b, 0) for p in self.modules.values())
+        largest = max(prod(self._extents(pairs[0])) for pairs in self.modules.values())
         return {
             "tensors": len(self.tensors()),
             "moved": 2 * len(self.modules),
@@ -260,8 +259,9 @@ def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _require_plain(one: AdapterTransport) -> None:
     odd = sorted({factor.part.name for factor in one.factors if factor.module} - {"lora_A", "lora_B"})
-    if one.adapter.kind.name != "LORA" or odd:
-        what = f"{listing(odd)}" if odd else f"an adapter of kind {one.adapter.kind.name}"
+    kind = one.adapter.kind.name
+    if kind != "LORA" or odd:
+        what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"
         raise AdapterError(
             f"{one.label}: {what} cannot be combined with others into one adapter",
             hint="--full combines them in the weights, and writes a model",

@@ -14,11 +14,11 @@ from transfusion.alignment import Alignment, Provenance
 from transfusion.alpha import Alpha
 from transfusion.architecture import Policy
 from transfusion.checkpoint import FLOATS
-from transfusion.errors import SettingError
+from transfusion.errors import MismatchError, SettingError
 from transfusion.matching import align
 from transfusion.model import Model, Reference, require_same_shape
 from transfusion.task_vector import NewTokens, TaskVector
-from transfusion.transportation.account import Account
+from transfusion.transportation.account import Account, base_in
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.automatic import AUTO, balanced
 from transfusion.transportation.dense import Transport
@@ -28,6 +28,8 @@ from transfusion.transportation.merging import Merging
 from transfusion.transportation.sources import Source, TunedModel
 from transfusion.workers import Workers
 
+PLANNED = "planned"
+"""In the place of a hash that was not taken."""
 Base: TypeAlias = Model | Reference
 Finetune: TypeAlias = Model | Reference
 Asked: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
@@ -56,13 +58,18 @@ class Journey:
         return journey
 
     @classmethod
-    def planned(cls, a: Model, b: Model, alignment: Alignment | None = None) -> Journey:
-        """A journey to be talked about: nothing is read, and without an alignment nothing moves."""
+    def planned(
+        cls, a: Model, b: Model, alignment: Alignment | None = None, *, hashed: bool = False
+    ) -> Journey:
+        """A journey to be talked about: without an alignment nothing moves, and unless A is to be known by
+        its content nothing is read.
+        """
         if alignment is None:
             policy = Policy()
+            content = a.digest if hashed else PLANNED
             digest = a.architecture.under(policy).digest()
             story = Provenance(
-                a.family.name, digest, policy, "planned", {}, 0, a.label, "planned", b.label, "planned"
+                a.family.name, digest, policy, PLANNED, {}, 0, a.label, content, b.label, PLANNED
             )
             alignment = Alignment.of({}, a.architecture.under(policy), story)
         alignment.require_for(a.architecture.under(alignment.provenance.policy))
@@ -91,9 +98,11 @@ class Journey:
     ) -> Source:
         """A fine-tune as it looks from B, whatever it is."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            return FoldedAdapter(self.adapter(finetuned, alpha))
+            return FoldedAdapter(self.adapter(finetuned, alpha, trust_base=trust_base))
         tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
         tuned = tuned.under(self.alignment.provenance.policy)
+        if not trust_base:
+            self._require_named_base(tuned.label, tuned.checkpoint.root)
         lot = NewTokens(new_tokens)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
         return TunedModel(vector, self.alignment, alpha)
@@ -104,10 +113,24 @@ class Journey:
         alpha: Alpha,
         dtype: torch.dtype | None = None,
         account: Account | None = None,
+        *,
+        trust_base: bool = False,
     ) -> AdapterTransport:
         """An adapter on its way."""
         adapter = Adapter.open(reference)
+        if not trust_base:
+            self._require_named_base(adapter.label, adapter.checkpoint.root)
         return AdapterTransport(adapter, self.a, self.b, self.alignment, alpha, dtype, account or Account())
+
+    def _require_named_base(self, label: str, root: Path) -> None:
+        """Refuse a fine-tune whose own story names another base, by its content."""
+        told = base_in(root)
+        if told is not None and told["sha256"] != self.alignment.provenance.source_digest != PLANNED:
+            raise MismatchError(
+                f"{label} was moved onto {told['name']} ({told['sha256'][:12]}…), and its base is said to be"
+                f" {self.a.label} ({self.alignment.provenance.source_digest[:12]}…), which has other weights",
+                hint=f"give {told['name']} as --base, or --trust-base if you are sure",
+            )
 
     def transport(
         self,
@@ -123,7 +146,7 @@ class Journey:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
         chosen = self.alpha(alpha)
         if isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full:
-            return self.adapter(finetuned, chosen, as_dtype(dtype), account)
+            return self.adapter(finetuned, chosen, as_dtype(dtype), account, trust_base=trust_base)
         source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
         return self._output((source,), Merging(), dtype, account or Account())
 
@@ -150,7 +173,7 @@ class Journey:
         told = account or Account("merge")
         adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
         if len(adapters) == len(finetuned) and not full:
-            moved = tuple(self.adapter(one, Alpha()) for one in adapters)
+            moved = tuple(self.adapter(one, Alpha(), trust_base=trust_base) for one in adapters)
             return JoinedAdapters(moved, merging, rank, head, as_dtype(dtype), told)
         if rank is not None:
             raise SettingError("rank: the result is a model", hint="only adapters together have a rank")

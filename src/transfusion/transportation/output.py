@@ -86,6 +86,11 @@ class Output(ABC, Generic[EntryT]):
         """Files that are copied as they are."""
         return self.like.checkpoint.companions()
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know, and is no reason to refuse anything."""
+        return []
+
     def prepare(self) -> None:
         """Find out what must be known before the first tensor is made."""
 

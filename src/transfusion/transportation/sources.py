@@ -66,6 +66,10 @@ class Source(ABC):
         """Whether it says anything about heads; if not, B keeps those that it has."""
 
     @abstractmethod
+    def owns(self, name: str) -> bool:
+        """Whether it has a tensor of this name itself, which B gets where there is nothing to add it to."""
+
+    @abstractmethod
     def shape(self, name: str) -> Shape:
         """Of a tensor of its own."""
 
@@ -146,6 +150,9 @@ class TunedModel(Source):
     @property
     def has_heads(self) -> bool:
         return bool(self.model.architecture.heads)
+
+    def owns(self, name: str) -> bool:
+        return name in self.model.architecture.tensors
 
     def shape(self, name: str) -> Shape:
         info = self.model.info(name)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,7 +34,24 @@ from transfusion.architecture import Policy
 from transfusion.model import Model
 from transfusion.writer import Parcel, write_json, write_shard
 
-WIDTH, FFN, HEADS, GROUPS, VOCABULARY, SHARDS = 2048, 8192, 32, 8, 128256, 6
+SHARDS = 6
+
+
+class Size(NamedTuple):
+    """A Llama."""
+
+    layers: int
+    width: int = 2048
+    ffn: int = 8192
+    heads: int = 32
+    groups: int = 8
+    vocabulary: int = 128256
+
+
+COPY, FLUSHED = "a plain copy of B's files", "the same, flushed to the disk"
+PROGRAM = "the program, with a tiny model"
+TINY = Size(1, 64, 64, 4, 2, 100)
+"""What is left when it is moved is the program itself."""
 
 
 def main() -> None:
@@ -45,8 +62,8 @@ def main() -> None:
     arguments.add_argument("--output", type=Path, help="also write the results as JSON")
     asked = arguments.parse_args()
     with _workplace(asked.keep) as folder:
-        a, tuned, b, pi = make(folder, asked.layers)
-        result = measure(folder, a, tuned, b, pi, asked.rounds)
+        large, tiny = make(folder / "large", Size(asked.layers)), make(folder / "tiny", TINY)
+        result = measure(large, tiny, asked.rounds)
     print(table(result))
     if asked.output:
         write_json(asked.output, result)
@@ -65,26 +82,37 @@ def _workplace(keep: Path | None) -> Iterator[Path]:
 # ── models ───────────────────────────────────────────────────────────────────────────────────
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    inner, kv = WIDTH, WIDTH // HEADS * GROUPS
+def shapes(size: Size) -> dict[str, tuple[int, ...]]:
+    width, kv = size.width, size.width // size.heads * size.groups
     of_a_layer = {
-        "self_attn.q_proj.weight": (inner, WIDTH),
-        "self_attn.k_proj.weight": (kv, WIDTH),
-        "self_attn.v_proj.weight": (kv, WIDTH),
-        "self_attn.o_proj.weight": (WIDTH, inner),
-        "mlp.gate_proj.weight": (FFN, WIDTH),
-        "mlp.up_proj.weight": (FFN, WIDTH),
-        "mlp.down_proj.weight": (WIDTH, FFN),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
+        "self_attn.q_proj.weight": (width, width),
+        "self_attn.k_proj.weight": (kv, width),
+        "self_attn.v_proj.weight": (kv, width),
+        "self_attn.o_proj.weight": (width, width),
+        "mlp.gate_proj.weight": (size.ffn, width),
+        "mlp.up_proj.weight": (size.ffn, width),
+        "mlp.down_proj.weight": (width, size.ffn),
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
     }
-    blocks = {f"model.layers.{i}.{name}": shape for i in range(layers) for name, shape in of_a_layer.items()}
-    return {"model.embed_tokens.weight": (VOCABULARY, WIDTH), **blocks, "model.norm.weight": (WIDTH,)}
+    blocks = {
+        f"model.layers.{i}.{name}": shape for i in range(size.layers) for name, shape in of_a_layer.items()
+    }
+    return {"model.embed_tokens.weight": (size.vocabulary, width), **blocks, "model.norm.weight": (width,)}
 
 
-def make(folder: Path, layers: int) -> tuple[Path, Path, Path, Path]:
-    """Three models and a π between the two bases; those that are there already are used again."""
-    a, tuned, b = (_model(folder / name, layers) for name in ("a", "tuned", "b"))
+class Made(NamedTuple):
+    """Three models, and a π from the first base to the second."""
+
+    a: Path
+    tuned: Path
+    b: Path
+    pi: Path
+
+
+def make(folder: Path, size: Size) -> Made:
+    """Those that are there already are used again."""
+    a, tuned, b = (_model(folder / name, size) for name in ("a", "tuned", "b"))
     pi = folder / "pi.safetensors"
     if not pi.exists():
         source, target = Model.open(a), Model.open(b)
@@ -103,15 +131,15 @@ def make(folder: Path, layers: int) -> tuple[Path, Path, Path, Path]:
             target.digest,
         )
         Alignment.of(random_maps(architecture, 0), architecture, story).save(pi)
-    return a, tuned, b, pi
+    return Made(a, tuned, b, pi)
 
 
-def _model(folder: Path, layers: int) -> Path:
+def _model(folder: Path, size: Size) -> Path:
     """A model by its name: a fine-tune is its base with a little noise."""
     if (folder / "config.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    named = list(shapes(layers).items())
+    named = list(shapes(size).items())
     step = -(-len(named) // SHARDS)
     placed: dict[str, str] = {}
     for number in range(SHARDS):
@@ -124,7 +152,7 @@ def _model(folder: Path, layers: int) -> Path:
         write_shard(folder / file, parcels)
         placed |= dict.fromkeys(part, file)
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": placed})
-    write_json(folder / "config.json", _config(layers))
+    write_json(folder / "config.json", _config(size))
     return folder
 
 
@@ -142,16 +170,16 @@ def _generator(name: str, who: str) -> torch.Generator:
     return torch.Generator().manual_seed(sum(map(ord, name + who)))
 
 
-def _config(layers: int) -> dict[str, Any]:
+def _config(size: Size) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": WIDTH,
-        "intermediate_size": FFN,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS,
-        "num_hidden_layers": layers,
-        "vocab_size": VOCABULARY,
+        "hidden_size": size.width,
+        "intermediate_size": size.ffn,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.groups,
+        "num_hidden_layers": size.layers,
+        "vocab_size": size.vocabulary,
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
     }
@@ -160,17 +188,21 @@ def _config(layers: int) -> dict[str, Any]:
 # ── measuring ────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(folder: Path, a: Path, tuned: Path, b: Path, pi: Path, rounds: int) -> dict[str, Any]:
-    out = folder / "moved"
-    command = [sys.executable, "-m", "transfusion", "transport", str(tuned), "--base", str(a)]
-    command += ["--onto", str(b), "--via", str(pi), "-o", str(out), "-q"]
-    plan = json.loads(subprocess.check_output([*command, "--dry-run", "--json"]))
-    copy = "import shutil, sys; shutil.copytree(*sys.argv[1:])"
-    nothing = [sys.executable, "-c", "import transfusion.cli.app, transfusion.transportation"]
+def command(made: Made, out: Path) -> list[str]:
+    told = ["transport", made.tuned, "--base", made.a, "--onto", made.b, "--via", made.pi, "-o", out, "-q"]
+    return [sys.executable, "-m", "transfusion", *map(str, told)]
+
+
+def measure(large: Made, tiny: Made, rounds: int) -> dict[str, Any]:
+    out = large.b.parent / "moved"
+    plan = json.loads(subprocess.check_output([*command(large, out), "--dry-run", "--json"]))
+    copy = "import os, shutil, sys; shutil.copytree(*sys.argv[1:3]);"
+    flush = " [os.fsync(os.open(file.path, os.O_RDWR)) for file in os.scandir(sys.argv[2])]"
     contenders = {
-        "a plain copy of B's files": [sys.executable, "-c", copy, str(b), str(out)],
-        "transport": command,
-        "importing the program": nothing,
+        COPY: [sys.executable, "-c", copy, str(large.b), str(out)],
+        FLUSHED: [sys.executable, "-c", copy + flush, str(large.b), str(out)],
+        "transport": command(large, out),
+        PROGRAM: command(tiny, out),
     }
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
@@ -180,7 +212,7 @@ def measure(folder: Path, a: Path, tuned: Path, b: Path, pi: Path, rounds: int) 
     shutil.rmtree(out, ignore_errors=True)
     return {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "bytes": sum(file.stat().st_size for file in b.glob("*.safetensors")),
+        "bytes": sum(file.stat().st_size for file in large.b.glob("*.safetensors")),
         "plan": plan,
         "rounds": rounds,
         "seconds": {name: statistics.median(seconds for seconds, _ in runs) for name, runs in seen.items()},
@@ -199,20 +231,19 @@ def _run(command: list[str]) -> tuple[float, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    size, plan = result["bytes"], result["plan"]
-    plain = result["seconds"]["a plain copy of B's files"]
+    plan, peaks = result["plan"], result["peak_bytes"]
+    for_tensors = peaks["transport"] - peaks[PROGRAM]
     lines = [
-        f"{size / 1e9:.2f} GB a model, {result['rounds']} rounds, {result['machine']}",
+        f"{result['bytes'] / 1e9:.2f} GB a model, {result['rounds']} rounds, {result['machine']}",
         f"announced: {plan['memory'] / 1e6:.0f} MB for tensors, {plan['bytes_to_read'] / 1e9:.1f} GB to read,"
-        f" {plan['bytes_to_write'] / 1e9:.1f} GB to write",
+        f" {plan['bytes_to_write'] / 1e9:.1f} GB to write; found: {for_tensors / 1e6:.0f} MB for tensors",
         "",
-        "| | seconds | share of the copy's throughput | peak memory |",
-        "|---|---|---|---|",
+        "| | seconds | throughput, as a share of a copy's | of a flushed one's | peak memory |",
+        "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {name} | {seconds:.1f} | {plain / seconds:.0%} | {result['peak_bytes'][name] / 1e6:.0f} MB |"
-        for name, seconds in result["seconds"].items()
-    ]
+    for name, seconds in result["seconds"].items():
+        shares = [f"{result['seconds'][copy] / seconds:.0%}" * (name != PROGRAM) for copy in (COPY, FLUSHED)]
+        lines.append(f"| {name} | {seconds:.1f} | {' | '.join(shares)} | {peaks[name] / 1e6:.0f} MB |")
     return "\n".join(lines)
 
 

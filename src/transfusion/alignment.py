@@ -20,12 +20,14 @@ from transfusion.architecture import Architecture, Heads, Inner, Policy, Residua
 from transfusion.checkpoint import Rows, tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout
-from transfusion.maps import KINDS, Map, Permutation, move, move_rows, moves_by_rows
+from transfusion.maps import KINDS, Map, Permutation, RowMover, move, moves_by_rows
 from transfusion.model import Model
 from transfusion.writer import publish_file
 
 FORMAT = 1
 _KEY = "transfusion"
+_MOVERS = 16
+"""How many layouts are remembered with where everything in them goes: more than are moved at once."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Alignment:
     sizes: Mapping[str, int]
     parents: Mapping[str, str]
     provenance: Provenance
+    _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """For the layouts that were moved last."""
 
     @classmethod
     def of(cls, maps: Mapping[str, Map], architecture: Architecture, provenance: Provenance) -> Alignment:
@@ -84,9 +88,13 @@ class Alignment:
 
     def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
         """Some rows of π of a tensor, of which only the rows that they come from are read."""
-        here = {name: self.maps[name] for name in layout.names() if name in self.maps}
-        sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
-        return move_rows(read, layout, here, sizes, self.parents, rows)
+        mover = self._movers.get(layout)
+        if mover is None:
+            here = {name: self.maps[name] for name in layout.names() if name in self.maps}
+            while len(self._movers) >= _MOVERS:
+                self._movers.pop(next(iter(self._movers)), None)
+            mover = self._movers[layout] = RowMover(layout, here, self.sizes, self.parents)
+        return mover(read, rows)
 
     def turned(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
         """The shortcuts whose ends have different maps: a plain one cannot turn one into the other."""

@@ -52,7 +52,7 @@ SAFETENSORS_DTYPES = {
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BLOCK = 2**19
 """How many numbers are worked on at a time, unless a single row has more: few enough to stay in a cache."""
-MAPPED = 2**26
+MAPPED = 2**25
 """After so many bytes files are mapped anew: what was read through a mapping counts as memory in use."""
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
 

@@ -238,24 +238,24 @@ def moves_by_rows(layout: Layout, maps: Mapping[str, Map], parents: Mapping[str,
     )
 
 
-def move_rows(
-    read: Callable[[slice | Tensor], Tensor],
-    layout: Layout,
-    maps: Mapping[str, Map],
-    sizes: Mapping[str, int],
-    parents: Mapping[str, str],
-    rows: slice,
-) -> Tensor:
-    """Some rows of the moved tensor, of which only the rows that they come from are read.
+class RowMover:
+    """Moves some rows of a tensor at a time. Where everything goes is found once, and kept.
 
     For layouts that `moves_by_rows` affirms.
     """
-    permutations = {name: map_.index for name, map_ in maps.items() if isinstance(map_, Permutation)}
-    index = index_map(layout.items[0], sizes, permutations, parents)
-    block = read(rows if index is None else torch.from_numpy(index[rows]))
-    for dim in range(1, len(layout.items)):
-        block = move_dim(block, dim, layout, maps, sizes, parents, rows)
-    return block
+
+    def __init__(
+        self, layout: Layout, maps: Mapping[str, Map], sizes: Mapping[str, int], parents: Mapping[str, str]
+    ) -> None:
+        self._dims = [_Dim.of(dim, layout, maps, sizes, parents) for dim in range(len(layout.items))]
+
+    def __call__(self, read: Callable[[slice | Tensor], Tensor], rows: slice) -> Tensor:
+        """Some rows of the moved tensor, of which only the rows that they come from are read."""
+        first, *rest = self._dims
+        block = read(rows if first.index is None else first.index[rows])
+        for dim in rest:
+            block = dim.moved(block, rows)
+        return block
 
 
 def move_dim(
@@ -265,26 +265,56 @@ def move_dim(
     maps: Mapping[str, Map],
     sizes: Mapping[str, int],
     parents: Mapping[str, str],
-    rows: slice | None = None,
 ) -> Tensor:
-    """The tensor with the axes of one dimension mapped; those before it have been mapped already.
+    """The tensor with the axes of one dimension mapped; those before it have been mapped already."""
+    return _Dim.of(dim, layout, maps, sizes, parents).moved(tensor)
 
-    Where ``rows`` are given, the tensor consists only of these rows of the destination.
-    """
-    item, outside = layout.items[dim], layout.outside(dim, parents)
-    here = {name: maps[name] for name in names_in(item) if name in maps}
-    permutations = {name: map_.index for name, map_ in here.items() if isinstance(map_, Permutation)}
-    if len(permutations) < len(here):
-        return _move_by_factors(tensor, dim, item, here, sizes, parents, outside)
-    index = index_map(item, sizes, permutations, parents, tuple(outside))
-    if index is None:
-        return tensor
-    if rows is not None and 0 in outside.values():
-        index = np.take(index, np.arange(rows.start, rows.stop), axis=list(outside.values()).index(0))
-    where = torch.from_numpy(index).to(tensor.device)
-    return (
-        _select(tensor, dim, where, tuple(outside.values())) if outside else tensor.index_select(dim, where)
-    )
+
+@dataclass(frozen=True)
+class _Dim:
+    """What becomes of one dimension."""
+
+    dim: int
+    outside: Mapping[str, int]
+    """Ancestors of its axes that have earlier dimensions of their own, and which."""
+    index: Tensor | None = None
+    """Where its positions come from, for every element of those outside; None if nothing moves by index."""
+    by_factors: Callable[[Tensor], Tensor] | None = None
+    """How it moves where some map is no permutation."""
+
+    @classmethod
+    def of(
+        cls,
+        dim: int,
+        layout: Layout,
+        maps: Mapping[str, Map],
+        sizes: Mapping[str, int],
+        parents: Mapping[str, str],
+    ) -> _Dim:
+        item, outside = layout.items[dim], layout.outside(dim, parents)
+        here = {name: maps[name] for name in names_in(item) if name in maps}
+        permutations = {name: map_.index for name, map_ in here.items() if isinstance(map_, Permutation)}
+        if len(permutations) < len(here):
+            return cls(
+                dim,
+                outside,
+                by_factors=lambda tensor: _move_by_factors(tensor, dim, item, here, sizes, parents, outside),
+            )
+        index = index_map(item, sizes, permutations, parents, tuple(outside))
+        return cls(dim, outside, None if index is None else torch.from_numpy(index))
+
+    def moved(self, tensor: Tensor, rows: slice | None = None) -> Tensor:
+        """The tensor, or some rows of it, with this dimension moved; those before it have been."""
+        if self.by_factors is not None:
+            return self.by_factors(tensor)
+        if self.index is None:
+            return tensor
+        index, places = self.index.to(tensor.device), tuple(self.outside.values())
+        if not places:
+            return tensor.index_select(self.dim, index)
+        if rows is not None and 0 in places:
+            index = index.narrow(places.index(0), rows.start, rows.stop - rows.start)
+        return _select(tensor, self.dim, index, places)
 
 
 def _select(tensor: Tensor, dim: int, index: Tensor, outside: tuple[int, ...]) -> Tensor:

@@ -22,6 +22,7 @@ from transfusion.memory import InMemory, hold
 from transfusion.naming import Naming
 from transfusion.storage import Stored, gather
 from transfusion.tables import SECTIONS, Config, Family, Shapes, Table
+from transfusion.workers import Workers
 
 Reference: TypeAlias = str | Path | InMemory
 """What may be given for a model: a path, a hub id, or the model itself in memory."""
@@ -285,6 +286,16 @@ def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _keys(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def take_hashes(*models: Model, jobs: int | None = None) -> None:
+    """Hash every tensor of some models, side by side; each is then known by its content.
+
+    What is not a number is found later, in what is made of it.
+    """
+    tensors = [(model, name) for model in models for name in model.architecture.tensors]
+    with Workers.hired(jobs) as workers:
+        workers.each(lambda one: one[0].digest_of(one[1], checked=False), tensors)
 
 
 # ── belonging together ───────────────────────────────────────────────────────────────────────

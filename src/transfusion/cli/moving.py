@@ -43,8 +43,8 @@ class Moving:
     ) -> None:
         """Find the way from A to B, and write what is prepared for it."""
         from transfusion.alignment import Alignment
+        from transfusion.model import take_hashes
         from transfusion.transportation import Journey
-        from transfusion.transportation.journey import take_hashes
         from transfusion.writer import require_writable, workshop
 
         given = Alignment.load(via) if via is not None else None

@@ -24,6 +24,10 @@ from transfusion.transportation.merging import Merging
 from transfusion.transportation.output import Entry, Output, Shape
 from transfusion.transportation.sources import Source
 
+_COPIES, _COPIES_OF_EACH = 20, 16
+"""How many blocks a thread has at the most, for the result and for each change. About half of them are free
+already, and kept by the allocator: measured by benchmarks/transporting.py.
+"""
 _OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
 
 
@@ -161,9 +165,14 @@ class Transport(Output[Acted]):
         maps = sum(map_.to_tensor().nbytes for map_ in self.alignment.maps.values())
         numbers = max(self._at_a_time(entry) for entry in self.entries)
         digits = max(8 if entry.shape.dtype.itemsize > 2 else 4 for entry in self.entries)
-        computing = numbers * digits * (5 + 3 * len(self.sources))
-        mapped = (MAPPED + 2 * numbers * digits) * (2 + len(self.sources))
-        return maps + computing + mapped
+        copies = (_COPIES + _COPIES_OF_EACH * len(self.sources)) * torch.get_num_threads()
+        mapped = (MAPPED + max(self._mapped(entry) for entry in self.entries)) * (2 + len(self.sources))
+        return 2 * maps + numbers * digits * copies + mapped
+
+    def _mapped(self, entry: Acted) -> int:
+        """How many bytes of a tensor are in memory when some rows of it are wanted."""
+        scattered = any(entry.name in s.names and s.scattered(entry.name) for s in self.sources)
+        return entry.shape.nbytes if scattered else self._at_a_time(entry) * entry.shape.dtype.itemsize
 
     def _at_a_time(self, entry: Acted) -> int:
         """How many numbers of a tensor are worked on at a time."""
@@ -197,7 +206,7 @@ class Transport(Output[Acted]):
             return self.lead.own(name, rows)
         own = self.onto.raw(name, rows if extents else None)
         change = self._change(name, rows) if entry.action is Action.MOVED else None
-        if change is None or _is_zero(change):
+        if change is None or (name not in self.changed and _is_zero(change)):
             return own
         self.changed.add(name)
         return wide(own) + change

@@ -16,7 +16,7 @@ from transfusion.architecture import Policy
 from transfusion.checkpoint import FLOATS
 from transfusion.errors import MismatchError, SettingError
 from transfusion.matching import align
-from transfusion.model import Model, Reference, require_same_shape
+from transfusion.model import Model, Reference, require_same_shape, take_hashes
 from transfusion.task_vector import NewTokens, TaskVector
 from transfusion.transportation.account import Account, base_in
 from transfusion.transportation.adapters import AdapterTransport
@@ -26,7 +26,6 @@ from transfusion.transportation.folded import FoldedAdapter
 from transfusion.transportation.joined import JoinedAdapters
 from transfusion.transportation.merging import Merging
 from transfusion.transportation.sources import Source, TunedModel
-from transfusion.workers import Workers
 
 PLANNED = "planned"
 """In the place of a hash that was not taken."""
@@ -189,16 +188,6 @@ class Journey:
         head: int | None = None,
     ) -> Transport:
         return Transport(sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, account)
-
-
-def take_hashes(*models: Model, jobs: int | None = None) -> None:
-    """Hash every tensor of some models, side by side; each is then known by its content.
-
-    What is not a number is found later, in what is made of it.
-    """
-    tensors = [(model, name) for model in models for name in model.architecture.tensors]
-    with Workers.hired(jobs) as workers:
-        workers.each(lambda one: one[0].digest_of(one[1], checked=False), tensors)
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

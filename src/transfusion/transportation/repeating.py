@@ -15,11 +15,11 @@ from transfusion.checkpoint import read_json
 from transfusion.errors import CheckpointError, MismatchError, VerificationError, listing
 from transfusion.matching import align
 from transfusion.methods import Method
-from transfusion.model import Model
+from transfusion.model import Model, take_hashes
 from transfusion.transportation.account import FILE, Account
 from transfusion.transportation.adapter_output import AdapterOutput
 from transfusion.transportation.dense import Transport
-from transfusion.transportation.journey import Journey, take_hashes
+from transfusion.transportation.journey import Journey
 from transfusion.transportation.merging import How, Merging
 
 Aligner = Callable[..., Alignment]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
-from transfusion.layouts import Layout
-from transfusion.model import Model
+from transfusion.layouts import Layout, names_in
+from transfusion.model import Model, take_hashes
 from transfusion.storage import Stored
 from transfusion.task_vector import NewTokens, TaskVector
 from transfusion.transportation.output import Shape
@@ -77,6 +77,10 @@ class Source(ABC):
     def changes(self, name: str) -> bool:
         """Whether it has a change to add to B's tensor."""
 
+    def scattered(self, name: str) -> bool:
+        """Whether rows that lie side by side in the output come from all over the fine-tune's tensor."""
+        return False
+
     @abstractmethod
     def by_rows(self, name: str) -> bool:
         """Whether a change, or a tensor of its own, can be had some rows at a time."""
@@ -124,6 +128,7 @@ class TunedModel(Source):
 
     @property
     def digest(self) -> str:
+        take_hashes(self.model)
         return self.model.digest
 
     @property
@@ -160,6 +165,10 @@ class TunedModel(Source):
 
     def changes(self, name: str) -> bool:
         return self.vector.covers(name)
+
+    def scattered(self, name: str) -> bool:
+        first = self._layout(name).items[:1]
+        return any(axis in self.alignment.maps for item in first for axis in names_in(item))
 
     def by_rows(self, name: str) -> bool:
         return bool(self.shape(name).extents) and self.alignment.moves_by_rows(self._layout(name))

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
-from transfusion.errors import OutputError
+from transfusion.errors import CheckpointError, OutputError
 from transfusion.model import Model
 from transfusion.transportation import Transport, transport
 from transfusion.writer import Parcel, Workshop, workshop, write_shard
@@ -207,6 +207,24 @@ def test_a_shard_made_from_other_inputs_is_never_used(changed, inputs, made, tmp
     prepared(now, **more).save(tmp_path / "moved")
     prepared(now, **more).save(tmp_path / "anew")
     assert content(tmp_path / "moved") == content(tmp_path / "anew")
+
+
+@pytest.mark.parametrize("role", ["a", "b", "tuned"])
+def test_an_input_that_changes_during_the_run_spoils_it(role, inputs, tmp_path):
+    import shutil
+
+    now = {name: shutil.copytree(place, tmp_path / name) for name, place in inputs.items()}
+    moved, touched = prepared(now), []
+
+    def meddle(name: str) -> None:
+        if not touched:
+            touched.append(name)
+            file = sorted(now[role].glob("*.safetensors"))[0]
+            os.utime(file, ns=(1, 1))
+
+    with pytest.raises(CheckpointError, match="changed while it was being read"):
+        moved.save(tmp_path / "moved", on_tensor=meddle)
+    assert not (tmp_path / "moved").exists()
 
 
 def _slightly_other(folder: Path, place: Path) -> Path:

@@ -93,6 +93,20 @@ class Checkpoint:
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
     _seen: int = field(default=0, repr=False)
     """How much has been read through the files that are open now."""
+    _stamps: dict[Path, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
+    """The size and the time of every file when it was opened."""
+
+    def __post_init__(self) -> None:
+        self._stamps = {file: _stamp(file) for file in self.files}
+
+    def require_unchanged(self) -> None:
+        """Refuse files that somebody has changed since they were opened."""
+        changed = [file.name for file, stamp in self._stamps.items() if _stamp(file) != stamp]
+        if changed:
+            raise CheckpointError(
+                f"{self.label}: {listing(changed)} changed while it was being read",
+                hint="run again when nobody is writing to it",
+            )
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         """One tensor, or some of its rows, as it is stored."""
@@ -328,6 +342,14 @@ def _open_file(path: Path, label: str) -> Checkpoint:
             checkpoint.config, checkpoint.config_name = read_json(path.parent / name), name
             break
     return checkpoint
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        told = file.stat()
+    except OSError:
+        return None
+    return told.st_size, told.st_mtime_ns
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -238,7 +238,9 @@ class Transport(Output[Acted]):
                     yield source.change(entry.name, rows)
 
     def conclude(self) -> None:
-        """Refuse a fine-tune that equals its base."""
+        """Refuse a fine-tune that equals its base, and inputs that have changed on the way."""
+        for checkpoint in (self.base.checkpoint, self.onto.checkpoint, *(s.checkpoint for s in self.sources)):
+            checkpoint.require_unchanged()
         moved = self.names(Action.MOVED)
         wanted = any(s.alpha.at(name) * self.merging.alpha.at(name) for s in self.sources for name in moved)
         if wanted and not self.changed:

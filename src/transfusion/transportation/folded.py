@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from transfusion.alpha import Alpha
+from transfusion.checkpoint import Checkpoint
 from transfusion.storage import Stored
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.output import Shape
@@ -38,8 +38,8 @@ class FoldedAdapter(Source):
         return self.moved.digest
 
     @property
-    def root(self) -> Path:
-        return self.moved.root
+    def checkpoint(self) -> Checkpoint:
+        return self.moved.adapter.checkpoint
 
     @property
     def config(self) -> Mapping[str, Any] | None:

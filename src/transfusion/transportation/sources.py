@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
+from transfusion.checkpoint import Checkpoint
 from transfusion.layouts import Layout, names_in
 from transfusion.model import Model, take_hashes
 from transfusion.storage import Stored
@@ -42,8 +43,13 @@ class Source(ABC):
 
     @property
     @abstractmethod
+    def checkpoint(self) -> Checkpoint:
+        """Its files."""
+
+    @property
     def root(self) -> Path:
         """Where its files are."""
+        return self.checkpoint.root
 
     @property
     @abstractmethod
@@ -136,8 +142,8 @@ class TunedModel(Source):
         return self.model.checkpoint.config
 
     @property
-    def root(self) -> Path:
-        return self.model.checkpoint.root
+    def checkpoint(self) -> Checkpoint:
+        return self.model.checkpoint
 
     @property
     def names(self) -> Mapping[str, Stored]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
@@ -167,7 +168,8 @@ class Transport(Output[Acted]):
         digits = max(8 if entry.shape.dtype.itemsize > 2 else 4 for entry in self.entries)
         copies = (_COPIES + _COPIES_OF_EACH * len(self.sources)) * torch.get_num_threads()
         mapped = (MAPPED + max(self._mapped(entry) for entry in self.entries)) * (2 + len(self.sources))
-        return 2 * maps + numbers * digits * copies + mapped
+        whole = sum(source.holds() for source in self.sources)
+        return 2 * maps + numbers * digits * copies + mapped + whole
 
     def _mapped(self, entry: Acted) -> int:
         """How many bytes of a tensor are in memory when some rows of it are wanted."""
@@ -206,7 +208,7 @@ class Transport(Output[Acted]):
             return self.lead.own(name, rows)
         own = self.onto.raw(name, rows if extents else None)
         change = self._change(name, rows) if entry.action is Action.MOVED else None
-        if change is None or (name not in self.changed and _is_zero(change)):
+        if change is None or _is_zero(change):
             return own
         self.changed.add(name)
         return wide(own) + change
@@ -260,19 +262,20 @@ class Transport(Output[Acted]):
 
     def config(self) -> dict[str, Any] | None:
         """B's configuration; in a model of the fine-tune's class, also what belongs to its head."""
-        config = dict(self.onto.checkpoint.config or {}) or None
-        theirs = self.lead.config
-        if config is not None and theirs is not None and self.of_its_kind:
+        config = deepcopy(self.onto.checkpoint.config)
+        theirs = self.lead.config or {}
+        if not config:
+            return None
+        if theirs and self.of_its_kind:
             for key in _OF_THE_HEAD:
                 config.pop(key, None)  # a key that they leave out has its default there
                 if key in theirs:
                     config[key] = theirs[key]
-        if config is not None and theirs is not None and self._grown:
-            for section in (None, "text_config"):
-                other = theirs if section is None else theirs.get(section, {})
-                if "vocab_size" in other:
-                    (config if section is None else config[section])["vocab_size"] = other["vocab_size"]
-        if config is not None and self.dtype is not None:
+        if self._grown:
+            for ours, other in ((config, theirs), (config.get("text_config"), theirs.get("text_config"))):
+                if ours and other and "vocab_size" in other:
+                    ours["vocab_size"] = other["vocab_size"]
+        if self.dtype is not None:
             for key in ("dtype", "torch_dtype"):
                 if key in config:
                     config[key] = str(self.dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -96,6 +97,12 @@ class FoldedAdapter(Source):
 
     def blame(self, name: str) -> None:
         self.moved.base.read(name) if name in self.moved.base.names else self.moved.own(name)
+
+    def holds(self) -> int:
+        """A change is a product of factors, made as a whole: with the weight, and while two are made."""
+        onto, floats = self.moved.onto, 8
+        largest = max((prod(onto.info(name).shape) for name in self._changed), default=0)
+        return 4 * floats * largest + self.reads()
 
     def reads(self) -> int:
         return self.moved.plan()["bytes_to_read"]

@@ -107,6 +107,10 @@ class Source(ABC):
     def reads(self) -> int:
         """How many bytes all of this takes to read."""
 
+    def holds(self) -> int:
+        """How many bytes it has in memory when a change is asked for, however few rows of it."""
+        return 0
+
     def added(self, name: str) -> int:
         """How many rows of its own follow those of B."""
         return 0

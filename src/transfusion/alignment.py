@@ -55,6 +55,16 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """A norm whose output a tensor reads. Its scale and shift are moved with the tensor, not on their own."""
+
+    norm: str
+    """The module."""
+    offset: float = 0.0
+    """What is added to its weight before it is used: one in some families."""
+
+
+@dataclass(frozen=True)
 class Alignment:
     """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
 
@@ -67,12 +77,20 @@ class Alignment:
     sizes: Mapping[str, int]
     parents: Mapping[str, str]
     provenance: Provenance
+    folds: Mapping[str, Fold] = field(default_factory=dict)
+    """For maps that turn units: the tensors that read the stream through a norm, and the norm."""
     _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
     """For the layouts that were moved last."""
 
     @classmethod
-    def of(cls, maps: Mapping[str, Map], architecture: Architecture, provenance: Provenance) -> Alignment:
-        return cls(dict(maps), architecture.sizes, architecture.parents, provenance)
+    def of(
+        cls,
+        maps: Mapping[str, Map],
+        architecture: Architecture,
+        provenance: Provenance,
+        folds: Mapping[str, Fold] | None = None,
+    ) -> Alignment:
+        return cls(dict(maps), architecture.sizes, architecture.parents, provenance, dict(folds or {}))
 
     def move(self, tensor: Tensor, layout: Layout) -> Tensor:
         """π of one tensor."""
@@ -160,7 +178,7 @@ class Alignment:
             source=first.provenance.source,
             source_digest=first.provenance.source_digest,
         )
-        return replace(self, maps=maps, provenance=story)
+        return replace(self, maps=maps, provenance=story, folds={**first.folds, **self.folds})
 
     @cached_property
     def digest(self) -> str:
@@ -169,6 +187,8 @@ class Alignment:
         for id in sorted(self.maps):
             total.update(f"{id}:{self.maps[id].kind}:".encode())
             total.update(tensor_digest(self.maps[id].to_tensor()))
+        for tensor in sorted(self.folds):
+            total.update(f"{tensor}:{self.folds[tensor]}".encode())
         return total.hexdigest()
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
@@ -186,6 +206,7 @@ class Alignment:
             "kinds": {id: map_.kind for id, map_ in self.maps.items()},
             "sizes": dict(self.sizes),
             "parents": dict(self.parents),
+            "folds": {tensor: asdict(fold) for tensor, fold in self.folds.items()},
             "provenance": asdict(self.provenance),
         }
         tensors = {id: map_.to_tensor() for id, map_ in self.maps.items()}
@@ -250,7 +271,8 @@ class Alignment:
             maps = {id: KINDS[story["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
         except (AlignmentError, KeyError) as error:
             raise damaged from error
-        alignment = cls(maps, story["sizes"], story["parents"], Provenance(**told))
+        folds = {tensor: Fold(**fold) for tensor, fold in story.get("folds", {}).items()}
+        alignment = cls(maps, story["sizes"], story["parents"], Provenance(**told), folds)
         misfit = any(
             (map_.rows, map_.size) != (len(alignment.lineage(id)), alignment.sizes[id])
             for id, map_ in maps.items()

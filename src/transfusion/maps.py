@@ -43,8 +43,13 @@ class Map(ABC):
         """The size of the axis."""
 
     @abstractmethod
-    def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
-        """Move one dimension; ``ancestors`` are the dimensions, already moved, that select rows."""
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
+        """Move one dimension; ``ancestors`` are the dimensions, already moved, that select rows.
+
+        ``reads`` if the tensor takes its inputs there: what is twice as large in B is then read by half.
+        """
 
     @abstractmethod
     def inverse(self, lineage: Index) -> Map:
@@ -102,11 +107,13 @@ class Permutation(Map):
         return int(self.index.shape[1])
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Plan):
+        if isinstance(other, Plan | Rotation):
             return other == self
         return isinstance(other, Permutation) and np.array_equal(self.index, other.index)
 
-    def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
         shape = [1] * tensor.ndim
         shape[dim] = self.size
         for ancestor in ancestors:
@@ -177,16 +184,11 @@ class Plan(Map):
         """Whether another map, of this kind or a permutation, does exactly the same."""
         return isinstance(other, Plan | Permutation) and np.array_equal(self.matrix, Plan.of(other).matrix)
 
-    def apply(self, tensor: Tensor, dim: int, ancestors: Sequence[int] = ()) -> Tensor:
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
         """Mix the units of one dimension, in float32 at least, and give back the tensor's own type."""
-        places = (*ancestors, dim)
-        front = tuple(range(len(places)))
-        precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        turned = tensor.movedim(places, front)
-        matrix = torch.from_numpy(self.matrix).to(device=tensor.device, dtype=precision)
-        mixed = matrix @ turned.reshape(self.rows, self.size, -1).to(precision)
-        kept = tensor.dtype if tensor.is_floating_point() else precision
-        return mixed.reshape(turned.shape).movedim(front, places).to(kept)
+        return _mixed(tensor, self.matrix, (*ancestors, dim))
 
     def inverse(self, lineage: Index) -> Plan:
         """The transposed shares, made to sum to 1 again; undoes the plan only if it is a permutation.
@@ -212,7 +214,102 @@ class Plan(Map):
         return cls(tensor.numpy())
 
 
-KINDS: dict[str, type[Map]] = {kind.kind: kind for kind in (Permutation, Plan)}
+@dataclass(frozen=True, eq=False)
+class Rotation(Map):
+    """Unit j of row i is ``matrix[i, j]`` in the units of the source: a rotation, or a reflection.
+
+    What B produces there may be larger than what A does, and what it reads from there too.
+    """
+
+    matrix: NDArray[np.floating[Any]]
+    produced: NDArray[np.floating[Any]]
+    """For each row, how much larger."""
+    read: NDArray[np.floating[Any]]
+    kind: ClassVar[str] = "rotation"
+
+    def __post_init__(self) -> None:
+        matrix = np.ascontiguousarray(self.matrix, dtype=np.float32)
+        if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
+            raise AlignmentError(f"a rotation of shape {matrix.shape} is not a stack of square matrices")
+        product = matrix.astype(np.float64) @ matrix.astype(np.float64).transpose(0, 2, 1)
+        if not np.allclose(product, np.eye(matrix.shape[1]), atol=_SUM):
+            raise AlignmentError("a rotation has a matrix that is not orthogonal")
+        scales = [np.ascontiguousarray(one, dtype=np.float32) for one in (self.produced, self.read)]
+        if any(one.shape != matrix.shape[:1] or not (np.isfinite(one) & (one > 0)).all() for one in scales):
+            raise AlignmentError("a rotation has scales that are not positive numbers, one for each row")
+        for name, value in zip(("matrix", "produced", "read"), (matrix, *scales), strict=True):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, map_: Map) -> Rotation:
+        """A permutation as a rotation that does the same; a rotation as it is."""
+        match map_:
+            case Rotation():
+                return map_
+            case Permutation():
+                ones = np.ones(map_.rows, dtype=np.float32)
+                return cls(np.eye(map_.size, dtype=np.float32)[map_.index], ones, ones)
+        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a rotation")
+
+    @property
+    def rows(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.matrix.shape[1])
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another map, of this kind or a permutation, does exactly the same."""
+        if not isinstance(other, Rotation | Permutation):
+            return False
+        return bool(torch.equal(self.to_tensor(), Rotation.of(other).to_tensor()))
+
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
+        scale = 1 / self.read if reads else self.produced
+        return _mixed(tensor, self.matrix * scale[:, None, None], (*ancestors, dim))
+
+    def inverse(self, lineage: Index) -> Rotation:
+        back = np.empty_like(self.matrix)
+        back[lineage] = self.matrix.transpose(0, 2, 1)
+        scales = [np.empty_like(self.produced), np.empty_like(self.read)]
+        for scale, own in zip(scales, (self.produced, self.read), strict=True):
+            scale[lineage] = 1 / own
+        return Rotation(back, *scales)
+
+    def after(self, first: Map, lineage: Index) -> Rotation:
+        earlier = Rotation.of(first)
+        matrix = self.matrix.astype(np.float64) @ earlier.matrix[lineage].astype(np.float64)
+        return Rotation(matrix, self.produced * earlier.produced[lineage], self.read * earlier.read[lineage])
+
+    def is_identity(self) -> bool:
+        return self == Permutation.identity(self.size, self.rows)
+
+    def to_tensor(self) -> Tensor:
+        """The matrices, and below each a line of how much larger things are produced, and one of read."""
+        lines = np.stack([self.produced, self.read], axis=1)[:, :, None].repeat(self.size, axis=2)
+        return torch.from_numpy(np.concatenate([self.matrix, lines], axis=1))
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Rotation:
+        values = tensor.numpy()
+        return cls(values[:, :-2], values[:, -2, 0], values[:, -1, 0])
+
+
+def _mixed(tensor: Tensor, matrix: NDArray[np.floating[Any]], places: tuple[int, ...]) -> Tensor:
+    """The last of some dimensions mixed by a matrix for each element of the others."""
+    front = tuple(range(len(places)))
+    precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    turned = tensor.movedim(places, front)
+    factors = torch.from_numpy(matrix).to(device=tensor.device, dtype=precision)
+    mixed = factors @ turned.reshape(*factors.shape[:2], -1).to(precision)
+    kept = tensor.dtype if tensor.is_floating_point() else precision
+    return mixed.reshape(turned.shape).movedim(front, places).to(kept)
+
+
+KINDS: dict[str, type[Map]] = {kind.kind: kind for kind in (Permutation, Plan, Rotation)}
 
 
 def move(
@@ -298,7 +395,9 @@ class _Dim:
             return cls(
                 dim,
                 outside,
-                by_factors=lambda tensor: _move_by_factors(tensor, dim, item, here, sizes, parents, outside),
+                by_factors=lambda tensor: _move_by_factors(
+                    tensor, dim, item, here, sizes, parents, outside, reads=dim in layout.inputs
+                ),
             )
         index = index_map(item, sizes, permutations, parents, tuple(outside))
         return cls(dim, outside, None if index is None else torch.from_numpy(index))
@@ -339,17 +438,21 @@ def _move_by_factors(
     sizes: Mapping[str, int],
     parents: Mapping[str, str],
     places: Mapping[str, int],
+    *,
+    reads: bool = False,
 ) -> Tensor:
     """What `move_dim` does for maps of any kind: unfold the dimension and map axis by axis."""
     match item:
         case Name(text):
             map_ = maps.get(text)
-            return tensor if map_ is None else map_.apply(tensor, dim, _ancestors(text, parents, places))
+            if map_ is None:
+                return tensor
+            return map_.apply(tensor, dim, _ancestors(text, parents, places), reads=reads)
         case Concat(parts):
             blocks = torch.split(tensor, [size_of(part, sizes) for part in parts], dim)
             return torch.cat(
                 [
-                    _move_by_factors(block, dim, part, maps, sizes, parents, places)
+                    _move_by_factors(block, dim, part, maps, sizes, parents, places, reads=reads)
                     for block, part in zip(blocks, parts, strict=True)
                 ],
                 dim,
@@ -359,7 +462,9 @@ def _move_by_factors(
             unfolded = tensor.reshape(*tensor.shape[:dim], *extents, *tensor.shape[dim + 1 :])
             here = dict(places)
             for offset, child in enumerate(items):
-                unfolded = _move_by_factors(unfolded, dim + offset, child, maps, sizes, parents, here)
+                unfolded = _move_by_factors(
+                    unfolded, dim + offset, child, maps, sizes, parents, here, reads=reads
+                )
                 if isinstance(child, Name):
                     here[child.text] = dim + offset
             return unfolded.reshape(tensor.shape)

@@ -100,6 +100,32 @@ class Fusion:
             raise SettingError(f"draws = {self.draws}: nothing would be computed", hint="give 1 or more")
 
 
+class Mlp(StrEnum):
+    """How the neurons of an MLP are mapped."""
+
+    AUTO = "auto"
+    """Turned; assigned where two of them are multiplied with each other."""
+    TURNED = "turned"
+    ASSIGNED = "assigned"
+
+
+@dataclass(frozen=True)
+class Functional:
+    """How two models are compared by what they compute."""
+
+    probes: int = 256
+    """How many made-up inputs both models are given."""
+    samples: int = 4096
+    """How many tokens or patches among them speak at each place."""
+    mlp: Mlp = Mlp.AUTO
+    scaled: bool = True
+    """Whether maps carry how much larger B's activations are."""
+
+    def __post_init__(self) -> None:
+        if self.probes < 1 or self.samples < 2:
+            raise SettingError("probes and samples: nothing would be computed", hint="give more")
+
+
 @dataclass(frozen=True)
 class Method:
     """How an alignment is found."""
@@ -128,17 +154,20 @@ class Method:
     """Whether π(A) is run with plain residual connections, although the stream's maps differ."""
     fusion: Fusion | None = None
     """For optimal transport, which is no search: how plans are made."""
+    functional: Functional | None = None
+    """For functional alignment, which is none either: how activations are compared."""
 
     @property
     def searches(self) -> bool:
         """Whether this method looks for anything."""
-        return self.moves is Moves.MATCHED and self.fusion is None
+        return self.moves is Moves.MATCHED and self.fusion is None and self.functional is None
 
     def changed(self, **choices: Any) -> Method:
         """The method with other choices, each a value or the word for it; None changes nothing."""
         given = {name: _chosen(name, value) for name, value in choices.items() if value is not None}
         policy = {name: given.pop(name) for name in list(given) if name in _OF_POLICY}
         fusion = {name: given.pop(name) for name in list(given) if name in _OF_FUSION}
+        functional = {name: given.pop(name) for name in list(given) if name in _OF_FUNCTIONAL}
         if fusion:
             if self.fusion is None:
                 raise SettingError(
@@ -146,6 +175,13 @@ class Method:
                     hint="choose --method ot, or leave it out",
                 )
             given["fusion"] = replace(self.fusion, **fusion)
+        if functional:
+            if self.functional is None:
+                raise SettingError(
+                    f"{', '.join(functional)}: only for functional alignment",
+                    hint="choose --method functional, or leave it out",
+                )
+            given["functional"] = replace(self.functional, **functional)
         return replace(self, policy=replace(self.policy, **policy), **given)
 
     @classmethod
@@ -155,9 +191,10 @@ class Method:
         searching = {
             field.name: options[field.name]
             for field in fields(cls)
-            if field.name in options and field.name not in ("moves", "follows_advice", "fusion")
+            if field.name in options and field.name not in ("moves", "follows_advice", "fusion", "functional")
         }
-        return method.changed(**searching, **policy, **(options.get("fusion") or {}))
+        inner = {**(options.get("fusion") or {}), **(options.get("functional") or {})}
+        return method.changed(**searching, **policy, **inner)
 
     def options(self) -> dict[str, Any]:
         """What to remember in the provenance."""
@@ -213,6 +250,12 @@ METHODS = {
             Policy(Residual.UNTIED, Inner.FREE, Heads.FLAT),
             fusion=Fusion(),
         ),
+        Method(
+            "functional",
+            "what both models compute from made-up inputs: a rotation for every axis that allows one",
+            Policy(Residual.UNTIED, Inner.FREE),
+            functional=Functional(),
+        ),
         Method("naive", "nothing moves: the task vector is added as it is", moves=Moves.NOTHING),
         Method(
             "random",
@@ -226,6 +269,7 @@ DEFAULT = "guarded"
 
 _OF_POLICY: dict[str, type[StrEnum]] = {"residual": Residual, "inner": Inner, "heads": Heads}
 _OF_FUSION = {field.name for field in fields(Fusion)}
+_OF_FUNCTIONAL = {field.name for field in fields(Functional)}
 _WORDS: dict[str, type[StrEnum]] = {
     **_OF_POLICY,
     "score": Score,
@@ -234,6 +278,7 @@ _WORDS: dict[str, type[StrEnum]] = {
     "accept": Accept,
     "evidence": Evidence,
     "join": Join,
+    "mlp": Mlp,
 }
 
 

@@ -104,7 +104,7 @@ class Journey:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
         lot = NewTokens(new_tokens)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
-        return TunedModel(vector, self.alignment, alpha)
+        return TunedModel(vector, self.alignment, self.b, alpha)
 
     def adapter(
         self,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
-from transfusion.checkpoint import Checkpoint
+from transfusion.checkpoint import Checkpoint, Rows
 from transfusion.layouts import Layout, names_in
 from transfusion.model import Model, take_hashes
 from transfusion.storage import Stored
 from transfusion.task_vector import NewTokens, TaskVector
+from transfusion.transportation.folding import Folding
 from transfusion.transportation.output import Shape
 
 
@@ -120,12 +122,13 @@ class Source(ABC):
         return []
 
 
-@dataclass(frozen=True)
+@dataclass
 class TunedModel(Source):
     """A whole model: its task vector, moved."""
 
     vector: TaskVector
     alignment: Alignment
+    onto: Model
     alpha: Alpha = field(default_factory=Alpha)
 
     @property
@@ -180,21 +183,60 @@ class TunedModel(Source):
         first = self._layout(name).items[:1]
         return any(axis in self.alignment.maps for item in first for axis in names_in(item))
 
+    @cached_property
+    def _folding(self) -> Folding:
+        return Folding(self.alignment)
+
     def by_rows(self, name: str) -> bool:
-        return bool(self.shape(name).extents) and self.alignment.moves_by_rows(self._layout(name))
+        whole = not self.shape(name).extents or self._is_special(name)
+        return not whole and self.alignment.moves_by_rows(self._layout(name))
+
+    def _is_special(self, name: str) -> bool:
+        """Whether a tensor does not move by its own numbers alone."""
+        fold, layout = self._folding, self._layout(name)
+        return bool(
+            fold.is_part(name) or fold.is_diagonal(name, layout) or fold.weight_of_bias(name, self.model)
+        )
 
     def change(self, name: str, rows: slice) -> Tensor:
-        alpha, layout = self.alpha.at(name), self._layout(name)
-        if not self.by_rows(name):
-            moved = self.alignment.move(self.vector.difference(name), layout)
-        else:
-            moved = self.alignment.move_rows(partial(self.vector.difference, name), layout, rows)
+        if self._is_special(name):
+            return self._special_change(name)
+        alpha, whole = self.alpha.at(name), not self.by_rows(name)
+        moved = self._moved(partial(self._difference, name), name, rows)
+        moved = self._folding.divided(moved, self.onto, name, None if whole else rows)
         return moved if alpha == 1 else alpha * moved
 
+    def _difference(self, name: str, rows: Rows | None = None) -> Tensor:
+        """τ; of what reads through a norm, with the norm's scale in it."""
+        if self._folding.fold_of(name) is None:
+            return self.vector.difference(name, rows)
+        return self._folding.scaled(self.model, name, rows) - self._folding.scaled(
+            self.vector.base, name, rows
+        )
+
+    def _special_change(self, name: str) -> Tensor:
+        fold, layout, alpha = self._folding, self._layout(name), self.alpha.at(name)
+        if fold.is_part(name):
+            return torch.zeros(self.shape(name).extents)
+        if fold.is_diagonal(name, layout):
+            return alpha * fold.move_diagonal(self.vector.difference(name), layout)
+        weight = fold.weight_of_bias(name, self.model)
+        assert weight is not None
+        difference = fold.shifted(self.model, name, weight) - fold.shifted(self.vector.base, name, weight)
+        own = self.change(weight, slice(0, self.shape(weight).extents[0]))
+        return alpha * self.alignment.move(difference, layout) - fold.shift(self.onto, weight, own)
+
     def own(self, name: str, rows: slice) -> Tensor:
-        if not self.by_rows(name):
-            return self.alignment.move(self.model.raw(name), self._layout(name))
-        return self.alignment.move_rows(partial(self.model.raw, name), self._layout(name), rows)
+        if self._folding.fold_of(name) is None or name not in self.onto.architecture.tensors:
+            return self._moved(partial(self.model.raw, name), name, rows)
+        whole = not self.by_rows(name)
+        moved = self._moved(partial(self._folding.scaled, self.model, name), name, rows)
+        return self._folding.divided(moved, self.onto, name, None if whole else rows)
+
+    def _moved(self, read: Callable[..., Tensor], name: str, rows: slice) -> Tensor:
+        if self.by_rows(name):
+            return self.alignment.move_rows(read, self._layout(name), rows)
+        return self.alignment.move(read(None), self._layout(name))
 
     def blame(self, name: str) -> None:
         self.vector.blame(name)

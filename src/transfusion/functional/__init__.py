@@ -1,0 +1,84 @@
+"""Functional alignment: how A's units correspond to B's, from what both compute on the same probes.
+
+`listening` runs a model and keeps samples of what its modules read and put out, `axes` turns them into the
+activations of an axis in both models, and `solving` finds the nearest map between two sets of activations.
+The two models are never in memory together: each is run once, and its samples wait on the disk.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment import Fold
+from transfusion.functional.axes import Evidence
+from transfusion.functional.households import household
+from transfusion.functional.listening import Heard, listen
+from transfusion.functional.probing import made_up
+from transfusion.functional.solving import Quality, alone, stream
+from transfusion.live import build
+from transfusion.maps import Map
+from transfusion.methods import Functional
+from transfusion.model import Model
+
+Probes = Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """What was found."""
+
+    maps: dict[str, Map] = field(default_factory=dict)
+    folds: dict[str, Fold] = field(default_factory=dict)
+    """For every tensor that reads the stream through a norm, the norm."""
+    quality: dict[str, Quality] = field(default_factory=dict)
+    """For every axis, how well B's activations are predicted from A's."""
+    silent: list[str] = field(default_factory=list)
+    """Axes that no module's activations show; they stay as they are."""
+
+
+def correspond(
+    a: Model,
+    b: Model,
+    options: Functional,
+    *,
+    probes: Probes | None = None,
+    seed: int = 0,
+    on_axis: Callable[[str], None] = lambda axis: None,
+) -> Correspondence:
+    """Find a map for every axis that may move; without probes, they are made up."""
+    with tempfile.TemporaryDirectory() as folder:
+        heard: list[Heard] = []
+        for number, model in enumerate((a, b)):
+            module = build(model, torch.float32)
+            probes = probes or made_up(model, module, options.probes, seed)
+            file = Path(folder) / f"{number}.safetensors"
+            heard.append(listen(model, module, probes, file, options.samples))
+        return _found(a, b, heard[0], heard[1], options, on_axis)
+
+
+def _found(
+    a: Model, b: Model, of_a: Heard, of_b: Heard, options: Functional, on_axis: Callable[[str], None]
+) -> Correspondence:
+    evidence = Evidence(a, b, of_a, of_b)
+    found = Correspondence(folds=evidence.folds)
+    architecture = a.architecture
+    parents = {space.parent for space in architecture.spaces.values()} - {None}
+    for space in architecture.free():
+        if space.parent is not None:
+            continue  # comes with its household
+        on_axis(space.id)
+        if space.id in parents:
+            maps = household(evidence, space.id, options)
+        elif space.stream is not None:
+            maps = stream(evidence, space.id, options, found.quality)
+        else:
+            maps = alone(evidence, space.id, options, found.quality)
+        found.maps.update(maps)
+    found.silent.extend(space.id for space in architecture.free() if space.id not in found.maps)
+    return found

@@ -1,0 +1,139 @@
+"""Axes: from the samples of modules to the activations of an axis, in A and in B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment import Fold
+from transfusion.functional.listening import MADE, READ, Heard
+from transfusion.layouts import ANONYMOUS, Item, Layout, Name, explode, names_in
+from transfusion.model import Model
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Activations in A and in B, with one dimension per axis and the samples last."""
+
+    axes: tuple[str, ...]
+    a: Tensor
+    b: Tensor
+    side: str
+    """Whether a module read them, or put them out."""
+
+
+class Evidence:
+    """What two models computed from the same probes, asked for axis by axis."""
+
+    def __init__(self, a: Model, b: Model, of_a: Heard, of_b: Heard) -> None:
+        self.a, self.b, self.of_a, self.of_b = a, b, of_a, of_b
+        self.architecture = a.architecture
+        self.sizes = a.architecture.sizes
+
+    def pair(self, module: str, side: str) -> tuple[Tensor, Tensor] | None:
+        """The samples of one module in both models, if both were heard."""
+        a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
+        return None if a is None or b is None or a.shape != b.shape else (a, b)
+
+    # ── norms ────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def norms(self) -> dict[str, str]:
+        """Every norm on a stream, and the point that it is on."""
+        spaces = self.architecture.spaces
+        found: dict[str, str] = {}
+        for name, layout in self.architecture.tensors.items():
+            module, _, leaf = name.rpartition(".")
+            if leaf == "weight" and layout.arrow is None and len(layout.items) == 1:
+                (item,) = layout.items
+                if isinstance(item, Name) and spaces[item.text].stream is not None:
+                    found[module] = item.text
+        return found
+
+    def before_branches(self, point: str) -> list[str]:
+        """The norms on a point that only branches read, while the stream goes by."""
+        cuts = [cut for cut in self.architecture.shortcuts if cut.source == point]
+        entries = {cut.entry for cut in cuts}
+        here = [norm for norm, at in self.norms.items() if at == point]
+        return [norm for norm in here if norm in entries or not cuts]
+
+    @cached_property
+    def folds(self) -> dict[str, Fold]:
+        """For every tensor that reads a stream through such a norm, the norm."""
+        found: dict[str, Fold] = {}
+        for name, layout in self.architecture.tensors.items():
+            norm = self.of_a.fed_by.get(name.rpartition(".")[0])
+            if layout.arrow is None or norm is None or norm not in self.norms:
+                continue
+            point = self.norms[norm]
+            reads = [layout.items[dim] for dim in layout.inputs] == [Name(point)]
+            if reads and norm in self.before_branches(point):
+                found[name] = Fold(norm, self._offset(norm))
+        return found
+
+    def _offset(self, norm: str) -> float:
+        """Whether a norm multiplies by its weight, or by one more: what it divides by tells."""
+        made = self.of_a.samples(norm, MADE)
+        if made is None:
+            return 0.0
+        off = [float((self._bare(self.a, norm, made, offset).square().mean() - 1).abs()) for offset in (0, 1)]
+        return float(off[1] < off[0])
+
+    @staticmethod
+    def _bare(model: Model, norm: str, made: Tensor, offset: float) -> Tensor:
+        """What a norm put out, without its scale and shift."""
+        if (bias := f"{norm}.bias") in model.architecture.tensors:
+            made = made - model.read(bias).double()
+        scale = model.read(f"{norm}.weight").double() + offset
+        return made / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
+
+    def normalised(self, norm: str) -> tuple[Tensor, Tensor] | None:
+        """What a norm makes of the stream in both models, before its own scale and shift."""
+        pair = self.pair(norm, MADE)
+        if pair is None:
+            return None
+        offset = self._offset(norm)
+        return self._bare(self.a, norm, pair[0], offset), self._bare(self.b, norm, pair[1], offset)
+
+    # ── other axes ───────────────────────────────────────────────────────────────────────────
+
+    def pieces(self, id: str) -> Iterator[Piece]:
+        """All activations with an axis: of the modules that put it out, and of those that read it."""
+        for name, layout in self.architecture.tensors.items():
+            module, _, leaf = name.rpartition(".")
+            if layout.arrow is None or len(layout.outputs) != 1 or len(layout.inputs) != 1:
+                continue
+            for side, dims in ((MADE, layout.outputs), (READ, layout.inputs)):
+                item = layout.items[dims[0]]
+                if id in names_in(item):
+                    pair = self.pair(module, side) if leaf == "weight" else self._computed(name, side)
+                    if pair is not None and pair[0].shape[1] == self._extent(name, dims[0]):
+                        yield from self._cut(item, id, pair, side)
+
+    def _extent(self, name: str, dim: int) -> int:
+        return self.a.info(name).shape[dim]
+
+    def _computed(self, name: str, side: str) -> tuple[Tensor, Tensor] | None:
+        """What a tensor makes of its inputs, where it has no module of its own to be heard."""
+        pair = self.pair(name.rpartition(".")[0], READ)
+        if side == READ or pair is None or pair[0].shape[1] != self.a.info(name).shape[-1]:
+            return None
+        bias = name.removesuffix("weight") + "bias"
+
+        def made(model: Model, given: Tensor) -> Tensor:
+            result = given @ model.read(name).double().T
+            return result + model.read(bias).double() if bias in model.architecture.tensors else result
+
+        return made(self.a, pair[0]), made(self.b, pair[1])
+
+    def _cut(self, item: Item, id: str, pair: tuple[Tensor, Tensor], side: str) -> Iterator[Piece]:
+        layout = Layout((Name(ANONYMOUS), item))
+        cuts = [explode(one, layout, self.sizes) for one in pair]
+        for (a, factors), (b, _) in zip(*cuts, strict=True):
+            axes = tuple(factor.name for factor in factors[1:])
+            if id in axes:
+                yield Piece(axes, a.movedim(0, -1), b.movedim(0, -1), side)

@@ -1,0 +1,109 @@
+"""Households: heads, or groups of heads, and the units within each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transfusion.functional.axes import Evidence, Piece
+from transfusion.functional.solving import larger, nearest_rotation, unit
+from transfusion.layouts import Index
+from transfusion.maps import Map, Permutation, Rotation
+from transfusion.methods import Functional
+from transfusion.solvers.assignment import assign, best_totals
+
+
+@dataclass(frozen=True)
+class _View:
+    """One set of activations: by head, by what shares the head if anything does, and by unit."""
+
+    piece: Piece
+    turns: bool
+    """Whether the units may be turned; otherwise they go together as they are."""
+
+    @property
+    def sharing(self) -> str | None:
+        """The axis between the head and the units: the queries of a group."""
+        return self.piece.axes[1] if len(self.piece.axes) == 3 else None
+
+    @cached_property
+    def covariances(self) -> Tensor:
+        """How units of B go with units of A: (B's head, sharing; A's head, sharing; B's unit, A's)."""
+        a, b = (one if one.ndim == 4 else one.unsqueeze(1) for one in (self.piece.a, self.piece.b))
+        return torch.einsum("hrun,gsvn->hrgsuv", unit(b), unit(a))
+
+    @cached_property
+    def agreement(self) -> Tensor:
+        """How well they can go together: (B's head, sharing; A's head, sharing)."""
+        if self.turns:
+            best: Tensor = torch.linalg.matrix_norm(self.covariances, ord="nuc")
+            return best
+        return torch.diagonal(self.covariances, dim1=-2, dim2=-1).sum(-1)
+
+    def of_heads(self) -> Tensor:
+        """The same for whole heads, with what shares them seated as well as can be."""
+        heads, sharing = self.agreement.shape[:2]
+        if sharing == 1:
+            return self.agreement[:, 0, :, 0]
+        pairs = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
+        return best_totals(pairs)[1].reshape(heads, heads).to(pairs.dtype)
+
+
+def household(evidence: Evidence, id: str, options: Functional) -> dict[str, Map]:
+    """Heads are paired by how well their activations go together, each turned as well as can be; then the
+    units of every pair are turned.
+    """
+    free = {space.id for space in evidence.architecture.free()}
+    members = {child for child, parent in evidence.architecture.parents.items() if parent == id} & free
+    views = [
+        _View(piece, piece.axes[-1] in members)
+        for piece in evidence.pieces(id)
+        if piece.axes[0] == id and len(piece.axes) in (2, 3)
+    ]
+    if not views:
+        return {}
+    order = assign(torch.stack([view.of_heads() for view in views]).sum(0)[None])
+    maps: dict[str, Map] = {id: order}
+    heads = order.index[0].tolist()
+    seats = _seats(views, heads)
+    maps.update({axis: map_ for axis, map_ in seats.items() if axis in members})
+    for child in sorted(members - seats.keys()):
+        mine = [view for view in views if view.piece.axes[-1] == child]
+        if mine:
+            maps[child] = _turned(mine, heads, seats, options)
+    return maps
+
+
+def _seats(views: Sequence[_View], heads: Sequence[int]) -> dict[str, Permutation]:
+    """Where those that share a head go, in every head of B."""
+    sharing = [view for view in views if view.sharing is not None]
+    if not sharing:
+        return {}
+    total = torch.stack([view.agreement for view in sharing]).sum(0)
+    axis = sharing[0].sharing
+    assert axis is not None
+    return {axis: assign(torch.stack([total[i, :, j, :] for i, j in enumerate(heads)]))}
+
+
+def _turned(
+    views: Sequence[_View], heads: Sequence[int], seats: dict[str, Permutation], options: Functional
+) -> Rotation:
+    """The units within every head of B, from those of its head of A."""
+    matrices: list[Tensor] = []
+    sizes: list[float] = []
+    for i, j in enumerate(heads):
+        together = torch.zeros(())
+        ratios: list[float] = []
+        for view in views:
+            seat: Index = seats[view.sharing].index[i] if view.sharing else np.zeros(1, dtype=np.int64)
+            for r, s in enumerate(seat.tolist()):
+                together = together + view.covariances[i, r, j, s]
+            ratios.append(larger(view.piece.b[i], view.piece.a[j]))
+        matrices.append(nearest_rotation(together))
+        sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
+    return Rotation(torch.stack(matrices).numpy(), np.array(sizes), np.array(sizes))

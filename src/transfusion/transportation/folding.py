@@ -1,0 +1,96 @@
+"""Folding: what a norm does to the inputs of a tensor, moved with the tensor.
+
+A norm multiplies every unit of the stream by a number of its own. Turned units have no such numbers, so
+maps that turn them act on W·diag(g), what a tensor makes of the stream before the scale g; and on b + W·β,
+what the shift β of the norm comes to. B's own norm then stays as it is, and its scale is divided out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment import Alignment, Fold
+from transfusion.checkpoint import Rows
+from transfusion.layouts import Layout
+from transfusion.maps import Rotation
+from transfusion.model import Model
+from transfusion.task_vector import wide
+
+_DIAGONAL = (".weight", ".gamma", ".lambda1", ".lambda_1", ".lambda_2", "layer_scale")
+
+
+@dataclass(frozen=True)
+class Folding:
+    """The norms of an alignment that turns units."""
+
+    alignment: Alignment
+
+    @cached_property
+    def _norms(self) -> frozenset[str]:
+        return frozenset(fold.norm for fold in self.alignment.folds.values())
+
+    def is_part(self, name: str) -> bool:
+        """Whether a tensor is the scale or the shift of a norm that is moved with what reads it."""
+        return name.rpartition(".")[0] in self._norms
+
+    def fold_of(self, name: str) -> Fold | None:
+        """The norm that a weight reads through."""
+        return self.alignment.folds.get(name)
+
+    def weight_of_bias(self, name: str, model: Model) -> str | None:
+        """The weight beside a bias, if that reads through a norm with a shift."""
+        weight = name.removesuffix("bias") + "weight" if name.endswith("bias") else ""
+        fold = self.alignment.folds.get(weight)
+        return weight if fold and f"{fold.norm}.bias" in model.architecture.tensors else None
+
+    def is_diagonal(self, name: str, layout: Layout) -> bool:
+        """Whether a tensor has a number for each of some units that are turned."""
+        plain = layout.arrow is None and len(layout.items) == 1 and name.endswith(_DIAGONAL)
+        return plain and any(isinstance(self.alignment.maps.get(id), Rotation) for id in layout.names())
+
+    def move_diagonal(self, values: Tensor, layout: Layout) -> Tensor:
+        """Numbers of units that are turned: each of B's gets those of A's that it is made of."""
+        (id,) = layout.names()
+        map_ = self.alignment.maps[id]
+        assert isinstance(map_, Rotation)
+        shares = torch.from_numpy(map_.matrix[0]).to(values.dtype).square()
+        return float(map_.read[0]) * (shares @ values)
+
+    def scaled(self, model: Model, name: str, rows: Rows | None) -> Tensor:
+        """A weight, or some of its rows, with the norm's scale in its inputs."""
+        value = wide(model.raw(name, rows))
+        fold = self.alignment.folds.get(name)
+        return value if fold is None else value * self._scale(model, name, fold, rows)
+
+    def divided(self, value: Tensor, model: Model, name: str, rows: Rows | None) -> Tensor:
+        """A weight for a model whose own norm will multiply its inputs."""
+        fold = self.alignment.folds.get(name)
+        if fold is None:
+            return value
+        scale = self._scale(model, name, fold, rows)
+        return value / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
+
+    def _scale(self, model: Model, name: str, fold: Fold, rows: Rows | None) -> Tensor:
+        """The norm's scale, in the shape of a weight's inputs."""
+        layout = model.architecture.tensors[name]
+        (dim,) = layout.inputs
+        scale = wide(model.raw(f"{fold.norm}.weight")) + fold.offset
+        if dim == 0 and rows is not None:
+            scale = scale[rows]
+        shape = [1] * len(layout.items)
+        shape[dim] = -1
+        return scale.reshape(shape)
+
+    def shifted(self, model: Model, name: str, weight: str) -> Tensor:
+        """A bias, with what the norm's shift adds to it."""
+        return wide(model.raw(name)) + self.shift(model, weight, wide(model.raw(weight)))
+
+    def shift(self, model: Model, name: str, weight: Tensor) -> Tensor:
+        """What a weight makes of the shift of its norm."""
+        fold, layout = self.alignment.folds[name], model.architecture.tensors[name]
+        (dim,) = layout.inputs
+        return torch.tensordot(weight, wide(model.raw(f"{fold.norm}.bias")), dims=([dim], [0]))

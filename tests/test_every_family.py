@@ -168,6 +168,10 @@ def loaded(folder: Path) -> nn.Module:
     return module.eval()
 
 
+WIDER = {"gemma": 2e-5}
+"""Its own outputs in float32 are 6e-6 from those in float64, and in another order of units as much again."""
+
+
 @every_family
 def test_every_library_loads_it_and_computes_the_same_in_float32(family, journeys):
     journey = journeys(family)
@@ -179,7 +183,7 @@ def test_every_library_loads_it_and_computes_the_same_in_float32(family, journey
     )
     assert all(value.dtype is torch.float32 for value in found.values())
     wanted = journey.expected(wanted)
-    assert apart(wanted, found) < 1e-5
+    assert apart(wanted, found) < WIDER.get(family, 1e-5)
     assert apart(wanted, bare) > 1e-2, "the fine-tune did nothing"
 
 

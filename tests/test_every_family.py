@@ -22,7 +22,7 @@ from transfusion.matching import align
 from transfusion.model import Model
 from transfusion.probes import run
 from transfusion.task_vector import TaskVector
-from transfusion.transportation import AdapterTransport, apply, transport
+from transfusion.transportation import AdapterTransport, apply, merge, transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out", "ignore:Unsupported layer type", "ignore:The following \\w+_pattern keys"
@@ -262,6 +262,16 @@ def test_an_attention_that_is_wrapped_as_a_whole_is_not_folded(family, journeys)
     full = transport(journey.adapter, base=journey.a, onto=journey.b, via=journey.pi, full=True)
     with pytest.raises(AdapterError, match=r"changes \S+out_proj\.weight within an attention"):
         full.state_dict()
+
+
+def test_two_adapters_of_an_attention_as_a_whole_make_one_that_peft_loads(journeys, tmp_path):
+    """The adapter together with itself, halved, is the adapter."""
+    journey = journeys("open_clip")
+    both = [journey.adapter, journey.adapter]
+    joined = merge(both, base=journey.a, onto=journey.b, via=journey.pi, weights=[0.5, 0.5])
+    joined.save(tmp_path / "joined")
+    wanted = journey.expected(with_adapter(journey.adapter, journey.a))
+    assert apart(wanted, with_adapter(tmp_path / "joined", journey.b)) < 1e-5
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS_AS_PARAMETERS)

@@ -15,7 +15,21 @@ CASES = {
     for case in import_module(f"cases.{module.name}").CASES
 }
 
+FIRST = {case.family: name for name, case in reversed(CASES.items())}
+"""The first case of every family."""
+
 PRINCIPAL = ("vit-classifier", "clip", "open_clip", "bert-pretraining", "gpt2", "llama", "mistral-tied")
 """One case per family, for tests that take longer."""
 
-__all__ = ["BERT", "CASES", "GPT2", "LLAMA", "PRINCIPAL", "VIT", "Case", "finetuned", "transformers_model"]
+__all__ = [
+    "BERT",
+    "CASES",
+    "FIRST",
+    "GPT2",
+    "LLAMA",
+    "PRINCIPAL",
+    "VIT",
+    "Case",
+    "finetuned",
+    "transformers_model",
+]

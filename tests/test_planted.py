@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import CASES, Case, finetuned, transformers_model
+from families import CASES, FIRST, Case, finetuned, transformers_model
 from transfusion.live import Live, largest_difference
 from transfusion.matching import align
 from transfusion.model import Model
@@ -61,7 +61,6 @@ def test_deep_models_are_recovered_under_noise(family, model, config, settings, 
         assert map_ == planted.maps["layer.stream" if on_stream else id], id
 
 
-FIRST = {case.family: name for name, case in reversed(CASES.items())}
 every_family = pytest.mark.parametrize("family", sorted(FIRST))
 
 

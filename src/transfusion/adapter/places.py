@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from transfusion.adapter.settings import WRAPPED
 from transfusion.architecture import Architecture
 from transfusion.layouts import Concat, Item, Layout, size_of
 from transfusion.naming import Naming, without_part
@@ -61,6 +62,10 @@ class Place:
 
     def weight_of(self, module: str) -> Spot:
         """Where the weight of a module lies, whether the base has such a tensor or not."""
+        module = module.replace(WRAPPED, ".")
+        packed = self.naming.canonical(f"{module}.in_proj_weight")  # nn.MultiheadAttention has no other
+        if packed in self.architecture.tensors:
+            return Spot(packed)
         if found := re.fullmatch(r"(.+)#(\d+)(\[\d+\])?", self.naming.canonical(f"{module}.weight")):
             _, piece = without_part(found[0])
             return Spot(found[1], piece, int(found[2]))

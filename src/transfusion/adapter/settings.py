@@ -10,6 +10,14 @@ from typing import Any
 
 from transfusion.errors import AdapterError
 
+WRAPPED = ".base_layer."
+"""In the name of a module, between one that PEFT wraps as a whole and a module within it."""
+
+
+def meant(module: str) -> str:
+    """The name that a configuration has for a module: within a wrapped one, the name of that."""
+    return module.partition(WRAPPED)[0]
+
 
 def words(text: str) -> frozenset[str]:
     """The words of a text: how lists of settings are written here."""
@@ -33,7 +41,7 @@ class Settings:
         """A setting that a table of patterns may change: the first whose pattern ends the module's name."""
         try:
             for pattern, found in self.value(patterns, {}).items():
-                if re.match(rf"(.*\.)?({pattern})$", self.module):
+                if re.match(rf"(.*\.)?({pattern})$", meant(self.module)):
                     return float(found)
             return float(self.value(key, default))
         except (re.error, TypeError, ValueError, AttributeError) as error:

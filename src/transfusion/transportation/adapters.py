@@ -14,6 +14,7 @@ from torch import Tensor
 from transfusion.adapter import Adapter, Factor, Reference
 from transfusion.adapter.changes import row_norms
 from transfusion.adapter.places import Spot, as_matrix, as_stored
+from transfusion.adapter.settings import WRAPPED
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.checkpoint import TensorInfo
@@ -179,6 +180,12 @@ class AdapterTransport(AdapterOutput):
 
     def _changed_by(self, module: str) -> Iterator[str]:
         kind, factors = self.adapter.kind, self.modules[module]
+        if WRAPPED in module:
+            raise AdapterError(
+                f"{self.adapter.label} changes {_spot(factors).tensor} within an attention that is wrapped as"
+                " a whole; versions of PEFT disagree whether to add such a change once or twice",
+                hint="leave the adapter an adapter, or merge it by the PEFT that it was trained with",
+            )
         own = any(factor.part.of == "bias" for factor in factors)
         spot = _spot(factors)
         rows = any(factor.part.reference is Reference.ROWS for factor in factors)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transfusion.adapter import Factor, Settings
 from transfusion.adapter.changes import lora_added
+from transfusion.adapter.settings import meant
 from transfusion.errors import AdapterError, listing
 from transfusion.model import Model
 from transfusion.transportation.account import Account
@@ -183,7 +184,7 @@ class JoinedAdapters(AdapterOutput):
     # ── files ────────────────────────────────────────────────────────────────────────────────
 
     def settings(self) -> dict[str, Any]:
-        ranks = self.ranks()
+        ranks = {meant(module): rank for module, rank in self.ranks().items()}
         usual = max(set(ranks.values()), key=list(ranks.values()).count)
         other = {re.escape(module): rank for module, rank in ranks.items() if rank != usual}
         saved = {name for one in self.adapters for name in one.adapter.config.get("modules_to_save") or ()}

@@ -118,6 +118,10 @@ class Functional:
     samples: int = 4096
     """How many tokens or patches among them speak at each place."""
     mlp: Mlp = Mlp.AUTO
+    weights: float = 0.01
+    """How much the weights around a point of the stream say beside its activations, which may not reach
+    all of its directions.
+    """
     scaled: bool = True
     """Whether maps carry how much larger B's activations are."""
 

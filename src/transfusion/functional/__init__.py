@@ -69,16 +69,15 @@ def _found(
     found = Correspondence(folds=evidence.folds)
     architecture = a.architecture
     parents = {space.parent for space in architecture.spaces.values()} - {None}
-    for space in architecture.free():
-        if space.parent is not None:
-            continue  # comes with its household
+    within = [space for space in architecture.free() if space.parent is None and space.stream is None]
+    points = [space for space in architecture.free() if space.stream is not None]
+    for space in within:
         on_axis(space.id)
-        if space.id in parents:
-            maps = household(evidence, space.id, options)
-        elif space.stream is not None:
-            maps = stream(evidence, space.id, options, found.quality)
-        else:
-            maps = alone(evidence, space.id, options, found.quality)
-        found.maps.update(maps)
+        solve = household if space.id in parents else alone
+        found.maps.update(solve(evidence, space.id, options, found.quality))
+    branches = dict(found.maps)
+    for space in points:  # last, so that weights can speak, too: all that they lead to is known by now
+        on_axis(space.id)
+        found.maps.update(stream(evidence, space.id, options, found.quality, branches))
     found.silent.extend(space.id for space in architecture.free() if space.id not in found.maps)
     return found

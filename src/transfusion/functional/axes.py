@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from transfusion.alignment import Fold
 from transfusion.functional.listening import MADE, READ, Heard
 from transfusion.layouts import ANONYMOUS, Item, Layout, Name, explode, names_in
+from transfusion.maps import Map, move
 from transfusion.model import Model
 
 
@@ -98,6 +99,42 @@ class Evidence:
             return None
         offset = self._offset(norm)
         return self._bare(self.a, norm, pair[0], offset), self._bare(self.b, norm, pair[1], offset)
+
+    def weighed(self, id: str, maps: Mapping[str, Map]) -> Tensor | None:
+        """How B's units of a point go with A's in the weights that read it or write to it.
+
+        Only weights whose other axes are mapped already, or never move, have a say.
+        """
+        total: Tensor | None = None
+        for name, layout in self.architecture.tensors.items():
+            if layout.arrow is None or name not in self.b.architecture.tensors:
+                continue
+            dims = [dim for dim, item in enumerate(layout.items) if item == Name(id)]
+            others = set(layout.names()) - {id}
+            free = {one for one in others if one in self._free}
+            if len(dims) != 1 or free - maps.keys() or self.a.info(name).shape != self.b.info(name).shape:
+                continue
+            a = move(self._scaled(self.a, name), layout, maps, self.sizes, self.architecture.parents)
+            b = self._scaled(self.b, name)
+            flat = [one.movedim(dims[0], 0).flatten(1) for one in (b, a)]
+            size = torch.linalg.vector_norm(flat[0]) * torch.linalg.vector_norm(flat[1])
+            table = flat[0] @ flat[1].T / size.clamp(min=1e-30)
+            total = table if total is None else total + table
+        return total
+
+    @cached_property
+    def _free(self) -> frozenset[str]:
+        return frozenset(space.id for space in self.architecture.free())
+
+    def _scaled(self, model: Model, name: str) -> Tensor:
+        """A weight, with the scale of the norm that it reads through."""
+        value = model.read(name).double()
+        if (fold := self.folds.get(name)) is not None:
+            layout = self.architecture.tensors[name]
+            shape = [1] * value.ndim
+            shape[layout.inputs[0]] = -1
+            value = value * (model.read(f"{fold.norm}.weight").double() + fold.offset).reshape(shape)
+        return value
 
     # ── other axes ───────────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transfusion.functional.axes import Evidence, Piece
-from transfusion.functional.solving import larger, nearest_rotation, unit
+from transfusion.functional.solving import Quality, larger, nearest_rotation, unit
 from transfusion.layouts import Index
 from transfusion.maps import Map, Permutation, Rotation
 from transfusion.methods import Functional
@@ -54,7 +54,9 @@ class _View:
         return best_totals(pairs)[1].reshape(heads, heads).to(pairs.dtype)
 
 
-def household(evidence: Evidence, id: str, options: Functional) -> dict[str, Map]:
+def household(
+    evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality]
+) -> dict[str, Map]:
     """Heads are paired by how well their activations go together, each turned as well as can be; then the
     units of every pair are turned.
     """

@@ -84,7 +84,7 @@ class _Ear:
         weight = self.tensors.get(f"{name}.weight")
         is_norm = weight is not None and weight.arrow is None and len(weight.items) == 1
 
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             given = next((one for one in (*args, *kwargs.values()) if _is_activation(one)), None)
             made = output if _is_activation(output) else None
             if given is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +43,9 @@ def larger(b: Tensor, a: Tensor) -> float:
     return float(torch.linalg.vector_norm(b) / torch.linalg.vector_norm(a).clamp(min=1e-30))
 
 
-def stream(evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality]) -> dict[str, Map]:
+def stream(
+    evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality], maps: Mapping[str, Map]
+) -> dict[str, Map]:
     """One point of the residual stream.
 
     Where branches read it through a norm, directions are those of the normalised stream, and the norm takes
@@ -67,8 +70,10 @@ def stream(evidence: Evidence, id: str, options: Functional, quality: dict[str, 
         return {}
     a, b = (torch.cat([pair[which] for pair in pairs]).T for which in (0, 1))
     quality[id] = _quality(b, a)
-    matrix = nearest_rotation(covariance(b, a))
-    return {id: _rotation(matrix[None], [produced], [read], options)}
+    together = covariance(b, a)
+    if options.weights and (weighed := evidence.weighed(id, maps)) is not None:
+        together = unit(together) + options.weights * unit(weighed)
+    return {id: _rotation(nearest_rotation(together)[None], [produced], [read], options)}
 
 
 def alone(evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality]) -> dict[str, Map]:

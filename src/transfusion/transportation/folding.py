@@ -93,4 +93,5 @@ class Folding:
         """What a weight makes of the shift of its norm."""
         fold, layout = self.alignment.folds[name], model.architecture.tensors[name]
         (dim,) = layout.inputs
-        return torch.tensordot(weight, wide(model.raw(f"{fold.norm}.bias")), dims=([dim], [0]))
+        added: Tensor = torch.tensordot(weight, wide(model.raw(f"{fold.norm}.bias")), dims=([dim], [0]))
+        return added

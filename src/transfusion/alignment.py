@@ -20,7 +20,7 @@ from transfusion.architecture import Architecture, Heads, Inner, Policy, Residua
 from transfusion.checkpoint import Rows, tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout
-from transfusion.maps import KINDS, Map, Permutation, RowMover, move, moves_by_rows
+from transfusion.maps import KINDS, Map, Permutation, Rotation, RowMover, move, moves_by_rows
 from transfusion.model import Model
 from transfusion.writer import publish_file
 
@@ -99,6 +99,12 @@ class Alignment:
             return tensor
         sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
         return move(tensor, layout, here, sizes, self.parents)
+
+    def turn(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """π of one tensor, whose directions move and whose size stays."""
+        rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
+        ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}
+        return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
 
     def moves_by_rows(self, layout: Layout) -> bool:
         """Whether `move_rows` can move a tensor of this layout."""

@@ -68,16 +68,20 @@ def _found(
     evidence = Evidence(a, b, of_a, of_b)
     found = Correspondence(folds=evidence.folds)
     architecture = a.architecture
-    parents = {space.parent for space in architecture.spaces.values()} - {None}
-    within = [space for space in architecture.free() if space.parent is None and space.stream is None]
-    points = [space for space in architecture.free() if space.stream is not None]
-    for space in within:
-        on_axis(space.id)
-        solve = household if space.id in parents else alone
-        found.maps.update(solve(evidence, space.id, options, found.quality))
+    free = architecture.free()
+    holders = evidence.holders()
+    for space in free:
+        if space.parent is None and space.stream is None and space.id not in holders:
+            on_axis(space.id)
+            found.maps.update(alone(evidence, space.id, options, found.quality))
+    for id in holders:  # after what all heads share
+        on_axis(id)
+        found.maps.update(household(evidence, id, options, found.maps))
     branches = dict(found.maps)
-    for space in points:  # last, so that weights can speak, too: all that they lead to is known by now
+    for space in (
+        space for space in free if space.stream is not None
+    ):  # last, so that weights can speak, too: all that they lead to is known by now
         on_axis(space.id)
         found.maps.update(stream(evidence, space.id, options, found.quality, branches))
-    found.silent.extend(space.id for space in architecture.free() if space.id not in found.maps)
+    found.silent.extend(space.id for space in free if space.id not in found.maps)
     return found

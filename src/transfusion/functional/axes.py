@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transfusion.alignment import Fold
 from transfusion.functional.listening import MADE, READ, Heard
-from transfusion.layouts import ANONYMOUS, Item, Layout, Name, explode, names_in
+from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
 from transfusion.maps import Map, move
 from transfusion.model import Model
 
@@ -59,7 +59,7 @@ class Evidence:
         """The norms on a point that only branches read, while the stream goes by."""
         cuts = [cut for cut in self.architecture.shortcuts if cut.source == point]
         entries = {cut.entry for cut in cuts}
-        here = [norm for norm, at in self.norms.items() if at == point]
+        here = [norm for norm, at in self.norms.items() if at == point and norm not in self.of_a.shown]
         return [norm for norm in here if norm in entries or not cuts]
 
     @cached_property
@@ -138,6 +138,18 @@ class Evidence:
 
     # ── other axes ───────────────────────────────────────────────────────────────────────────
 
+    def holders(self) -> list[str]:
+        """The axes whose elements hold others, heads for the most part, where either may move."""
+        parents = self.architecture.parents
+        found: dict[str, None] = {}
+        for layout in self.architecture.tensors.values():
+            for item in layout.items:
+                for first, *rest in _products(item):
+                    within = {name for name in rest if parents.get(name) == first}
+                    if parents.get(first) is None and (first in self._free or within & self._free):
+                        found.setdefault(first)
+        return list(found)
+
     def pieces(self, id: str) -> Iterator[Piece]:
         """All activations with an axis: of the modules that put it out, and of those that read it."""
         for name, layout in self.architecture.tensors.items():
@@ -150,6 +162,10 @@ class Evidence:
                     pair = self.pair(module, side) if leaf == "weight" else self._computed(name, side)
                     if pair is not None and pair[0].shape[1] == self._extent(name, dims[0]):
                         yield from self._cut(item, id, pair, side)
+
+        for output, space in self.architecture.outputs.items():
+            if space == id and (pair := self.pair(output, MADE)) is not None:
+                yield Piece((id,), pair[0].T, pair[1].T, READ)
 
     def _extent(self, name: str, dim: int) -> int:
         return self.a.info(name).shape[dim]
@@ -174,3 +190,15 @@ class Evidence:
             axes = tuple(factor.name for factor in factors[1:])
             if id in axes:
                 yield Piece(axes, a.movedim(0, -1), b.movedim(0, -1), side)
+
+
+def _products(item: Item) -> Iterator[tuple[str, ...]]:
+    """The axes of every product in an item, outermost first."""
+    match item:
+        case Product(items):
+            names = tuple(name for child in items for name in names_in(child))
+            if isinstance(items[0], Name):
+                yield names
+        case Concat(parts):
+            for part in parts:
+                yield from _products(part)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transfusion.functional.axes import Evidence, Piece
-from transfusion.functional.solving import Quality, larger, nearest_rotation, unit
+from transfusion.functional.solving import larger, nearest_rotation, unit
 from transfusion.layouts import Index
 from transfusion.maps import Map, Permutation, Rotation
 from transfusion.methods import Functional
@@ -54,23 +54,23 @@ class _View:
         return best_totals(pairs)[1].reshape(heads, heads).to(pairs.dtype)
 
 
-def household(
-    evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality]
-) -> dict[str, Map]:
+def household(evidence: Evidence, id: str, options: Functional, known: Mapping[str, Map]) -> dict[str, Map]:
     """Heads are paired by how well their activations go together, each turned as well as can be; then the
-    units of every pair are turned.
+    units of every pair are turned. What all heads share is known already.
     """
     free = {space.id for space in evidence.architecture.free()}
     members = {child for child, parent in evidence.architecture.parents.items() if parent == id} & free
     views = [
-        _View(piece, piece.axes[-1] in members)
+        _View(_with_known(piece, known), piece.axes[-1] in members)
         for piece in evidence.pieces(id)
         if piece.axes[0] == id and len(piece.axes) in (2, 3)
     ]
     if not views:
         return {}
-    order = assign(torch.stack([view.of_heads() for view in views]).sum(0)[None])
-    maps: dict[str, Map] = {id: order}
+    maps: dict[str, Map] = {}
+    order = Permutation.identity(evidence.sizes[id])
+    if id in free:
+        maps[id] = order = assign(torch.stack([view.of_heads() for view in views]).sum(0)[None])
     heads = order.index[0].tolist()
     seats = _seats(views, heads)
     maps.update({axis: map_ for axis, map_ in seats.items() if axis in members})
@@ -79,6 +79,14 @@ def household(
         if mine:
             maps[child] = _turned(mine, heads, seats, options)
     return maps
+
+
+def _with_known(piece: Piece, known: Mapping[str, Map]) -> Piece:
+    """A's activations with the units of the last axis moved, if they are known to."""
+    map_ = known.get(piece.axes[-1])
+    if map_ is None or map_.rows != 1:
+        return piece
+    return replace(piece, a=map_.apply(piece.a, piece.a.ndim - 2))
 
 
 def _seats(views: Sequence[_View], heads: Sequence[int]) -> dict[str, Permutation]:

@@ -27,6 +27,8 @@ class Heard:
     keys: frozenset[str] = frozenset()
     fed_by: dict[str, str] = field(default_factory=dict)
     """For every module that was given what a norm put out, the norm."""
+    shown: frozenset[str] = frozenset()
+    """The norms whose outputs are outputs of the model."""
 
     def samples(self, module: str, side: str) -> Tensor | None:
         """What a module read or put out: (samples, units), in float64."""
@@ -49,13 +51,13 @@ def listen(
     try:
         for number, inputs in enumerate(probes):
             ear.begin(number)
-            run(module, model.family, inputs, double=False)
+            ear.end(run(module, model.family, inputs, double=False))
     finally:
         for handle in handles:
             handle.remove()
     kept = {key: torch.cat(parts) for key, parts in ear.kept.items()}
     save_file(kept, file)
-    return Heard(file, frozenset(kept), ear.fed_by)
+    return Heard(file, frozenset(kept), ear.fed_by, frozenset(ear.shown))
 
 
 class _Ear:
@@ -67,12 +69,21 @@ class _Ear:
         self.per_batch = max(1, per_batch)
         self.kept: dict[str, list[Tensor]] = {}
         self.fed_by: dict[str, str] = {}
+        self.shown: set[str] = set()
         self._batch = 0
         self._normed: list[tuple[int, str, Tensor]] = []
         """What norms put out in this batch: kept, so that no other tensor can have its place in memory."""
 
     def begin(self, number: int) -> None:
         self._batch, self._normed = number, []
+
+    def end(self, outputs: Mapping[str, Tensor]) -> None:
+        places = {one.untyped_storage().data_ptr() for one in outputs.values()}
+        self.shown |= {norm for where, norm, _ in self._normed if where in places}
+        for name, one in outputs.items():
+            if _is_activation(one):
+                self._keep(f"{name}/{MADE}", one)
+        self._normed = []
 
     def hooks(self, module: nn.Module) -> Iterator[Any]:
         owners = {name.rpartition(".")[0] for name in self.tensors}

@@ -1,8 +1,9 @@
 """Folding: what a norm does to the inputs of a tensor, moved with the tensor.
 
 A norm multiplies every unit of the stream by a number of its own. Turned units have no such numbers, so
-maps that turn them act on W·diag(g), what a tensor makes of the stream before the scale g; and on b + W·β,
-what the shift β of the norm comes to. B's own norm then stays as it is, and its scale is divided out.
+maps that turn them act on W·diag(g), what a tensor makes of the stream before the scale g, and on β/g, where
+the norm's shift puts it. B's own scale then stays as it is, and is divided out of the one and put back into
+the other.
 """
 
 from __future__ import annotations
@@ -41,12 +42,6 @@ class Folding:
         """The norm that a weight reads through."""
         return self.alignment.folds.get(name)
 
-    def weight_of_bias(self, name: str, model: Model) -> str | None:
-        """The weight beside a bias, if that reads through a norm with a shift."""
-        weight = name.removesuffix("bias") + "weight" if name.endswith("bias") else ""
-        fold = self.alignment.folds.get(weight)
-        return weight if fold and f"{fold.norm}.bias" in model.architecture.tensors else None
-
     def is_diagonal(self, name: str, layout: Layout) -> bool:
         """Whether a tensor has a number for each of some units that are turned."""
         plain = layout.arrow is None and len(layout.items) == 1 and name.endswith(_DIAGONAL)
@@ -72,7 +67,7 @@ class Folding:
         if fold is None:
             return value
         scale = self._scale(model, name, fold, rows)
-        return value / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
+        return value / self._safe(scale)
 
     def _scale(self, model: Model, name: str, fold: Fold, rows: Rows | None) -> Tensor:
         """The norm's scale, in the shape of a weight's inputs."""
@@ -85,13 +80,18 @@ class Folding:
         shape[dim] = -1
         return scale.reshape(shape)
 
-    def shifted(self, model: Model, name: str, weight: str) -> Tensor:
-        """A bias, with what the norm's shift adds to it."""
-        return wide(model.raw(name)) + self.shift(model, weight, wide(model.raw(weight)))
+    def offset_of(self, norm: str) -> float:
+        return next(fold.offset for fold in self.alignment.folds.values() if fold.norm == norm)
 
-    def shift(self, model: Model, name: str, weight: Tensor) -> Tensor:
-        """What a weight makes of the shift of its norm."""
-        fold, layout = self.alignment.folds[name], model.architecture.tensors[name]
-        (dim,) = layout.inputs
-        added: Tensor = torch.tensordot(weight, wide(model.raw(f"{fold.norm}.bias")), dims=([dim], [0]))
-        return added
+    def shift(self, model: Model, name: str) -> Tensor:
+        """The shift of a norm as a place in the normalised stream, before the scale."""
+        return wide(model.raw(name)) / self._safe(self.scale(model, name))
+
+    def scale(self, model: Model, name: str) -> Tensor:
+        """The scale beside a shift."""
+        norm = name.rpartition(".")[0]
+        return wide(model.raw(f"{norm}.weight")) + self.offset_of(norm)
+
+    @staticmethod
+    def _safe(scale: Tensor) -> Tensor:
+        return torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)

@@ -194,9 +194,7 @@ class TunedModel(Source):
     def _is_special(self, name: str) -> bool:
         """Whether a tensor does not move by its own numbers alone."""
         fold, layout = self._folding, self._layout(name)
-        return bool(
-            fold.is_part(name) or fold.is_diagonal(name, layout) or fold.weight_of_bias(name, self.model)
-        )
+        return fold.is_part(name) or fold.is_diagonal(name, layout)
 
     def change(self, name: str, rows: slice) -> Tensor:
         if self._is_special(name):
@@ -216,15 +214,12 @@ class TunedModel(Source):
 
     def _special_change(self, name: str) -> Tensor:
         fold, layout, alpha = self._folding, self._layout(name), self.alpha.at(name)
-        if fold.is_part(name):
-            return torch.zeros(self.shape(name).extents)
-        if fold.is_diagonal(name, layout):
+        if not fold.is_part(name):
             return alpha * fold.move_diagonal(self.vector.difference(name), layout)
-        weight = fold.weight_of_bias(name, self.model)
-        assert weight is not None
-        difference = fold.shifted(self.model, name, weight) - fold.shifted(self.vector.base, name, weight)
-        own = self.change(weight, slice(0, self.shape(weight).extents[0]))
-        return alpha * self.alignment.move(difference, layout) - fold.shift(self.onto, weight, own)
+        if name.endswith(".weight"):
+            return torch.zeros(self.shape(name).extents)
+        difference = fold.shift(self.model, name) - fold.shift(self.vector.base, name)
+        return alpha * fold.scale(self.onto, name) * self.alignment.turn(difference, layout)
 
     def own(self, name: str, rows: slice) -> Tensor:
         if self._folding.fold_of(name) is None or name not in self.onto.architecture.tensors:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment import Fold
+from transfusion.errors import AlignmentError, listing
 from transfusion.functional.axes import Evidence
 from transfusion.functional.households import household
 from transfusion.functional.listening import Heard, listen
@@ -38,8 +39,6 @@ class Correspondence:
     """For every tensor that reads the stream through a norm, the norm."""
     quality: dict[str, Quality] = field(default_factory=dict)
     """For every axis, how well B's activations are predicted from A's."""
-    silent: list[str] = field(default_factory=list)
-    """Axes that no module's activations show; they stay as they are."""
 
 
 def correspond(
@@ -83,5 +82,10 @@ def _found(
     ):  # last, so that weights can speak, too: all that they lead to is known by now
         on_axis(space.id)
         found.maps.update(stream(evidence, space.id, options, found.quality, branches))
-    found.silent.extend(space.id for space in free if space.id not in found.maps)
+    silent = [space.id for space in free if space.id not in found.maps]
+    if silent:
+        raise AlignmentError(
+            f"no module of {a.label} shows what the units of {listing(silent, 3)} compute",
+            hint="choose a method that compares weights, such as --method guarded",
+        )
     return found

@@ -154,7 +154,7 @@ class Evidence:
         """All activations with an axis: of the modules that put it out, and of those that read it."""
         for name, layout in self.architecture.tensors.items():
             module, _, leaf = name.rpartition(".")
-            if layout.arrow is None or len(layout.outputs) != 1 or len(layout.inputs) != 1:
+            if layout.arrow is None or len(layout.outputs) != 1:
                 continue
             for side, dims in ((MADE, layout.outputs), (READ, layout.inputs)):
                 item = layout.items[dims[0]]
@@ -172,16 +172,28 @@ class Evidence:
 
     def _computed(self, name: str, side: str) -> tuple[Tensor, Tensor] | None:
         """What a tensor makes of its inputs, where it has no module of its own to be heard."""
-        pair = self.pair(name.rpartition(".")[0], READ)
-        if side == READ or pair is None or pair[0].shape[1] != self.a.info(name).shape[-1]:
+        module, parts = name.rpartition(".")[0], self.a.info(name).shape
+        if side == READ or len(parts) != 2:
             return None
-        bias = name.removesuffix("weight") + "bias"
+        given = [self.pair(module, f"{READ}{number or ''}") for number in range(3)]
+        if given[0] is None:
+            return None
+        inputs = [
+            one or given[0] for one in given
+        ]  # queries, keys and values may be made of different things
+        count = min(len(pair[0]) for pair in inputs)
 
-        def made(model: Model, given: Tensor) -> Tensor:
-            result = given @ model.read(name).double().T
-            return result + model.read(bias).double() if bias in model.architecture.tensors else result
+        def made(model: Model, which: int) -> Tensor:
+            weight, bias = model.read(name).double(), name.removesuffix("weight") + "bias"
+            shift = (
+                model.read(bias).double()
+                if bias in model.architecture.tensors
+                else weight.new_zeros(len(weight))
+            )
+            blocks = zip(weight.chunk(3), shift.chunk(3), inputs, strict=True)
+            return torch.cat([pair[which][:count] @ one.T + own for one, own, pair in blocks], dim=1)
 
-        return made(self.a, pair[0]), made(self.b, pair[1])
+        return made(self.a, 0), made(self.b, 1)
 
     def _cut(self, item: Item, id: str, pair: tuple[Tensor, Tensor], side: str) -> Iterator[Piece]:
         layout = Layout((Name(ANONYMOUS), item))

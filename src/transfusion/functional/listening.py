@@ -93,19 +93,22 @@ class _Ear:
 
     def _hook(self, name: str) -> Any:
         weight = self.tensors.get(f"{name}.weight")
+        convolves = weight is not None and len(weight.inputs) > 1
         is_norm = weight is not None and weight.arrow is None and len(weight.items) == 1
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            given = next((one for one in (*args, *kwargs.values()) if _is_activation(one)), None)
+            all_given = [one for one in (*args, *kwargs.values()) if _is_activation(one)]
+            given = next(iter(all_given), None)
             made = output if _is_activation(output) else None
+            for number, one in enumerate(all_given[:3] if weight is None else all_given[:1]):
+                self._keep(f"{name}/{READ}{number or ''}", one.movedim(1, -1) if convolves else one)
             if given is not None:
-                self._keep(f"{name}/{READ}", given)
                 place = given.untyped_storage().data_ptr()
                 for where, norm, _ in self._normed:
                     if where == place and norm != name:
                         self.fed_by[name] = norm
             if made is not None:
-                self._keep(f"{name}/{MADE}", made)
+                self._keep(f"{name}/{MADE}", made.movedim(1, -1) if convolves else made)
                 if is_norm:
                     self._normed.append((made.untyped_storage().data_ptr(), name, made))
 

@@ -155,7 +155,6 @@ def _predicted(found: Correspondence) -> dict[str, Any]:
         "text": text,
         **means,
         "axes": {id: asdict(one) for id, one in found.quality.items()},
-        "silent": found.silent,
     }
 
 

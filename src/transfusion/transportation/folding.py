@@ -8,16 +8,17 @@ the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transfusion.alignment import Alignment, Fold
 from transfusion.checkpoint import Rows
 from transfusion.layouts import Layout
-from transfusion.maps import Rotation
+from transfusion.maps import Map, Plan, Rotation
 from transfusion.model import Model
 from transfusion.task_vector import wide
 
@@ -49,11 +50,12 @@ class Folding:
 
     def move_diagonal(self, values: Tensor, layout: Layout) -> Tensor:
         """Numbers of units that are turned: each of B's gets those of A's that it is made of."""
-        (id,) = layout.names()
-        map_ = self.alignment.maps[id]
-        assert isinstance(map_, Rotation)
-        shares = torch.from_numpy(map_.matrix[0]).to(values.dtype).square()
-        return float(map_.read[0]) * (shares @ values)
+        turned = {
+            id: one for id in layout.names() if isinstance(one := self.alignment.maps.get(id), Rotation)
+        }
+        shares: dict[str, Map] = {id: Plan(np.square(one.matrix)) for id, one in turned.items()}
+        larger = float(next(iter(turned.values())).read[0])
+        return larger * replace(self.alignment, maps=shares).move(values, layout)
 
     def scaled(self, model: Model, name: str, rows: Rows | None) -> Tensor:
         """A weight, or some of its rows, with the norm's scale in its inputs."""

@@ -81,13 +81,24 @@ def alone(evidence: Evidence, id: str, options: Functional, quality: dict[str, Q
     pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,)]
     if not pieces:
         return {}
-    together = sum((covariance(piece.b, piece.a) for piece in pieces), torch.zeros(()))
-    quality[id] = _quality(*(torch.cat([unit(getattr(p, one)) for p in pieces], dim=1) for one in "ba"))
+    b, a = (torch.cat([unit(getattr(piece, one)) for piece in pieces], dim=1) for one in "ba")
+    quality[id] = _quality(b, a)
     makers = sum(piece.side == MADE for piece in pieces)
-    if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and makers > 1):
-        return {id: assign(together[None])}
+    if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (makers > 1 or _is_flat(a))):
+        return {id: assign((_each_unit(b) @ _each_unit(a).T)[None])}
     produced, read = (_mean_size(pieces, side) for side in (MADE, READ))
-    return {id: _rotation(nearest_rotation(together)[None], [produced], [read], options)}
+    return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options)}
+
+
+def _is_flat(values: Tensor) -> bool:
+    """Whether some directions never occur, so that nothing tells where they should be turned."""
+    return int(torch.linalg.matrix_rank(values)) < len(values)
+
+
+def _each_unit(values: Tensor) -> Tensor:
+    """Every unit's activations, of one length: what goes with what, however large."""
+    sizes: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return values / sizes.clamp(min=1e-30)
 
 
 def _mean_size(pieces: list[Piece], side: str) -> float:

@@ -300,7 +300,7 @@ def test_an_adapter_of_another_size_is_refused(adapter, made):
                 tensors[key] = torch.zeros(3, 40)
 
     with pytest.raises(
-        AdapterError, match=r"has shape \(3, 40\), and on this base '_ layer.0.x' is \(3, 36\)"
+        AdapterError, match=r"has shape \(3, 40\), and on this base '_ <- layer.0.x' is \(3, 36\)"
     ):
         move(rewrite(adapter, widen), made)
 

@@ -58,7 +58,7 @@ class Part:
             units = all(size == 1 for (word, _), size in zip(reading, shape, strict=True) if word == "1")
             if units:
                 ranks = [size for (word, _), size in zip(reading, shape, strict=True) if word == "rank"]
-                return Layout(tuple(item for _, item in reading)), next(iter(ranks), None)
+                return _layout(reading), next(iter(ranks), None)
         return None
 
     def _readings(self, weight: Layout, ndim: int) -> Iterator[_Words]:
@@ -74,6 +74,15 @@ class Part:
             merged = [(word, items[0] if len(items) == 1 else Product(items)) for word, items in words]
             padded = [*spread, *[("1", nobody)] * (ndim - len(spread))]
             yield from (reading for reading in (spread, merged, padded) if len(reading) == ndim)
+
+
+def _layout(reading: _Words) -> Layout:
+    """A layout whose arrow comes from the inputs, if there are any."""
+    items = tuple(item for _, item in reading)
+    inputs = [place for place, (word, _) in enumerate(reading) if word == "I"]
+    if not inputs or len(inputs) == len(items):
+        return Layout(items)
+    return Layout(items, "->", len(inputs)) if inputs[0] == 0 else Layout(items, "<-", inputs[0])
 
 
 @dataclass(frozen=True)

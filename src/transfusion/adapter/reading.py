@@ -209,7 +209,8 @@ class Adapter:
                 hint="give the base that the adapter was trained on as --base",
             )
         layout, rank = found
-        layout = Layout((*spot.stack(whole), *layout.items))
+        stack = spot.stack(whole)
+        layout = Layout((*stack, *layout.items), layout.arrow, layout.split + len(stack) * bool(layout.arrow))
         tensor = spot.tensor if part.of == "weight" else spot.bias.tensor
         return Factor(key, tensor, layout, part, unwrapped(match["module"]), spot, rank)
 

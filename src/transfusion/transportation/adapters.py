@@ -25,6 +25,7 @@ from transfusion.model import Model
 from transfusion.task_vector import working
 from transfusion.transportation.account import Account
 from transfusion.transportation.adapter_output import AdapterOutput
+from transfusion.transportation.folding import safe
 
 _KEPT = 16
 """How many stacks are kept: the parts of one block's experts."""
@@ -126,18 +127,32 @@ class AdapterTransport(AdapterOutput):
 
     def _arrived(self, factor: Factor) -> Tensor:
         stored = working(self.adapter.read(factor))
-        alpha, move = self.alpha.at(factor.tensor), self.alignment.move
+        alpha, move = self.alpha.at(factor.tensor), partial(self._turned, factor)
         match factor.part.reference:
             case Reference.NONE:
-                return move(stored, factor.layout)
+                return move(stored)
             case Reference.WHOLE if not self._in_both(factor):
-                return move(stored, factor.layout)
+                return move(stored)
             case Reference.ZERO:
-                return alpha * move(stored, factor.layout)
+                return alpha * move(stored)
             case Reference.ONE:
-                return 1 + alpha * move(stored - 1, factor.layout)
+                return 1 + alpha * move(stored - 1)
         change = stored - self._reference(factor, self.base).reshape(stored.shape)
-        return self._reference(factor, self.onto).reshape(stored.shape) + alpha * move(change, factor.layout)
+        return self._reference(factor, self.onto).reshape(stored.shape) + alpha * move(change)
+
+    def _turned(self, factor: Factor, value: Tensor) -> Tensor:
+        """π of a stored tensor; of what reads through a norm, with that norm's scale in it on the way."""
+        name = factor.weight.tensor if factor.weight else factor.tensor
+        fold, inputs = self.alignment.folds.get(name), factor.layout.inputs
+        if fold is None or len(inputs) != 1:
+            return self.alignment.move(value, factor.layout)
+        shape = [1] * len(factor.layout.items)
+        shape[inputs[0]] = -1
+        before, after = (
+            (working(model.read(f"{fold.norm}.weight")) + fold.offset).reshape(shape)
+            for model in (self.base, self.onto)
+        )
+        return self.alignment.move(value * before, factor.layout) / safe(after)
 
     def _reference(self, factor: Factor, model: Model) -> Tensor:
         """What a model itself has in the place of a stored tensor."""

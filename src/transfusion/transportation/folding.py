@@ -69,7 +69,7 @@ class Folding:
         if fold is None:
             return value
         scale = self._scale(model, name, fold, rows)
-        return value / self._safe(scale)
+        return value / safe(scale)
 
     def _scale(self, model: Model, name: str, fold: Fold, rows: Rows | None) -> Tensor:
         """The norm's scale, in the shape of a weight's inputs."""
@@ -87,13 +87,14 @@ class Folding:
 
     def shift(self, model: Model, name: str) -> Tensor:
         """The shift of a norm as a place in the normalised stream, before the scale."""
-        return wide(model.raw(name)) / self._safe(self.scale(model, name))
+        return wide(model.raw(name)) / safe(self.scale(model, name))
 
     def scale(self, model: Model, name: str) -> Tensor:
         """The scale beside a shift."""
         norm = name.rpartition(".")[0]
         return wide(model.raw(f"{norm}.weight")) + self.offset_of(norm)
 
-    @staticmethod
-    def _safe(scale: Tensor) -> Tensor:
-        return torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
+
+def safe(scale: Tensor) -> Tensor:
+    """A scale to divide by: units that a norm silences are left as they are."""
+    return torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)

@@ -101,7 +101,7 @@ def test_dare_keeps_a_random_share_and_the_expectation(inputs, changes):
     same(everything, {name: sum(one[name] for one in changes) for name in changes[0]})
 
 
-@pytest.mark.parametrize(("how", "density"), [("sum", 0.2), ("ties", 0.4), ("dare", 0.4)])
+@pytest.mark.parametrize(("how", "density"), [("sum", None), ("ties", 0.4), ("dare", 0.4)])
 def test_how_much_is_made_at_a_time_does_not_matter(how, density, inputs, monkeypatch):
     """Except to dare, whose draws belong to blocks of rows: there the size of a block is part of the recipe."""
     whole = merged(inputs, how=how, density=density)
@@ -123,6 +123,14 @@ def test_settings_that_make_no_sense_are_refused(inputs):
         merge(inputs["tuned"], **one, weights=(1, 2))
     with pytest.raises(SettingError, match="density = 0"):
         merge(inputs["tuned"], **one, density=0, how="ties")
+    with pytest.raises(SettingError, match="density = 0.5: sum keeps everything"):
+        merge(inputs["tuned"], **one, density=0.5)
+    with pytest.raises(SettingError, match="full: the fine-tunes are whole models already"):
+        merge(inputs["tuned"], **one, full=True)
+    with pytest.raises(SettingError, match="and not a list"):
+        merge(str(inputs["tuned"][0]), **one)
+    with pytest.raises(SettingError, match="alhpa: says how to align, and via is aligned already"):
+        merge(inputs["tuned"], **one, alhpa=0.5)
     with pytest.raises(SettingError, match="how = median is not a choice"):
         merge(inputs["tuned"], **one, how="median")
     with pytest.raises(SettingError, match="cannot sum to 0"):
@@ -304,6 +312,10 @@ def test_on_the_command_line(cli, inputs, adapters, tmp_path):
     code, _, err = cli("merge", *inputs["tuned"], *common, "--weights", "a,b", "-o", tmp_path / "no")
     assert code == 2
     assert "numbers with commas" in err
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| combined by | ties |" in card
+    assert "| share of each that is kept | 0.2 |" in card
+    assert "| rank | 2 |" in (tmp_path / "adapter" / "README.md").read_text()
     code, out, _ = cli("merge", *inputs["tuned"], *common, "-o", tmp_path / "no", "--dry-run", "--json")
     assert code == 0
     assert json.loads(out)["bytes_to_read"] > 0

@@ -54,7 +54,7 @@ class Provenance:
     version: str = __version__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alignment:
     """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
 
@@ -73,6 +73,10 @@ class Alignment:
     @classmethod
     def of(cls, maps: Mapping[str, Map], architecture: Architecture, provenance: Provenance) -> Alignment:
         return cls(dict(maps), architecture.sizes, architecture.parents, provenance)
+
+    def __repr__(self) -> str:
+        story = self.provenance
+        return f"<π: {len(self.maps)} axes, {story.method}, from {story.source} to {story.target}>"
 
     def move(self, tensor: Tensor, layout: Layout) -> Tensor:
         """π of one tensor."""
@@ -203,9 +207,8 @@ class Alignment:
         'guarded'
         """
         if not Path(path).is_file():
-            raise AlignmentError(
-                f"{path}: no such file of π", hint="make one with 'transfusion align A B -o PI'"
-            )
+            what = "a folder, and not a file of π" if Path(path).is_dir() else "no such file of π"
+            raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
         try:
             with safe_open(path, framework="pt") as opened:
                 metadata = opened.metadata() or {}

@@ -237,6 +237,7 @@ def verify(
 
 @app.command()
 def transport(
+    context: typer.Context,
     output: Output,
     finetuned: Annotated[
         str | None, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")
@@ -272,8 +273,8 @@ def transport(
     talk = Talk(quiet=quiet, verbose=verbose)
     moving = Moving(output, talk, dry_run, as_json, force, jobs)
     if repeat is not None:
-        refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
-        moving.again(repeat)
+        refuse_beside_from(context)
+        moving.again(repeat, [finetuned] if finetuned else [], base, onto, via)
         return
     if finetuned is None or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
@@ -307,6 +308,7 @@ def transport(
 
 @app.command()
 def merge(
+    context: typer.Context,
     output: Output,
     finetuned: Annotated[
         list[str] | None, typer.Argument(show_default=False, help="Models, or PEFT adapters.")
@@ -318,8 +320,9 @@ def merge(
         str | None, typer.Option(show_default="all alike", help="One for each fine-tune: 0.5,1,2.")
     ] = None,
     density: Annotated[
-        float, typer.Option(help="The share of each change that ties and dare keep.", min=0.0, max=1.0)
-    ] = 0.2,
+        float | None,
+        typer.Option(show_default="0.2", help="The share of each change that ties and dare keep."),
+    ] = None,
     head: Annotated[
         int | None,
         typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),
@@ -329,6 +332,7 @@ def merge(
     full: Annotated[
         bool, typer.Option("--full", help="Of adapters: write the whole model, with them in it.")
     ] = False,
+    new_tokens: NewTokensOption = "refuse",
     rank: Annotated[
         int | None,
         typer.Option(min=1, show_default="the sum of theirs", help="Of adapters: the rank of the result."),
@@ -351,13 +355,13 @@ def merge(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
-    from transfusion.transportation import Account, How, Merging
+    from transfusion.transportation import Account, Merging
 
     talk = Talk(quiet=quiet, verbose=verbose)
     moving = Moving(output, talk, dry_run, as_json, force, jobs)
     if repeat is not None:
-        refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
-        moving.again(repeat)
+        refuse_beside_from(context)
+        moving.again(repeat, finetuned or [], base, onto, via)
         return
     if not finetuned or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
@@ -371,6 +375,7 @@ def merge(
         head=None if head is None else head - 1,
         full=full,
         rank=rank,
+        new_tokens=new_tokens,
         config=config,
         architecture=architecture,
     )
@@ -379,10 +384,11 @@ def merge(
     def prepare(journey: Journey) -> Transport | AdapterOutput:
         return journey.merge(
             tuned,
-            merging=Merging(How(how), as_numbers(weights), density, seed, journey.alpha(alpha)),
+            merging=Merging.asked(how, as_numbers(weights), density, seed, journey.alpha(alpha)),
             head=None if head is None else head - 1,
             full=full,
             rank=rank,
+            new_tokens=new_tokens,
             dtype=dtype,
             trust_base=trust_base or dry_run,
             account=account,

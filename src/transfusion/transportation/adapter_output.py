@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transfusion.adapter import CONFIG
-from transfusion.errors import OutputError
+from transfusion.errors import AdapterError, OutputError
 from transfusion.model import Model
 from transfusion.transportation.account import Account
 from transfusion.transportation.output import nobody_watching
@@ -57,6 +57,13 @@ class AdapterOutput(ABC):
             "base_model_name_or_path": str(local.resolve()) if local.exists() else reference,
             "revision": None if local.exists() else revision or None,
         }
+
+    def module(self) -> Any:
+        """Refused: an adapter is no module."""
+        raise AdapterError(
+            "an adapter is no module of its own",
+            hint="full=True makes a model of it; or save it, and load it with PEFT on B",
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The adapter in memory, under its keys."""

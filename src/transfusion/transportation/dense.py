@@ -52,7 +52,7 @@ class Acted(Entry):
     """How many of its last rows are carried over, for tokens that B does not have."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Transport(Output[Acted]):
     """One fine-tune or several on their way from A to B. Nothing is computed before it is asked for."""
 
@@ -67,6 +67,9 @@ class Transport(Output[Acted]):
     account: Account = field(default_factory=Account)
     changed: set[str] = field(default_factory=set)
     """Tensors, among those computed so far, that are not B's own."""
+
+    def __repr__(self) -> str:
+        return f"<{listing(source.label for source in self.sources)}, on the way to {self.onto.label}>"
 
     @property
     def like(self) -> Model:
@@ -320,6 +323,7 @@ class Transport(Output[Acted]):
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
             "new_tokens": max((entry.added for entry in self.entries), default=0),
+            "lost_tokens": max((source.lost() for source in self.sources), default=0),
         }
 
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:

@@ -156,7 +156,7 @@ class Output(ABC, Generic[EntryT]):
         A path that ends in ``.safetensors`` becomes that single file. What an interrupted run of the same
         inputs and settings had finished is taken over.
         """
-        with workshop(Path(path), force=force, folder=None) as shop:
+        with workshop(Path(path), force=force) as shop:
             self.write(shop, on_tensor, jobs)
         return Path(path)
 

@@ -97,10 +97,10 @@ class Workshop:
 
 
 @contextmanager
-def workshop(path: Path, *, force: bool, folder: bool | None = True) -> Iterator[Workshop]:
+def workshop(path: Path, *, force: bool) -> Iterator[Workshop]:
     """A workshop whose output takes the place of ``path`` when the block ends without an error."""
     _restore(path)
-    require_writable(path, force=force, folder=folder)
+    require_writable(path, force=force, folder=path.suffix != ".safetensors")
     with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         root = _root(path)

@@ -175,6 +175,19 @@ def test_killed_at_any_moment_the_old_output_is_whole_and_the_next_run_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["moved"], "something was left behind"
 
 
+def test_an_output_that_was_replaced_is_not_taken_for_a_finished_one(
+    inputs, undisturbed, tmp_path, monkeypatch
+):
+    """Killed after the exchange, the workshop holds the old output, whose shards have the same names and sizes."""
+    place = prepared(inputs, alpha=0.5).save(tmp_path / "moved")
+    with monkeypatch.context() as patch:
+        kill_at(patch, Workshop, "publish", 1, after=True)
+        dies(lambda: prepared(inputs).save(place, force=True, jobs=1))
+    assert content(place) == content(undisturbed)
+    prepared(inputs).save(place, force=True)
+    assert content(place) == content(undisturbed)
+
+
 def test_what_was_finished_is_not_made_again(inputs, undisturbed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, Workshop, "finish", 3, after=True)

@@ -105,12 +105,24 @@ class Transport(Output[Acted]):
     def entries(self) -> list[Acted]:
         """The tensors of the output, B's order first."""
         lead, onto = self.lead, self.onto
+        self._require_tokens_of(lead)
         names = [*onto.architecture.tensors, *onto.architecture.buffers]
         if self.of_its_kind:
             names = [name for name in names if name in lead.names]
             names += [name for name in lead.names if name not in {*names, *lead.buffers}]
         stored = onto.names if all(name in onto.names for name in names) else lead.names
         return [self._entry(name, stored[name]) for name in names]
+
+    def _require_tokens_of(self, lead: Source) -> None:
+        """Refuse tokens that were to be kept, of a fine-tune whose rows cannot follow B's."""
+        others = [source for source in self.sources if source is not lead]
+        grown = [one for one in others if any(one.changes(name) and one.added(name) for name in one.names)]
+        if grown:
+            raise MismatchError(
+                f"{listing(one.label for one in grown)} has tokens of its own, and those of {lead.label} are"
+                " the ones that follow B's",
+                hint="--head chooses whose tokens are kept, --new-tokens drop keeps none",
+            )
 
     def _entry(self, name: str, stored: Stored) -> Acted:
         action = self._action(name, self.lead)

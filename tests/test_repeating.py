@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
 from transfusion.cli import main
-from transfusion.errors import CheckpointError, MismatchError, VerificationError
+from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError
 from transfusion.transportation.repeating import Rerun
 
 
@@ -176,6 +176,12 @@ def test_inputs_that_were_moved_are_given_by_their_new_places(cli, inputs, tmp_p
     code, _, err = cli("transport", "--from", story, *new, "-o", tmp_path / "third")
     assert code == 0, err
     assert "so it is found again" in err
+
+
+def test_as_many_fine_tunes_as_the_story_tells_of(cli, inputs, tmp_path):
+    run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
+    with pytest.raises(SettingError, match=r"2 fine-tune\(s\) given, and .* tells of 1"):
+        Rerun.of(tmp_path / "first", finetuned=["one", "two"])
 
 
 def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):

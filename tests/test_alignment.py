@@ -116,9 +116,10 @@ def test_a_story_that_cannot_be_read_is_refused(story, pi, tmp_path):
 
 
 def test_a_folder_or_nothing_is_no_pi(made, tmp_path):
-    for path in (made("vit"), tmp_path / "none"):
-        with pytest.raises(AlignmentError, match="no such file of π"):
-            Alignment.load(path)
+    with pytest.raises(AlignmentError, match="a folder, and not a file of π"):
+        Alignment.load(made("vit"))
+    with pytest.raises(AlignmentError, match="no such file of π"):
+        Alignment.load(tmp_path / "none")
 
 
 def test_a_pi_is_no_model(pi, tmp_path):

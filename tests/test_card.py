@@ -87,7 +87,7 @@ def test_the_text_says_what_was_done_and_how_to_repeat_it():
     assert "- 2 carried over from the fine-tune" in text
     assert "`classifier.weight`, `classifier.bias`" in text
     assert "dropped" not in text
-    assert "transfusion transport --from transfusion.json -o OUT" in text
+    assert "transfusion transport --from transfusion.json -o ../again" in text
     assert "## Licence" not in text
 
 
@@ -97,7 +97,7 @@ def test_several_fine_tunes_and_an_alpha_for_each_layer():
     assert "# one + two on b@main" in text
     assert "The fine-tunes org/one and org/two of org/a, moved onto org/b@main, put together by sum" in text
     assert '| α | `{"default": 1, "x.0.*": 0.5}` |' in text
-    assert "transfusion merge --from transfusion.json -o OUT" in text
+    assert "transfusion merge --from transfusion.json -o ../again" in text
 
 
 def test_names_that_mean_something_in_markdown_are_only_names():

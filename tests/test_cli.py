@@ -108,6 +108,27 @@ def test_dry_runs_write_nothing(cli, made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
 
+def test_the_output_is_checked_before_any_work_even_in_a_dry_run(cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    (tmp_path / "file").write_text("")
+    arguments = ["transport", tuned, "--base", a, "--onto", b, "--method", "naive", "--dry-run", "-o"]
+    for place, told in ((tmp_path / "tuned", "is, or holds, an input"), (tmp_path / "file", "is a file")):
+        code, _, err = cli(*arguments, place, "--force")
+        assert code == 1
+        assert told in err
+
+
+def test_a_transport_ends_with_the_advice(cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    _, out, _ = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved")
+    assert "not alignable by permutation: " in out
+    code, _, err = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "no", "--merge")
+    assert code == 2
+    assert "whole model already" in err
+
+
 def test_a_known_error_is_one_line_and_a_hint(cli, made, tmp_path):
     code, out, err = cli("align", made("vit"), made("bert"), "-o", tmp_path / "pi")
     assert code == 1

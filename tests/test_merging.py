@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
 from transfusion.errors import AdapterError, MismatchError, SettingError
@@ -101,13 +101,11 @@ def test_dare_keeps_a_random_share_and_the_expectation(inputs, changes):
     same(everything, {name: sum(one[name] for one in changes) for name in changes[0]})
 
 
-@pytest.mark.parametrize(("how", "density"), [("sum", 0.2), ("ties", 0.4), ("dare", 0.4)])
+@pytest.mark.parametrize(("how", "density"), [("sum", None), ("ties", 0.4)])
 def test_how_much_is_made_at_a_time_does_not_matter(how, density, inputs, monkeypatch):
-    """Except to dare, whose draws belong to blocks of rows: there the size of a block is part of the recipe."""
     whole = merged(inputs, how=how, density=density)
     monkeypatch.setattr("transfusion.transportation.output.BLOCK", 100)
-    if how != "dare":
-        same(merged(inputs, how=how, density=density), whole)
+    same(merged(inputs, how=how, density=density), whole)
 
 
 def test_one_fine_tune_alone_is_a_transport(inputs, tmp_path):
@@ -123,6 +121,14 @@ def test_settings_that_make_no_sense_are_refused(inputs):
         merge(inputs["tuned"], **one, weights=(1, 2))
     with pytest.raises(SettingError, match="density = 0"):
         merge(inputs["tuned"], **one, density=0, how="ties")
+    with pytest.raises(SettingError, match="density = 0.5: sum keeps everything"):
+        merge(inputs["tuned"], **one, density=0.5)
+    with pytest.raises(SettingError, match="full: the fine-tunes are whole models already"):
+        merge(inputs["tuned"], **one, full=True)
+    with pytest.raises(SettingError, match="and not a list"):
+        merge(str(inputs["tuned"][0]), **one)
+    with pytest.raises(SettingError, match="alhpa: says how to align, and via is aligned already"):
+        merge(inputs["tuned"], **one, alhpa=0.5)
     with pytest.raises(SettingError, match="how = median is not a choice"):
         merge(inputs["tuned"], **one, how="median")
     with pytest.raises(SettingError, match="cannot sum to 0"):
@@ -287,6 +293,29 @@ def test_adapters_of_other_kinds_are_combined_in_the_weights_only(inputs, adapte
     merge([dora, adapters[0]], **one, full=True).state_dict()
 
 
+def test_tensors_that_several_adapters_have_whole_are_chosen_not_mixed(inputs, tmp_path):
+    settings = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    both = [lora(inputs["a"], tmp_path / f"adapter-{seed}", seed, **settings) for seed in (1, 2)]
+    for seed, folder in enumerate(both):
+        state = load_file(folder / "adapter_model.safetensors")
+        state["base_model.model.lm_head.weight"] += seed + 1.0
+        save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
+    one = {"base": inputs["a"], "onto": inputs["b"], "via": inputs["pi"]}
+    with pytest.raises(AdapterError, match="cannot be combined: lm_head.weight") as caught:
+        merge(both, **one).state_dict()
+    assert "--head 1" in str(caught.value.hint)
+    key = "base_model.model.lm_head.weight"
+    for number, folder in enumerate(both):
+        alone = transport(folder, **one).state_dict()[key]
+        assert torch.equal(merge(both, **one, head=number).state_dict()[key], alone)
+
+
+def test_an_adapter_is_no_module(inputs, adapters):
+    with pytest.raises(AdapterError, match="no module of its own") as caught:
+        transport(adapters[0], base=inputs["a"], onto=inputs["b"], via=inputs["pi"]).module()
+    assert "full=True" in str(caught.value.hint)
+
+
 def test_on_the_command_line(cli, inputs, adapters, tmp_path):
     pi = inputs["pi"].save(tmp_path / "pi.safetensors")
     common = ["--base", inputs["a"], "--onto", inputs["b"], "--via", pi]
@@ -304,6 +333,10 @@ def test_on_the_command_line(cli, inputs, adapters, tmp_path):
     code, _, err = cli("merge", *inputs["tuned"], *common, "--weights", "a,b", "-o", tmp_path / "no")
     assert code == 2
     assert "numbers with commas" in err
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| combined by | ties |" in card
+    assert "| share of each that is kept | 0.2 |" in card
+    assert "| rank | 2 |" in (tmp_path / "adapter" / "README.md").read_text()
     code, out, _ = cli("merge", *inputs["tuned"], *common, "-o", tmp_path / "no", "--dry-run", "--json")
     assert code == 0
     assert json.loads(out)["bytes_to_read"] > 0

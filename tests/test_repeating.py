@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
 from transfusion.cli import main
-from transfusion.errors import CheckpointError, MismatchError, VerificationError
+from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError
 from transfusion.transportation.repeating import Rerun
 
 
@@ -135,12 +135,66 @@ def test_moved_inputs_are_found_by_their_full_path(inputs, tmp_path, monkeypatch
 def test_what_is_no_story_is_refused(cli, inputs, tmp_path):
     with pytest.raises(CheckpointError, match="not the story"):
         Rerun.of(inputs["a"] / "config.json")
-    code, _, err = cli("transport", inputs["tuned"], "--from", inputs["a"], "-o", tmp_path / "again")
-    assert code == 2
-    assert "--from says already what FINETUNED is" in err
+    with pytest.raises(CheckpointError, match="no such file"):
+        Rerun.of(tmp_path / "nowhere.json")
     code, _, err = cli("transport", inputs["tuned"], "--base", inputs["a"], "-o", tmp_path / "again")
     assert code == 2
     assert "--onto" in err
+
+
+@pytest.mark.parametrize(
+    "said", [["--alpha", "0.3"], ["--dtype", "bfloat16"], ["--merge"], ["--method", "naive"]]
+)
+def test_whatever_a_story_says_itself_is_refused_beside_it(said, cli, inputs, tmp_path):
+    run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
+    code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again", *said)
+    assert code == 2
+    assert f"--from says already what {said[0]} is" in err
+
+
+def test_a_dry_run_of_a_repetition_writes_nothing(cli, inputs, tmp_path):
+    run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
+    code, out, _ = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again", "--dry-run")
+    assert code == 0
+    assert "would write" in out
+    assert not (tmp_path / "again").exists()
+
+
+def test_inputs_that_were_moved_are_given_by_their_new_places(cli, inputs, tmp_path):
+    pi = tmp_path / "pi.safetensors"
+    cli("align", inputs["a"], inputs["b"], "-o", pi, "--method", "random")
+    run(cli, inputs, "--via", pi, "-o", tmp_path / "first")
+    for name in ("a", "b", "tuned", "pi.safetensors"):
+        (tmp_path / name).rename(tmp_path / f"new-{name}")
+    new = [tmp_path / "new-tuned", "--base", tmp_path / "new-a", "--onto", tmp_path / "new-b"]
+    story = tmp_path / "first" / "transfusion.json"
+    code, _, err = cli(
+        "transport", "--from", story, *new, "--via", tmp_path / "new-pi.safetensors", "-o", tmp_path / "again"
+    )
+    assert code == 0, err
+    assert weights(tmp_path / "again") == weights(tmp_path / "first")
+    code, _, err = cli("transport", "--from", story, *new, "-o", tmp_path / "third")
+    assert code == 0, err
+    assert "so it is found again" in err
+
+
+def test_as_many_fine_tunes_as_the_story_tells_of(cli, inputs, tmp_path):
+    run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
+    with pytest.raises(SettingError, match=r"2 fine-tune\(s\) given, and .* tells of 1"):
+        Rerun.of(tmp_path / "first", finetuned=["one", "two"])
+
+
+def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):
+    import transformers
+
+    from transfusion.transportation import transport
+
+    a, b, tuned = (transformers.ViTModel.from_pretrained(inputs[role]) for role in ("a", "b", "a"))
+    tuned.layernorm.weight.data += 1
+    transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "made")
+    assert "--from" not in (tmp_path / "made" / "README.md").read_text()
+    with pytest.raises(CheckpointError, match="were in memory"):
+        Rerun.of(tmp_path / "made")
 
 
 def test_the_card_tells_people(cli, inputs, tmp_path):

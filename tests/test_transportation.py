@@ -321,7 +321,7 @@ def test_a_fine_tune_that_equals_its_base_is_refused_and_nothing_is_written(made
 
 @pytest.mark.parametrize("alpha", [float("nan"), float("inf"), -0.5])
 def test_an_alpha_that_makes_no_sense_is_refused(alpha, made):
-    with pytest.raises(SettingError, match="cannot be negative or infinite"):
+    with pytest.raises(SettingError, match="must be a number of at least 0"):
         transport(made("vit", 1), base=made("vit", 1), onto=made("vit", 2), alpha=alpha)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from families import CASES, finetuned
 from transfusion.errors import MismatchError
 from transfusion.matching import align
-from transfusion.transportation import transport
+from transfusion.transportation import merge, transport
 
 CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert-pretraining": "BertForPreTraining"}
 
@@ -66,6 +66,28 @@ def test_dropped_they_leave_no_trace(case, shuffled, tmp_path):
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not (dropped / "tokenizer.json").exists()
     assert json.loads((dropped / "config.json").read_text()) == json.loads((b / "config.json").read_text())
+
+
+def test_several_fine_tunes_keep_the_tokens_of_one(shuffled, tmp_path):
+    a, b = shuffled("llama")
+    grown, plain = with_new_tokens("llama", a, tmp_path), tmp_path / "plain"
+    one = {"base": a, "onto": b, "method": "naive"}
+    with pytest.raises(MismatchError, match="more than its base"):
+        merge([grown, plain], **one)
+    size = transformers_size(b)
+    assert rows(merge([grown, plain], **one, new_tokens="drop")) == size
+    assert rows(merge([plain, grown], **one, new_tokens="keep", head=1)) == size + 3
+    with pytest.raises(MismatchError, match="has tokens of its own") as caught:
+        rows(merge([plain, grown], **one, new_tokens="keep", head=0))
+    assert "--head chooses" in str(caught.value.hint)
+
+
+def rows(output) -> int:
+    return len(output.state_dict()["model.embed_tokens.weight"])
+
+
+def transformers_size(folder) -> int:
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 
 def test_without_a_word_they_are_refused(cli, shuffled, tmp_path):

@@ -64,7 +64,7 @@ class Fold:
     """What is added to its weight before it is used: one in some families."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alignment:
     """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
 
@@ -91,6 +91,10 @@ class Alignment:
         folds: Mapping[str, Fold] | None = None,
     ) -> Alignment:
         return cls(dict(maps), architecture.sizes, architecture.parents, provenance, dict(folds or {}))
+
+    def __repr__(self) -> str:
+        story = self.provenance
+        return f"<π: {len(self.maps)} axes, {story.method}, from {story.source} to {story.target}>"
 
     def move(self, tensor: Tensor, layout: Layout) -> Tensor:
         """π of one tensor."""
@@ -230,9 +234,8 @@ class Alignment:
         'guarded'
         """
         if not Path(path).is_file():
-            raise AlignmentError(
-                f"{path}: no such file of π", hint="make one with 'transfusion align A B -o PI'"
-            )
+            what = "a folder, and not a file of π" if Path(path).is_dir() else "no such file of π"
+            raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
         try:
             with safe_open(path, framework="pt") as opened:
                 metadata = opened.metadata() or {}

@@ -35,7 +35,7 @@ class Alpha:
                 raise SettingError(f"alpha of {name} is {value!r}, which is not a number", hint=_FORM)
             if not (isfinite(value) and value >= 0):
                 raise SettingError(
-                    f"alpha = {value}{self._place(name)}: it cannot be negative or infinite",
+                    f"alpha = {value}{self._place(name)}: it must be a number of at least 0",
                     hint="1 adds all of τ, 0 nothing",
                 )
 
@@ -75,7 +75,8 @@ class Alpha:
         if idle:
             raise SettingError(
                 f"alpha: no tensor matches {listing(idle)}",
-                hint=f"patterns are matched against canonical names, such as {listing(known, 2)}",
+                hint="patterns are matched against the names that 'inspect' shows, without prefixes such as"
+                f" 'model.': {listing(known, 2)}",
             )
 
     def as_json(self) -> float | dict[str, float]:
@@ -85,8 +86,8 @@ class Alpha:
     def __str__(self) -> str:
         if not self.patterns:
             return f"{self.default:g}"
-        values = self.patterns.values()
-        return f"{min(values):.3g} to {max(values):.3g}, by layer"
+        values = (self.default, *self.patterns.values())
+        return f"{min(values):.4g} to {max(values):.4g}, by layer"
 
 
 _FORM = 'a file of α is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}'

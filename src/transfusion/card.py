@@ -36,8 +36,7 @@ def card(story: Story, licences: Mapping[str, str | None], command: str | None =
         _table(("π, α", ""), _settings(story)),
         _verdict(story),
         _list("What became of the tensors", _tensors(story)),
-        "## How to repeat it\n\nWith the same inputs, in the folder of this file:\n\n"
-        + _fenced(f"transfusion {story.get('verb', 'transport')} --from transfusion.json -o OUT", "console"),
+        _repeating(story),
         _licence_text(licences),
     ]
     front = _front_matter(story, licences)
@@ -108,11 +107,24 @@ def _summary(story: Story) -> str:
     how = f", put together by {_plain(story['how'])}" if plural and story.get("how") else ""
     return (
         f"The {what}{plural} {_words(_plain(_name(one)) for one in tuned)} of {_plain(base)}, moved onto"
-        f" {_plain(onto)}{how}: B + α·π(τ), made by TransFusion"
+        f" {_plain(onto)}{how}: {'B + α·π(τ), ' * (not plural)}made by TransFusion"
         f" {_plain(story.get('transfusion'))}".rstrip()
-        + " without training and without data. It is used like the new base, and was not evaluated by this"
-        " step."
+        + f" without training and without data. {_usage(story)} It was not evaluated by this step."
     )
+
+
+def _usage(story: Story) -> str:
+    if story.get("kind") != "adapter":
+        return "It is used like the new base."
+    return f"It is loaded with PEFT on {_plain(_name(story.get('onto')))}."
+
+
+def _repeating(story: Story) -> str:
+    if not story.get("repeatable", True):
+        return ""
+    command = f"transfusion {story.get('verb', 'transport')} --from transfusion.json -o ../again"
+    told = "## How to repeat it\n\nWith the same inputs, in the folder of this file:\n\n"
+    return told + _fenced(command, "console")
 
 
 def _inputs(story: Story) -> list[tuple[str, ...]]:
@@ -135,8 +147,17 @@ def _settings(story: Story) -> list[tuple[str, ...]]:
         "SHA-256 of π": _code(pi.get("sha256")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
         "type of the numbers": _plain(story.get("dtype")),
+        "combined by": _plain(story.get("how")),
+        "weights": _plain(", ".join(map(str, story.get("weights") or ()))),
+        "share of each that is kept": _plain(story.get("density")),
+        "rank": _plain(story.get("rank")),
+        "share of the change that the rank holds": _share(story.get("kept")),
     }
     return [row for row in rows.items() if row[1]]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"at least {value:.1%} in every module"
 
 
 def _verdict(story: Story) -> str:
@@ -151,6 +172,8 @@ def _tensors(story: Story) -> list[str]:
         "left as the new base has them": story.get("unchanged"),
         "carried over from the fine-tune, as the new base has none": story.get("carried"),
         "of the new base, dropped": story.get("dropped"),
+        "rows for tokens that the fine-tune added": story.get("new_tokens"),
+        "tokens of the fine-tune's own left out": story.get("lost_tokens"),
     }
     return [
         f"{len(value)} {what}: {', '.join(map(_code, value))}"

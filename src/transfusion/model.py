@@ -76,7 +76,7 @@ class Model:
         table = _table(checkpoint, family, config, frozenset(names))
         _drop_second_names(checkpoint, names, table.ties)
         shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
-        architecture = bind(table, shapes, family.name)
+        architecture = replace(bind(table, shapes, f"{checkpoint.label}: {family.name}"), family=family.name)
         model = cls(checkpoint, family, config, architecture, names, why)
         model._refuse_quantised()
         return model

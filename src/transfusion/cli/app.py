@@ -6,19 +6,17 @@ Heavy libraries are imported inside the verbs, so that ``--help`` answers at onc
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from transfusion import __version__
 from transfusion.cli.console import Talk, out, print_json
-from transfusion.cli.moving import Moving, as_numbers, as_settings, command, refuse_beside_from
+from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
     AcceptOption,
     AdviceOption,
-    AlphaOption,
     ArchitectureFile,
-    Base,
     Config,
     Data,
     Device,
@@ -27,9 +25,7 @@ from transfusion.cli.options import (
     EvidenceOption,
     Figure,
     Force,
-    From,
     HeadsOption,
-    HowOption,
     InnerOption,
     Jobs,
     JoinOption,
@@ -37,8 +33,6 @@ from transfusion.cli.options import (
     MaybeOutput,
     MethodOption,
     ModelArgument,
-    NewTokensOption,
-    Onto,
     OrderOption,
     Output,
     Outputs,
@@ -51,13 +45,10 @@ from transfusion.cli.options import (
     Seed,
     Soft,
     StartOption,
-    StoredDtype,
     Sweeps,
     Treatment,
-    TrustBase,
     Vectors,
     Verbose,
-    Via,
     Vias,
     one_of,
 )
@@ -67,13 +58,9 @@ from transfusion.cli.work import (
     Choices,
     files_of,
     open_bases,
-    open_finetune,
     report_alignment,
     show,
 )
-
-if TYPE_CHECKING:
-    from transfusion.transportation import AdapterOutput, Journey, Transport
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -235,160 +222,8 @@ def verify(
         raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
 
-@app.command()
-def transport(
-    output: Output,
-    finetuned: Annotated[
-        str | None, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")
-    ] = None,
-    base: Base = None,
-    onto: Onto = None,
-    via: Via = None,
-    alpha: AlphaOption = "1.0",
-    full: Annotated[
-        bool, typer.Option("--merge", help="Of an adapter: write the whole model, with the adapter in it.")
-    ] = False,
-    new_tokens: NewTokensOption = "refuse",
-    repeat: From = None,
-    method: MethodOption = None,
-    residual: ResidualOption = None,
-    inner: InnerOption = None,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    dtype: StoredDtype = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    trust_base: TrustBase = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
-    from transfusion.transportation import Account
-
-    talk = Talk(quiet=quiet, verbose=verbose)
-    moving = Moving(output, talk, dry_run, as_json, force, jobs)
-    if repeat is not None:
-        refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
-        moving.again(repeat)
-        return
-    if finetuned is None or base is None or onto is None:
-        raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
-    choices = Choices(method, residual, inner, None, device, seed, jobs)
-    if via is not None:
-        choices.refuse_beside_via()
-    models = open_bases(base, onto, config, talk)
-    tuned = open_finetune(finetuned, base, config, talk)
-    settings = as_settings(
-        via=via and str(Path(via).resolve()),
-        new_tokens=new_tokens,
-        full=full,
-        config=config,
-        architecture=architecture,
-    )
-    account = Account("transport", command=command(), settings=settings)
-
-    def prepare(journey: Journey) -> Transport | AdapterOutput:
-        return journey.transport(
-            tuned,
-            alpha=alpha,
-            dtype=dtype,
-            full=full,
-            trust_base=trust_base or dry_run,
-            new_tokens=new_tokens,
-            account=account,
-        )
-
-    moving.go(models, (finetuned, base, onto), via, choices, prepare)
-
-
-@app.command()
-def merge(
-    output: Output,
-    finetuned: Annotated[
-        list[str] | None, typer.Argument(show_default=False, help="Models, or PEFT adapters.")
-    ] = None,
-    base: Base = None,
-    onto: Onto = None,
-    how: HowOption = "sum",
-    weights: Annotated[
-        str | None, typer.Option(show_default="all alike", help="One for each fine-tune: 0.5,1,2.")
-    ] = None,
-    density: Annotated[
-        float, typer.Option(help="The share of each change that ties and dare keep.", min=0.0, max=1.0)
-    ] = 0.2,
-    head: Annotated[
-        int | None,
-        typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),
-    ] = None,
-    via: Via = None,
-    alpha: AlphaOption = "1.0",
-    full: Annotated[
-        bool, typer.Option("--full", help="Of adapters: write the whole model, with them in it.")
-    ] = False,
-    rank: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="the sum of theirs", help="Of adapters: the rank of the result."),
-    ] = None,
-    repeat: From = None,
-    method: MethodOption = None,
-    residual: ResidualOption = None,
-    inner: InnerOption = None,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    dtype: StoredDtype = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    trust_base: TrustBase = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
-    from transfusion.transportation import Account, How, Merging
-
-    talk = Talk(quiet=quiet, verbose=verbose)
-    moving = Moving(output, talk, dry_run, as_json, force, jobs)
-    if repeat is not None:
-        refuse_beside_from(FINETUNED=finetuned, base=base, onto=onto, via=via)
-        moving.again(repeat)
-        return
-    if not finetuned or base is None or onto is None:
-        raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
-    choices = Choices(method, residual, inner, None, device, seed, jobs)
-    if via is not None:
-        choices.refuse_beside_via()
-    models = open_bases(base, onto, config, talk)
-    tuned = [open_finetune(one, base, config, talk) for one in finetuned]
-    settings = as_settings(
-        via=via and str(Path(via).resolve()),
-        head=None if head is None else head - 1,
-        full=full,
-        rank=rank,
-        config=config,
-        architecture=architecture,
-    )
-    account = Account("merge", command=command(), settings=settings)
-
-    def prepare(journey: Journey) -> Transport | AdapterOutput:
-        return journey.merge(
-            tuned,
-            merging=Merging(How(how), as_numbers(weights), density, seed, journey.alpha(alpha)),
-            head=None if head is None else head - 1,
-            full=full,
-            rank=rank,
-            dtype=dtype,
-            trust_base=trust_base or dry_run,
-            account=account,
-        )
-
-    moving.go(models, (*finetuned, base, onto), via, choices, prepare)
+app.command()(transport)
+app.command()(merge)
 
 
 @app.command()

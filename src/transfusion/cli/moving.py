@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,39 +45,56 @@ class Moving:
         from transfusion.alignment import Alignment
         from transfusion.model import take_hashes
         from transfusion.transportation import Journey
-        from transfusion.writer import require_writable, workshop
+        from transfusion.writer import workshop
 
         given = Alignment.load(via) if via is not None else None
+        self._require_place(files_of(*inputs, via))
         if self.dry_run:
             self._plan(prepare(Journey.planned(*models, given)).plan())
             return
-        require_writable(self.output, force=self.force, inputs=files_of(*inputs, via))
         if given is None:  # complain about anything else before the long work
             take_hashes(*models, jobs=self.jobs)
             prepare(Journey.planned(*models, hashed=True))
-        with workshop(self.output, force=self.force, folder=None) as shop:
+        with workshop(self.output, force=self.force) as shop:
             pi = given or self._aligned(models, choices, shop)
             moved = prepare(Journey.between(*models, pi))
             self._write(moved, shop)
         report_transport(moved.story(), self.output, self.as_json)
 
-    def again(self, file: Path) -> None:
-        """Write once more what a story tells of, and compare."""
+    def again(
+        self,
+        file: Path,
+        finetuned: Sequence[str],
+        base: str | None,
+        onto: str | None,
+        via: str | None,
+    ) -> None:
+        """Write once more what a story tells of, and compare; inputs may lie elsewhere by now."""
         from transfusion.checkpoint import read_json
         from transfusion.transportation.repeating import Rerun
-        from transfusion.writer import require_writable, workshop
+        from transfusion.writer import workshop
 
-        rerun = Rerun.of(file)
-        story = rerun.story
-        inputs = [one["path"] for one in (*story["finetuned"], story["base"], story["onto"])]
-        require_writable(self.output, force=self.force, inputs=[Path(one) for one in inputs])
-        with workshop(self.output, force=self.force, folder=None) as shop:
+        rerun = Rerun.of(file, finetuned=finetuned, base=base, onto=onto, via=via)
+        self._require_place(files_of(*rerun.places))
+        if self.dry_run:
+            moved = rerun.prepare()
+            self._plan(moved.plan())
+            return
+        if rerun.alignment is None:
+            self.talk.note("note: the file of π is not there any more, so it is found again")
+        with workshop(self.output, force=self.force) as shop:
             moved = rerun.prepare()
             self._write(moved, shop)
             if (shop.output / "transfusion.json").exists():
                 rerun.check(read_json(shop.output / "transfusion.json")["files"])
         report_transport(moved.story(), self.output, self.as_json)
         self.talk.note(f"the same as {file} tells of, bit for bit")
+
+    def _require_place(self, inputs: list[Path]) -> None:
+        from transfusion.writer import require_writable
+
+        single = self.output.suffix == ".safetensors"
+        require_writable(self.output, force=self.force, inputs=inputs, folder=not single)
 
     def _aligned(self, models: tuple[Model, Model], choices: Choices, shop: Workshop) -> Alignment:
         """Align, and keep the result until the output is there: a later step may fail or be interrupted."""
@@ -140,8 +157,19 @@ def as_numbers(text: str | None) -> tuple[float, ...]:
         raise typer.BadParameter(f"{text!r}: numbers with commas between them were expected") from error
 
 
-def refuse_beside_from(**given: Any) -> None:
-    """A story says all of this itself."""
-    said = [name if name.isupper() else f"--{name}" for name, value in given.items() if value]
+_BESIDE_FROM = {
+    *("output", "finetuned", "base", "onto", "via", "repeat", "architecture"),
+    *("jobs", "dry_run", "as_json", "force", "quiet", "verbose"),
+}
+
+
+def refuse_beside_from(context: typer.Context) -> None:
+    """A story says everything itself, but for where its inputs lie now."""
+    named = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    said = [
+        named[name]
+        for name in context.params
+        if name not in _BESIDE_FROM and str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+    ]
     if said:
         raise typer.BadParameter(f"--from says already what {', '.join(said)} is")

@@ -150,14 +150,18 @@ def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None
         names = listing([one["name"] for one in story["finetuned"]], 3)
         lines[0] += f"; {len(story['finetuned'])} fine-tunes combined by {story['how']}: {names}"
     if story.get("unchanged"):
-        lines[0] += f"; {story['unchanged']} more are as the fine-tune left them: unchanged"
+        lines[0] += f"; {story['unchanged']} more came out as B has them"
     lines += _named("carried over from the fine-tune, where B has nothing to add to", story["carried"])
     if story.get("kept") is not None:
         kept = f"keeps at least {story['kept']:.1%} of the change of every module"
         lines.append(f"factored to rank {story['rank']}, which {kept}")
     if story.get("new_tokens"):
         lines.append(f"{story['new_tokens']} new token(s) of the fine-tune follow those of B")
+    if story.get("lost_tokens"):
+        lines.append(f"{story['lost_tokens']} new token(s) of the fine-tune were dropped")
     lines += _named("left behind, because the fine-tune does not have them", story.get("dropped", ()))
+    if advice := story["alignment"]["advice"]:
+        lines.append(f"{advice['verdict']}: {advice['text']}")
     show({"written": str(output), **story}, as_json, "\n".join([*lines, f"written to {output}"]))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from transfusion.alignment import Alignment
-from transfusion.errors import SettingError
 from transfusion.task_vector import NewTokens
 from transfusion.transportation.account import Account
 from transfusion.transportation.adapter_output import AdapterOutput
@@ -91,11 +90,12 @@ def merge(
     onto: Base,
     how: How | str = How.SUM,
     weights: Sequence[float] = (),
-    density: float = 0.2,
+    density: float | None = None,
     seed: int = 0,
     head: int | None = None,
     full: bool = False,
     rank: int | None = None,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
     via: Alignment | str | Path | None = None,
     alpha: Asked = 1.0,
     dtype: torch.dtype | str | None = None,
@@ -112,15 +112,14 @@ def merge(
     >>> print(merged.save("models/both-on-b"))
     models/both-on-b
     """
-    journey = Journey.between(base, onto, via, seed=seed, **aligning)
-    merging = Merging(_how(how), tuple(weights), density, seed, journey.alpha(alpha))
+    journey = Journey.between(base, onto, via, **({"seed": seed} if via is None else {}), **aligning)
     return journey.merge(
-        finetuned, merging=merging, head=head, full=full, rank=rank, dtype=dtype, trust_base=trust_base
+        finetuned,
+        merging=Merging.asked(how, weights, density, seed, journey.alpha(alpha)),
+        head=head,
+        full=full,
+        rank=rank,
+        new_tokens=new_tokens,
+        dtype=dtype,
+        trust_base=trust_base,
     )
-
-
-def _how(how: How | str) -> How:
-    try:
-        return How(how)
-    except ValueError as error:
-        raise SettingError(f"how = {how} is not a choice", hint=f"choose one of {', '.join(How)}") from error

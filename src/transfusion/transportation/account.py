@@ -12,6 +12,7 @@ from transfusion import __version__
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.card import card, licence_of
+from transfusion.checkpoint import MEMORY
 from transfusion.model import Model
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Account:
             "alpha": sources[0].alpha.as_json(),
             **merged,  # with an α of its own
             "settings": dict(self.settings),
+            "repeatable": not any(
+                root == MEMORY
+                for root in (base.checkpoint.root, onto.checkpoint.root, *(one.root for one in sources))
+            ),
         }
 
     def texts(self, story: Mapping[str, Any]) -> dict[str, str]:

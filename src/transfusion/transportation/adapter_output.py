@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from transfusion.adapter import CONFIG
-from transfusion.errors import OutputError
+from transfusion.errors import AdapterError, OutputError
 from transfusion.model import Model
 from transfusion.transportation.account import Account
-from transfusion.transportation.output import nobody_watching
-from transfusion.writer import Parcel, Workshop, workshop, write_json, write_shard
+from transfusion.transportation.saved import Saved, nobody_watching
+from transfusion.writer import Parcel, Workshop, write_json, write_shard
 
 WEIGHTS = "adapter_model.safetensors"
 
 
-class AdapterOutput(ABC):
+class AdapterOutput(Saved):
     """An adapter that is made when it is asked for."""
 
     onto: Model
@@ -43,11 +43,6 @@ class AdapterOutput(ABC):
     def story(self) -> dict[str, Any]:
         """What was done."""
 
-    @property
-    def notes(self) -> list[str]:
-        """What the user should know, and is no reason to refuse anything."""
-        return []
-
     def config(self) -> dict[str, Any]:
         """The adapter's configuration: for B."""
         reference, _, revision = self.onto.label.partition("@")
@@ -58,22 +53,16 @@ class AdapterOutput(ABC):
             "revision": None if local.exists() else revision or None,
         }
 
+    def module(self) -> Any:
+        """Refused: an adapter is no module."""
+        raise AdapterError(
+            "an adapter is no module of its own",
+            hint="full=True makes a model of it; or save it, and load it with PEFT on B",
+        )
+
     def state_dict(self) -> dict[str, Tensor]:
         """The adapter in memory, under its keys."""
         return {key: get() for key, get in self.tensors().items()}
-
-    def save(
-        self,
-        path: str | Path,
-        *,
-        force: bool = False,
-        jobs: int | None = None,
-        on_tensor: Callable[[str], None] = nobody_watching,
-    ) -> Path:
-        """Write an adapter folder that PEFT loads on B."""
-        with workshop(Path(path), force=force) as shop:
-            self.write(shop, on_tensor, jobs)
-        return Path(path)
 
     def write(
         self,

@@ -97,7 +97,8 @@ class AdapterTransport(AdapterOutput):
             "tensors": len(infos),
             "moved": len(infos) - len(self.carried),
             "carried": len(self.carried),
-            "bytes_to_read": sum(info.nbytes for info in infos),
+            "bytes_to_read": sum(info.nbytes for info in infos)
+            + sum(model.checkpoint.nbytes for model in (self.base, self.onto)),
             "bytes_to_write": sum(
                 info.nbytes // info.dtype.itemsize * (self.dtype or info.dtype).itemsize for info in infos
             ),

@@ -52,7 +52,7 @@ class Acted(Entry):
     """How many of its last rows are carried over, for tokens that B does not have."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Transport(Output[Acted]):
     """One fine-tune or several on their way from A to B. Nothing is computed before it is asked for."""
 
@@ -67,6 +67,9 @@ class Transport(Output[Acted]):
     account: Account = field(default_factory=Account)
     changed: set[str] = field(default_factory=set)
     """Tensors, among those computed so far, that are not B's own."""
+
+    def __repr__(self) -> str:
+        return f"<{listing(source.label for source in self.sources)}, on the way to {self.onto.label}>"
 
     @property
     def like(self) -> Model:
@@ -102,12 +105,24 @@ class Transport(Output[Acted]):
     def entries(self) -> list[Acted]:
         """The tensors of the output, B's order first."""
         lead, onto = self.lead, self.onto
+        self._require_tokens_of(lead)
         names = [*onto.architecture.tensors, *onto.architecture.buffers]
         if self.of_its_kind:
             names = [name for name in names if name in lead.names]
             names += [name for name in lead.names if name not in {*names, *lead.buffers}]
         stored = onto.names if all(name in onto.names for name in names) else lead.names
         return [self._entry(name, stored[name]) for name in names]
+
+    def _require_tokens_of(self, lead: Source) -> None:
+        """Refuse tokens that were to be kept, of a fine-tune whose rows cannot follow B's."""
+        others = [source for source in self.sources if source is not lead]
+        grown = [one for one in others if any(one.changes(name) and one.added(name) for name in one.names)]
+        if grown:
+            raise MismatchError(
+                f"{listing(one.label for one in grown)} has tokens of its own, and those of {lead.label} are"
+                " the ones that follow B's",
+                hint="--head chooses whose tokens are kept, --new-tokens drop keeps none",
+            )
 
     def _entry(self, name: str, stored: Stored) -> Acted:
         action = self._action(name, self.lead)
@@ -320,6 +335,7 @@ class Transport(Output[Acted]):
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
             "new_tokens": max((entry.added for entry in self.entries), default=0),
+            "lost_tokens": max((source.lost() for source in self.sources), default=0),
         }
 
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:

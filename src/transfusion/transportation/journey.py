@@ -48,6 +48,11 @@ class Journey:
         """The given alignment, checked against both models; or a new one."""
         a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
         require_same_shape(a, b)
+        if via is not None and aligning:
+            raise SettingError(
+                f"{', '.join(aligning)}: says how to align, and via is aligned already",
+                hint="leave it out; or it is misspelled",
+            )
         if via is None:
             return cls._along(a, b, align(a, b, **aligning))
         alignment = via if isinstance(via, Alignment) else Alignment.load(via)
@@ -144,7 +149,10 @@ class Journey:
     ) -> Transport | AdapterTransport:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
         chosen = self.alpha(alpha)
-        if isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full:
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+        if full and not adapter:
+            raise SettingError("full: the fine-tune is a whole model already", hint="leave out --merge")
+        if isinstance(finetuned, str | Path) and adapter and not full:
             return self.adapter(finetuned, chosen, as_dtype(dtype), account, trust_base=trust_base)
         source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
         return self._output((source,), Merging(), dtype, account or Account())
@@ -157,11 +165,16 @@ class Journey:
         head: int | None = None,
         full: bool = False,
         rank: int | None = None,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
         dtype: torch.dtype | str | None = None,
         trust_base: bool = False,
         account: Account | None = None,
     ) -> Transport | JoinedAdapters:
         """Prepare B + α·(what the fine-tunes come to together); of adapters alone, an adapter."""
+        if isinstance(finetuned, str | Path):
+            raise SettingError(
+                "one fine-tune was given, and not a list", hint="give a list, or use transport"
+            )
         if not finetuned:
             raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
         merging.require_for(len(finetuned))
@@ -176,7 +189,11 @@ class Journey:
             return JoinedAdapters(moved, merging, rank, head, as_dtype(dtype), told)
         if rank is not None:
             raise SettingError("rank: the result is a model", hint="only adapters together have a rank")
-        sources = tuple(self.source(one, Alpha(), trust_base=trust_base) for one in finetuned)
+        if full and not adapters:
+            raise SettingError("full: the fine-tunes are whole models already", hint="leave out --full")
+        sources = tuple(
+            self.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
+        )
         return self._output(sources, merging, dtype, told, head)
 
     def _output(

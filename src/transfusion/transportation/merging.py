@@ -43,9 +43,32 @@ class Merging:
     _least: tuple[float, ...] = ()
     """For ties: the smallest magnitude that is kept of each change."""
 
+    @classmethod
+    def asked(
+        cls,
+        how: How | str,
+        weights: Sequence[float] = (),
+        density: float | None = None,
+        seed: int = 0,
+        alpha: Alpha | None = None,
+    ) -> Merging:
+        """As people ask for it; what would have no effect is refused."""
+        try:
+            chosen = How(how)
+        except ValueError as error:
+            known = ", ".join(How)
+            raise SettingError(f"how = {how} is not a choice", hint=f"choose one of {known}") from error
+        if density is not None and chosen not in (How.TIES, How.DARE):
+            raise SettingError(
+                f"density = {density}: {chosen} keeps everything", hint="leave it out, or choose ties or dare"
+            )
+        return cls(chosen, tuple(weights), 0.2 if density is None else density, seed, alpha or Alpha())
+
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise SettingError(f"density = {self.density}: a share is above 0 and at most 1")
+            raise SettingError(
+                f"density = {self.density}: a share is above 0 and at most 1", hint="give 0.2, for instance"
+            )
         if not all(isfinite(weight) for weight in self.weights):
             raise SettingError(f"weights = {list(self.weights)}: a weight must be a number")
         if self.how is How.MEAN and self.weights and not sum(self.weights):

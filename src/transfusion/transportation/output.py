@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +16,9 @@ from transfusion.checkpoint import BLOCK, all_finite, row_blocks
 from transfusion.errors import OutputError
 from transfusion.model import Model
 from transfusion.storage import Stored
+from transfusion.transportation.saved import Saved, nobody_watching
 from transfusion.workers import Workers
-from transfusion.writer import Block, Parcel, Shards, Workshop, workshop, write_model
-
-
-def nobody_watching(name: str) -> None:
-    """The default for those who want to hear of every tensor."""
+from transfusion.writer import Block, Parcel, Shards, Workshop, write_model
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Entry:
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
-class Output(ABC, Generic[EntryT]):
+class Output(Saved, Generic[EntryT]):
     """A model that is made when it is asked for: in memory, or in files like those of another."""
 
     @property
@@ -85,11 +82,6 @@ class Output(ABC, Generic[EntryT]):
     def companions(self) -> list[Path]:
         """Files that are copied as they are."""
         return self.like.checkpoint.companions()
-
-    @property
-    def notes(self) -> list[str]:
-        """What the user should know, and is no reason to refuse anything."""
-        return []
 
     def prepare(self) -> None:
         """Find out what must be known before the first tensor is made."""
@@ -143,30 +135,12 @@ class Output(ABC, Generic[EntryT]):
 
     # ── in files ─────────────────────────────────────────────────────────────────────────────
 
-    def save(
-        self,
-        path: str | Path,
-        *,
-        force: bool = False,
-        jobs: int | None = None,
-        on_tensor: Callable[[str], None] = nobody_watching,
-    ) -> Path:
-        """Write the output in files like those of its model; all of it or nothing.
-
-        A path that ends in ``.safetensors`` becomes that single file. What an interrupted run of the same
-        inputs and settings had finished is taken over.
-        """
-        with workshop(Path(path), force=force, folder=None) as shop:
-            self.write(shop, on_tensor, jobs)
-        return Path(path)
-
     def write(
         self,
         shop: Workshop,
         on_tensor: Callable[[str], None] = nobody_watching,
         jobs: int | None = None,
     ) -> None:
-        """Write the output in a workshop, on all cores or on so many."""
         shards = self._shards(on_tensor)
         with Workers.hired(jobs) as workers:
             shop.begin({**self.recipe(), "files": _contents(shards)})

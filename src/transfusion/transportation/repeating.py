@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment
 from transfusion.checkpoint import read_json
-from transfusion.errors import CheckpointError, MismatchError, VerificationError, listing
+from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
 from transfusion.matching import align
 from transfusion.methods import Method
 from transfusion.model import Model, take_hashes
@@ -31,18 +31,57 @@ class Rerun:
 
     file: Path
     story: Mapping[str, Any]
+    moved_to: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that lie elsewhere by now, by the names that the story has for them."""
+    via: str | None = None
+    """Where the file of π is now."""
 
     @classmethod
-    def of(cls, file: str | Path) -> Rerun:
-        """Read the story of an output: its ``transfusion.json``, or the folder that has one."""
+    def of(
+        cls,
+        file: str | Path,
+        *,
+        finetuned: Sequence[str] = (),
+        base: str | None = None,
+        onto: str | None = None,
+        via: str | None = None,
+    ) -> Rerun:
+        """Read the story of an output: its ``transfusion.json``, or the folder that has one.
+
+        Inputs that were moved are given by their new places; their content must be what it was.
+        """
         path = Path(file) / FILE if Path(file).is_dir() else Path(file)
+        if not path.exists():
+            raise CheckpointError(f"{path}: no such file", hint=f"give the {FILE} that lies beside an output")
         story = read_json(path)
         if story.get("verb") not in ("transport", "merge") or "settings" not in story:
             raise CheckpointError(
                 f"{path}: this is not the story of a transport or a merge",
                 hint=f"give the {FILE} that lies beside an output",
             )
-        return cls(path, story)
+        if not story.get("repeatable", True):
+            raise CheckpointError(
+                f"{path}: the inputs of this run were in memory", hint="only runs from files can be repeated"
+            )
+        if finetuned and len(finetuned) != len(story["finetuned"]):
+            raise SettingError(
+                f"{len(finetuned)} fine-tune(s) given, and {path} tells of {len(story['finetuned'])}",
+                hint="give all of them, in their order, or none",
+            )
+        now = {one["name"]: place for one, place in zip(story["finetuned"], finetuned, strict=False)}
+        now |= {story[role]["name"]: place for role, place in (("base", base), ("onto", onto)) if place}
+        return cls(path, story, now, via or story["settings"].get("via"))
+
+    @property
+    def places(self) -> list[str]:
+        """Where the inputs are."""
+        story = self.story
+        return [self._place(one) for one in (*story["finetuned"], story["base"], story["onto"])]
+
+    @property
+    def alignment(self) -> str | None:
+        """The file of π, if it is still there."""
+        return self.via if self.via and Path(self.via).exists() else None
 
     def prepare(self, aligner: Aligner = align) -> Transport | AdapterOutput:
         """The same output, prepared again from the same inputs; others are refused."""
@@ -71,7 +110,9 @@ class Rerun:
             story["seed"] or 0,
             journey.alpha(story["alpha"]),
         )
-        return journey.merge(finetuned, merging=merging, **common, **_given(settings, "head", "full", "rank"))
+        return journey.merge(
+            finetuned, merging=merging, **common, **_given(settings, "head", "full", "rank", "new_tokens")
+        )
 
     def check(self, files: Mapping[str, str]) -> None:
         """Compare what was written with what had been written then."""
@@ -85,7 +126,9 @@ class Rerun:
             )
 
     def _place(self, told: Mapping[str, str]) -> str:
-        """An input where it was: by the name that was given, or else by its full path."""
+        """An input where it is now, or where it was: by the name that was given, or by its full path."""
+        if told["name"] in self.moved_to:
+            return self.moved_to[told["name"]]
         return (
             told["name"] if Path(told["name"]).exists() or not Path(told["path"]).exists() else told["path"]
         )
@@ -105,14 +148,14 @@ class Rerun:
             raise MismatchError(
                 f"{label} is not what it was when {self.file} was written: {told['sha256'][:12]}… then,"
                 f" {digest[:12]}… now",
-                hint="put the original in its place to repeat this run; for a new run, leave out --from",
+                hint="give the original's place beside --from; for a new run, leave out --from",
             )
 
     def _alignment(self, base: Model, onto: Model, aligner: Aligner) -> Alignment:
         """The same π: from its file, if that is still there, or found again."""
-        told, via = self.story["alignment"], self.story["settings"].get("via")
-        if via and Path(via).exists():
-            found = Alignment.load(via)
+        told = self.story["alignment"]
+        if self.alignment is not None:
+            found = Alignment.load(self.alignment)
         else:
             policy = {key: told[key] for key in ("residual", "inner", "heads")}
             found = aligner(
@@ -125,9 +168,9 @@ class Rerun:
             )
         if found.digest != told["sha256"]:
             raise MismatchError(
-                f"{via or 'the alignment found now'} is another π than that of {self.file}:"
+                f"{self.alignment or 'the alignment found now'} is another π than that of {self.file}:"
                 f" {told['sha256'][:12]}… then, {found.digest[:12]}… now",
-                hint="give back the file of π that was used then",
+                hint="give the file of π that was used then as --via",
             )
         return found
 

@@ -117,6 +117,10 @@ class Source(ABC):
         """How many rows of its own follow those of B."""
         return 0
 
+    def lost(self) -> int:
+        """How many tokens of its own do not come along."""
+        return 0
+
     def companions(self) -> list[Path]:
         """Its tokenizer and other files."""
         return []
@@ -238,6 +242,12 @@ class TunedModel(Source):
 
     def added(self, name: str) -> int:
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
+
+    def lost(self) -> int:
+        if self.vector.new_tokens is not NewTokens.DROP:
+            return 0
+        covered = (name for name in self.model.architecture.tensors if self.vector.covers(name))
+        return max((self.vector.added(name) for name in covered), default=0)
 
     def companions(self) -> list[Path]:
         return self.model.checkpoint.companions()

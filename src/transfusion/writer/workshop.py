@@ -73,7 +73,11 @@ class Workshop:
         os.replace(staged, self._journal)
 
     def publish(self) -> None:
-        """Put the output in its place in one step."""
+        """Put the output in its place in one step.
+
+        The journal goes first: after the exchange an older output lies here, and nobody may go on with that.
+        """
+        self._journal.unlink(missing_ok=True)
         single = self.output / self.path.name
         made = single if single.is_file() and self.path.suffix == ".safetensors" else self.output
         if self.path.is_dir() and made.is_dir():
@@ -97,10 +101,10 @@ class Workshop:
 
 
 @contextmanager
-def workshop(path: Path, *, force: bool, folder: bool | None = True) -> Iterator[Workshop]:
+def workshop(path: Path, *, force: bool) -> Iterator[Workshop]:
     """A workshop whose output takes the place of ``path`` when the block ends without an error."""
     _restore(path)
-    require_writable(path, force=force, folder=folder)
+    require_writable(path, force=force, folder=path.suffix != ".safetensors")
     with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         root = _root(path)

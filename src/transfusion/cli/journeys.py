@@ -1,0 +1,200 @@
+"""The verbs that write something for B: transport, and merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transfusion.cli.console import Talk
+from transfusion.cli.moving import Moving, as_numbers, as_settings, command, refuse_beside_from
+from transfusion.cli.options import (
+    AlphaOption,
+    ArchitectureFile,
+    Base,
+    Config,
+    Device,
+    DryRun,
+    Force,
+    From,
+    HowOption,
+    InnerOption,
+    Jobs,
+    Json,
+    MethodOption,
+    NewTokensOption,
+    Onto,
+    Output,
+    Quiet,
+    ResidualOption,
+    Seed,
+    StoredDtype,
+    TrustBase,
+    Verbose,
+    Via,
+)
+from transfusion.cli.work import Choices, open_bases, open_finetune
+
+if TYPE_CHECKING:
+    from transfusion.transportation import AdapterOutput, Journey, Transport
+
+
+def transport(
+    context: typer.Context,
+    output: Output,
+    finetuned: Annotated[
+        str | None, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")
+    ] = None,
+    base: Base = None,
+    onto: Onto = None,
+    via: Via = None,
+    alpha: AlphaOption = "1.0",
+    full: Annotated[
+        bool, typer.Option("--merge", help="Of an adapter: write the whole model, with the adapter in it.")
+    ] = False,
+    new_tokens: NewTokensOption = "refuse",
+    repeat: From = None,
+    method: MethodOption = None,
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    dtype: StoredDtype = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    trust_base: TrustBase = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
+    from transfusion.transportation import Account
+
+    talk = Talk(quiet=quiet, verbose=verbose)
+    moving = Moving(output, talk, dry_run, as_json, force, jobs)
+    if repeat is not None:
+        refuse_beside_from(context)
+        moving.again(repeat, [finetuned] if finetuned else [], base, onto, via)
+        return
+    if finetuned is None or base is None or onto is None:
+        raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
+    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    if via is not None:
+        choices.refuse_beside_via()
+    models = open_bases(base, onto, config, talk)
+    tuned = open_finetune(finetuned, base, config, talk)
+    settings = as_settings(
+        via=via and str(Path(via).resolve()),
+        new_tokens=new_tokens,
+        full=full,
+        config=config,
+        architecture=architecture,
+    )
+    account = Account("transport", command=command(), settings=settings)
+
+    def prepare(journey: Journey) -> Transport | AdapterOutput:
+        return journey.transport(
+            tuned,
+            alpha=alpha,
+            dtype=dtype,
+            full=full,
+            trust_base=trust_base or dry_run,
+            new_tokens=new_tokens,
+            account=account,
+        )
+
+    moving.go(models, (finetuned, base, onto), via, choices, prepare)
+
+
+def merge(
+    context: typer.Context,
+    output: Output,
+    finetuned: Annotated[
+        list[str] | None, typer.Argument(show_default=False, help="Models, or PEFT adapters.")
+    ] = None,
+    base: Base = None,
+    onto: Onto = None,
+    how: HowOption = "sum",
+    weights: Annotated[
+        str | None, typer.Option(show_default="all alike", help="One for each fine-tune: 0.5,1,2.")
+    ] = None,
+    density: Annotated[
+        float | None,
+        typer.Option(show_default="0.2", help="The share of each change that ties and dare keep."),
+    ] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),
+    ] = None,
+    via: Via = None,
+    alpha: AlphaOption = "1.0",
+    full: Annotated[
+        bool, typer.Option("--full", help="Of adapters: write the whole model, with them in it.")
+    ] = False,
+    new_tokens: NewTokensOption = "refuse",
+    rank: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="the sum of theirs", help="Of adapters: the rank of the result."),
+    ] = None,
+    repeat: From = None,
+    method: MethodOption = None,
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    dtype: StoredDtype = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    trust_base: TrustBase = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
+    from transfusion.transportation import Account, Merging
+
+    talk = Talk(quiet=quiet, verbose=verbose)
+    moving = Moving(output, talk, dry_run, as_json, force, jobs)
+    if repeat is not None:
+        refuse_beside_from(context)
+        moving.again(repeat, finetuned or [], base, onto, via)
+        return
+    if not finetuned or base is None or onto is None:
+        raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
+    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    if via is not None:
+        choices.refuse_beside_via()
+    models = open_bases(base, onto, config, talk)
+    tuned = [open_finetune(one, base, config, talk) for one in finetuned]
+    settings = as_settings(
+        via=via and str(Path(via).resolve()),
+        head=None if head is None else head - 1,
+        full=full,
+        rank=rank,
+        new_tokens=new_tokens,
+        config=config,
+        architecture=architecture,
+    )
+    account = Account("merge", command=command(), settings=settings)
+
+    def prepare(journey: Journey) -> Transport | AdapterOutput:
+        return journey.merge(
+            tuned,
+            merging=Merging.asked(how, as_numbers(weights), density, seed, journey.alpha(alpha)),
+            head=None if head is None else head - 1,
+            full=full,
+            rank=rank,
+            new_tokens=new_tokens,
+            dtype=dtype,
+            trust_base=trust_base or dry_run,
+            account=account,
+        )
+
+    moving.go(models, (*finetuned, base, onto), via, choices, prepare)

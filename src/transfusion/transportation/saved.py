@@ -1,0 +1,48 @@
+"""What every output has in common: it is written in a workshop, and appears whole."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from transfusion.writer import Workshop, workshop
+
+
+def nobody_watching(name: str) -> None:
+    """The default for those who want to hear of every tensor."""
+
+
+class Saved(ABC):
+    """Something that is made when it is asked for, and can be kept in files."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know, and is no reason to refuse anything."""
+        return []
+
+    @abstractmethod
+    def write(
+        self,
+        shop: Workshop,
+        on_tensor: Callable[[str], None] = nobody_watching,
+        jobs: int | None = None,
+    ) -> None:
+        """Write the output in a workshop, on all cores or on so many."""
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        force: bool = False,
+        jobs: int | None = None,
+        on_tensor: Callable[[str], None] = nobody_watching,
+    ) -> Path:
+        """Write the output; all of it or nothing.
+
+        A model whose path ends in ``.safetensors`` becomes that single file. What an interrupted run of the
+        same inputs and settings had finished is taken over.
+        """
+        with workshop(Path(path), force=force) as shop:
+            self.write(shop, on_tensor, jobs)
+        return Path(path)

@@ -284,7 +284,7 @@ CIFAR = ImagePair(
         "num_labels": 10,
         "initializer_range": 0.05,
     },
-    training=Recipe(steps=1400, rate=2e-3),
+    training=Recipe(steps=1200, rate=2e-3),
     tests=4000,
     flips=True,
     tasks=(
@@ -469,12 +469,12 @@ TEXT = TextPair(
         "initializer_range": 0.05,
         "pad_token_id": PAD,
     },
-    training=Recipe(steps=900, rate=2e-3, batch=64),
+    training=Recipe(steps=700, rate=2e-3, batch=64),
     tests=4000,
     tasks=(
-        TextTask("sentiment", "is the verdict good?", Recipe(250, 1e-3, 64)),
-        TextTask("dropped", "the same, with four words in ten missing", Recipe(250, 1e-3, 64), dropped=0.4),
-        TextTask("place", "the beginning or the end of a review?", Recipe(250, 1e-3, 64), place=True),
+        TextTask("sentiment", "is the verdict good?", Recipe(200, 1e-3, 64)),
+        TextTask("dropped", "the same, with four words in ten missing", Recipe(200, 1e-3, 64), dropped=0.4),
+        TextTask("place", "the beginning or the end of a review?", Recipe(200, 1e-3, 64), place=True),
     ),
 )
 

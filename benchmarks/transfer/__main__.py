@@ -104,7 +104,7 @@ def measured(case: Case, methods: list[str]) -> Measured:
         }
     gap = found["ceiling"]["task"] - found["B"]["task"]
     for scores in found.values():
-        scores["share"] = 100 * (scores["task"] - found["B"]["task"]) / gap
+        scores["share"] = 100 * (scores["task"] - found["B"]["task"]) / gap if gap else float("nan")
     return found
 
 

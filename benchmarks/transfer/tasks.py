@@ -261,7 +261,7 @@ MNIST = ImagePair(
             Shift(noise=0.5),
             (10, 20),
             (0, 10),
-            Recipe(250, 1e-3),
+            Recipe(200, 1e-3),
         ),
         ImageTask(
             "noisy-digits",
@@ -269,7 +269,7 @@ MNIST = ImagePair(
             Shift(noise=0.6),
             (0, 10),
             (10, 20),
-            Recipe(250, 1e-3),
+            Recipe(200, 1e-3),
         ),
         ImageTask(
             "hidden-digits",
@@ -277,7 +277,7 @@ MNIST = ImagePair(
             Shift(hidden=14),
             (0, 10),
             (10, 20),
-            Recipe(250, 1e-3),
+            Recipe(200, 1e-3),
         ),
     ),
 )
@@ -309,7 +309,7 @@ CIFAR = ImagePair(
             Shift(grey=True, noise=0.3),
             (0, 10),
             (0, 10),
-            Recipe(250, 1e-3),
+            Recipe(200, 1e-3),
         ),
         ImageTask(
             "coarse",
@@ -317,7 +317,7 @@ CIFAR = ImagePair(
             Shift(coarse=4),
             (0, 10),
             (0, 10),
-            Recipe(250, 1e-3),
+            Recipe(200, 1e-3),
         ),
         ImageTask(
             "inverted",
@@ -325,7 +325,7 @@ CIFAR = ImagePair(
             Shift(inverted=True),
             (0, 10),
             (0, 10),
-            Recipe(250, 1e-3),
+            Recipe(200, 1e-3),
         ),
     ),
 )

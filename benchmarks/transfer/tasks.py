@@ -306,15 +306,15 @@ CIFAR = ImagePair(
         ImageTask(
             "grey-noisy",
             "without colour, in noise; support: as they are",
-            Shift(grey=True, noise=0.3),
+            Shift(grey=True, noise=0.2),
             (0, 10),
             (0, 10),
             Recipe(200, 1e-3),
         ),
         ImageTask(
             "coarse",
-            "4 × 4 pixels made one; support: as they are",
-            Shift(coarse=4),
+            "8 × 8 pixels made one; support: as they are",
+            Shift(coarse=8),
             (0, 10),
             (0, 10),
             Recipe(200, 1e-3),

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from scipy.sparse import coo_array
 from torch import Tensor
 
 from transfusion.writer import publish_file
@@ -204,3 +205,40 @@ def reviews(vocabulary: int) -> Texts:
         }
 
     return Texts(**decoded(f"imdb-{vocabulary}", read))[shuffled(50_000)]
+
+
+def word_vectors(texts: Texts, vocabulary: int, width: int, *, window: int, seed: int) -> Tensor:
+    """Vectors of unit length for the words of some reviews, from which words they stand beside.
+
+    These are the leading singular vectors of the positive mutual information, turned at random by the seed:
+    vectors from other reviews and another seed have no axis in common with them.
+    """
+    pieces = [
+        piece
+        for start, length in zip(texts.starts.tolist(), texts.lengths.tolist(), strict=True)
+        for piece in (texts.words[start : start + length], torch.full((window,), PAD))
+    ]
+    words = torch.cat(pieces).numpy()
+    left = np.concatenate([words[:-step] for step in range(1, window + 1)])
+    right = np.concatenate([words[step:] for step in range(1, window + 1)])
+    true = (left != PAD) & (right != PAD)
+    entries = (np.ones(int(true.sum()), np.float32), (left[true], right[true]))
+    counts = torch.from_numpy(coo_array(entries, shape=(vocabulary, vocabulary)).toarray())
+    counts += counts.T.clone()
+    often = counts.sum(0).clamp(min=1)
+    information = (counts * often.sum() / often[:, None] / often[None]).clamp(min=1).log()
+    generator = torch.Generator().manual_seed(seed)
+    found = _leading(information, width, generator)
+    turned = found @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+    return turned / turned.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+
+def _leading(matrix: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """The leading singular vectors of a symmetric matrix, times the roots of their values."""
+    space = torch.randn(len(matrix), count + 32, generator=generator)
+    for _ in range(4):
+        space = torch.linalg.qr(matrix @ space).Q
+    values, vectors = torch.linalg.eigh(space.T @ matrix @ space)
+    largest = values.abs().argsort(descending=True)[:count]
+    leading: Tensor = (space @ vectors[:, largest]) * values[largest].abs().sqrt()
+    return leading

@@ -229,8 +229,9 @@ def word_vectors(texts: Texts, vocabulary: int, width: int, *, window: int, seed
     information = (counts * often.sum() / often[:, None] / often[None]).clamp(min=1).log()
     generator = torch.Generator().manual_seed(seed)
     found = _leading(information, width, generator)
-    turned = found @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
-    return turned / turned.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    turned: Tensor = found @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+    lengths: Tensor = turned.norm(dim=1, keepdim=True)
+    return turned / lengths.clamp(min=1e-12)
 
 
 def _leading(matrix: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
-from transfer.data import END, PAD, START, UNKNOWN, Texts
+from transfer.data import END, PAD, START, UNKNOWN, Texts, word_vectors
 from transfer.tasks import CIFAR, MNIST, PAIRS, TEXT, Shift
 
 
@@ -71,3 +71,12 @@ def test_keys_change_with_what_makes_a_model_and_with_nothing_else() -> None:
 def test_every_pair_has_three_tasks_with_names_of_their_own() -> None:
     for pair in PAIRS.values():
         assert len({task.name for task in pair.tasks}) == len(pair.tasks) == 3
+
+
+def test_word_vectors_have_unit_length_and_depend_on_the_seed() -> None:
+    words = torch.randint(5, 40, (600,), generator=torch.Generator().manual_seed(0))
+    texts = Texts(words, torch.tensor([0, 300]), torch.tensor([300, 300]), torch.tensor([0, 1]))
+    one, again, other = (word_vectors(texts, 40, 8, window=2, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.allclose(one, other)
+    torch.testing.assert_close(one[5:].norm(dim=1), torch.ones(35))

@@ -4,12 +4,13 @@
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
 # make bench-barrier    the loss between two models trained on real images, method by method
+# make bench-transport  how much of a fine-tune arrives on an independent base (the first time it trains, for half an hour)
 # Each makes .venv first if it is not there.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -44,6 +45,9 @@ bench-memory: .venv/ready
 
 bench-barrier: .venv/ready
 	$(BIN)/python scripts/connectivity.py
+
+bench-transport: .venv/ready
+	PYTHONPATH=benchmarks $(BIN)/python -m transfer
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

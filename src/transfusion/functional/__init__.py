@@ -8,26 +8,23 @@ The two models are never in memory together: each is run once, and its samples w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from transfusion.alignment import Fold
 from transfusion.errors import AlignmentError, listing
 from transfusion.functional.axes import Evidence
 from transfusion.functional.households import household
 from transfusion.functional.listening import Heard, listen
-from transfusion.functional.probing import made_up
 from transfusion.functional.solving import Quality, alone, stream
 from transfusion.live import build
 from transfusion.maps import Map
 from transfusion.methods import Functional
 from transfusion.model import Model
-
-Probes = Sequence[Mapping[str, Tensor]]
+from transfusion.probing import Probes, made_up
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class Correspondence:
     """For every tensor that reads the stream through a norm, the norm."""
     quality: dict[str, Quality] = field(default_factory=dict)
     """For every axis, how well B's activations are predicted from A's."""
+    probes: str = ""
+    """What both models were shown."""
 
 
 def correspond(
@@ -57,8 +56,9 @@ def correspond(
             module = build(model, torch.float32)
             probes = probes or made_up(model, module, options.probes, seed)
             file = Path(folder) / f"{number}.safetensors"
-            heard.append(listen(model, module, probes, file, options.samples))
-        return _found(a, b, heard[0], heard[1], options, on_axis)
+            heard.append(listen(model, module, probes.batches, file, options.samples))
+        found = _found(a, b, heard[0], heard[1], options, on_axis)
+        return replace(found, probes=probes.about if probes else "")
 
 
 def _found(

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
@@ -30,32 +32,35 @@ def made_up(model: Model, module: nn.Module, count: int, seed: int) -> Probes:
 
 
 def real(path: Path, model: Model, module: nn.Module, count: int, seed: int) -> Probes:
-    """At most so many of the user's own inputs, chosen by the seed; what the file has none of is made up."""
+    """At most so many of the user's own inputs, chosen by the seed; kinds that it has none of are made up."""
     subject = Subject(model, module)
     inputs, about = calibrated(path, subject, count, seed)
     found = len(next(iter(inputs.values())))
-    rest, made = ({}, []) if inputs.keys() >= subject.template().keys() else _made_up(subject, found, seed)
-    missing = {name: one for name, one in rest.items() if name not in inputs}
-    told = [about, *(made if missing else [])]
-    return Probes(list(batched({**missing, **inputs})), "; ".join(told))
+    rest, made = _made_up(subject, found, seed, given=frozenset(inputs))
+    return Probes(list(batched({**rest, **inputs})), "; ".join([about, *made]))
 
 
-def _made_up(subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], list[str]]:
-    """Inputs of every kind that the model takes, by name, and what they are."""
-    makers = {
-        "image": noise_images,
-        "patches": noise_images,
-        "spectrogram": spectrograms,
-        "waveform": waveforms,
-        "tokens": made_texts,
-    }
-    kinds = [makers[kind] for kind in subject.model.family.inputs]
-    if subject.takes("spectrogram"):
-        kinds.append(made_texts)  # its decoder says something
+def _made_up(
+    subject: Subject, count: int, seed: int, given: frozenset[str] = frozenset()
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Inputs of every kind that the model takes and nobody has given, by name, and what they are."""
     inputs: dict[str, Tensor] = {}
     about: list[str] = []
-    for make in kinds:
-        made, told = make(subject, count, seed)
-        inputs |= made
-        about.append(told)
+    for kind in subject.model.family.inputs:
+        for name, make in _MAKERS[kind].items():
+            if name not in given:
+                made, told = make(subject, count, seed)
+                inputs |= made
+                about.append(told)
     return inputs, about
+
+
+_Maker: TypeAlias = Callable[[Subject, int, int], tuple[dict[str, Tensor], str]]
+_MAKERS: dict[str, dict[str, _Maker]] = {
+    "image": {"pixel_values": noise_images},
+    "patches": {"pixel_values": noise_images},
+    "waveform": {"input_values": waveforms},
+    "spectrogram": {"input_features": spectrograms, "decoder_input_ids": made_texts},
+    "tokens": {"input_ids": made_texts},
+}
+"""Who makes what a kind of model reads, by the name of the input."""

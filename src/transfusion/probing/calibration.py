@@ -114,10 +114,11 @@ def _texts(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[st
             hint="put the model's tokenizer into its folder, or give a .safetensors with input_ids",
         )
     try:
-        ids = windows([lines], tokenizer, subject, count, seed)
+        ids = windows([lines], tokenizer, subject, max(count, FEWEST), seed)
     except ValueError as error:
         raise DataError(f"{path}: {error}", hint="give more text of the kind that it reads") from error
     _require_enough(path, len(ids), f"windows of {subject.length} tokens")
+    ids = ids[:count]
     return text_inputs(subject, ids), f"{len(ids)} windows of {path}"
 
 
@@ -191,6 +192,8 @@ def _tensors(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[
     chosen = _some(len(data), count, seed)
     inputs = {name: tensor[chosen] for name, tensor in data.inputs.items()}
     whole = {name: one.long() if name.endswith("input_ids") else one for name, one in inputs.items()}
+    if "input_ids" in whole:
+        whole = {**text_inputs(subject, whole["input_ids"]), **whole}
     return in_dtype(whole, torch.float32), f"{len(chosen)} examples of {path}"
 
 

@@ -20,13 +20,15 @@ def noise_images(subject: Subject, count: int, seed: int) -> tuple[dict[str, Ten
     """So many images, in the words of the model's library."""
     channels, rows, columns = size(subject)
     generator = seeded(seed, 1)
-    drawn = [
-        smooth_noise((channels, rows, columns), GRIDS[number % len(GRIDS)], generator)
-        for number in range(count)
-    ]
-    pixels = (GREY + CONTRAST * torch.cat(drawn)).clamp(0, 1) if normalisation(subject) else None
-    prepared = torch.cat(drawn) if pixels is None else normalised(subject, pixels)
-    return image_inputs(subject, prepared), f"{count} smooth noise images"
+    noise = torch.cat(
+        [
+            smooth_noise((channels, rows, columns), GRIDS[number % len(GRIDS)], generator)
+            for number in range(count)
+        ]
+    )
+    if normalisation(subject) is not None:
+        noise = normalised(subject, (GREY + CONTRAST * noise).clamp(0, 1))
+    return image_inputs(subject, noise), f"{count} smooth noise images"
 
 
 def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:

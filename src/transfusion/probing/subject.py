@@ -106,7 +106,7 @@ class Subject:
         if self.model.family.library == "open_clip":
             return int(self.settings.get("context_length", 77))
         names = ("max_target_positions", "max_position_embeddings", "n_positions")
-        told = next((told for name in names if (told := self.settings.get(name))), None)
+        told = next((told for name in names if (told := self.settings.get(name) or 0) > 0), None)
         if told is None:
             return WINDOW
         room = int(told) - self._skipped_positions()

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from transfusion.probes import plain_experts
-from transfusion.probing.subject import BATCH, Subject
+from transfusion.probing.subject import Subject
+
+AT_ONCE = 128
+"""How many texts a model writes side by side: every step reads all of its weights."""
 
 WORDPIECE = {30522: 999, 28996: 106, 119547: 106}
 """The published vocabularies of BERT by their size, and where their words begin; of their special tokens
@@ -20,8 +23,8 @@ CLS, SEP = 101, 102
 def written(subject: Subject, count: int, generator: torch.Generator) -> Tensor:
     """(count, length): texts that a language model makes up, at temperature 1, without special tokens."""
     parts = [
-        _continued(subject, _first(subject, min(BATCH, count - start), generator), generator)
-        for start in range(0, count, BATCH)
+        _continued(subject, _first(subject, min(AT_ONCE, count - start), generator), generator)
+        for start in range(0, count, AT_ONCE)
     ]
     return torch.cat(parts)
 

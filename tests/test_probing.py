@@ -309,7 +309,7 @@ def test_open_clip_ends_its_texts_with_the_largest_token(made):
     ids = joined(probes, "input_ids")
     assert ids.shape == (40, 13)
     assert (ids.argmax(1) == 12).all()
-    assert probes.about.startswith("40 smooth noise images; 40 sequences")
+    assert probes.about.startswith("40 images of overlapping shapes and of smooth noise; 40 sequences")
 
 
 def test_open_clip_brings_its_own_tokenizer(tmp_path):
@@ -321,7 +321,7 @@ def test_open_clip_brings_its_own_tokenizer(tmp_path):
     )
     probes = shown(of.save(tmp_path / "a", 1))
     ids = joined(probes, "input_ids")
-    assert probes.about == "40 smooth noise images; 40 passages of the bundled corpus"
+    assert probes.about == "40 images of overlapping shapes and of smooth noise; 40 passages of the bundled corpus"
     assert (ids[:, 0] == 49406).all()
     assert (ids.argmax(1) == 12).all()
     plain = [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transfusion.model import Model
 from transfusion.probing.calibration import calibrated
-from transfusion.probing.images import noise_images
+from transfusion.probing.images import made_images
 from transfusion.probing.sounds import spectrograms, waveforms
 from transfusion.probing.subject import BATCH, Probes, Subject, batched
 from transfusion.probing.texts import made_texts
@@ -57,8 +57,8 @@ def _made_up(
 
 _Maker: TypeAlias = Callable[[Subject, int, int], tuple[dict[str, Tensor], str]]
 _MAKERS: dict[str, dict[str, _Maker]] = {
-    "image": {"pixel_values": noise_images},
-    "patches": {"pixel_values": noise_images},
+    "image": {"pixel_values": made_images},
+    "patches": {"pixel_values": made_images},
     "waveform": {"input_values": waveforms},
     "spectrogram": {"input_features": spectrograms, "decoder_input_ids": made_texts},
     "tokens": {"input_ids": made_texts},

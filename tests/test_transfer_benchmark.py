@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
-from transfer.data import END, PAD, START, UNKNOWN, Texts, word_vectors
-from transfer.tasks import CIFAR, MNIST, PAIRS, TEXT, Shift
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+
+from transfer import __main__ as table
+from transfer.data import END, NAMES, PAD, START, UNKNOWN, Texts
+from transfer.tasks import CIFAR, MNIST, PAIRS, TEXT, Encoder, Shift, missed
 
 
 def reviews() -> Texts:
@@ -73,10 +80,44 @@ def test_every_pair_has_three_tasks_with_names_of_their_own() -> None:
         assert len({task.name for task in pair.tasks}) == len(pair.tasks) == 3
 
 
-def test_word_vectors_have_unit_length_and_depend_on_the_seed() -> None:
-    words = torch.randint(5, 40, (600,), generator=torch.Generator().manual_seed(0))
-    texts = Texts(words, torch.tensor([0, 300]), torch.tensor([300, 300]), torch.tensor([0, 1]))
-    one, again, other = (word_vectors(texts, 40, 8, window=2, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one, again)
-    assert not torch.allclose(one, other)
-    torch.testing.assert_close(one[5:].norm(dim=1), torch.ones(35))
+def test_what_is_saved_with_a_model_is_its_tokenizer_and_what_is_beside_it_its_teaching_head(
+    tmp_path: Path,
+) -> None:
+    config = transformers.BertConfig(**TEXT.config | {"vocab_size": 8, "num_hidden_layers": 1})
+    words = {name: id for id, name in enumerate([*NAMES, "good", "film", "##s"])}
+    pieces = Tokenizer(WordPiece(words, unk_token="[UNK]"))
+    split = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="[UNK]")
+    head, beside = torch.nn.Linear(2, 3), tmp_path / "head.safetensors"
+    Encoder(transformers.BertModel(config), split, head, beside).save_pretrained(str(tmp_path / "base"))
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
+    assert again("films")["input_ids"] == [6, 7]
+    assert transformers.AutoModel.from_pretrained(tmp_path / "base").config.vocab_size == 8
+    assert load_file(beside).keys() == {"weight", "bias"}
+
+
+def test_what_is_said_misses_least_where_it_is_true() -> None:
+    true = torch.nn.functional.normalize(torch.randn(6, 9, generator=torch.Generator().manual_seed(0)))
+    assert missed(true, true) < missed(true.roll(1, 0), true)
+    assert missed(true, true) < missed(-true, true)
+
+
+def scores(task: float, support: float, share: float) -> dict[str, float]:
+    return {"task": task, "support": support, "share": share}
+
+
+def test_the_best_harmless_strength_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the strength costs one point of the support, the whole costs three."""
+    by_strength = {0.5: (60.0, 89.0), 1.0: (70.0, 87.0)}
+    monkeypatch.setitem(table.METHODS, "B", lambda case: (50.0, 90.0))
+    monkeypatch.setitem(table.METHODS, "ceiling", lambda case: (90.0, 90.0))
+    monkeypatch.setitem(table.METHODS, "naive", lambda case, alpha=1.0: by_strength[alpha])
+    monkeypatch.setattr(table, "scored", lambda case, model: {"task": model[0], "support": model[1]})
+    case = table.Case(TEXT, TEXT.tasks[0], 0)
+    found = table.measured(case, ["naive"], (0.5, 1.0))["naive"]
+    assert found == scores(70.0, 87.0, 50.0) | {"alpha": 0.5, "matched": 25.0}
+    assert table.measured(case, ["naive"], (1.0,))["naive"]["alpha"] == 0.0
+
+
+def test_means_are_taken_over_tasks_before_seeds_scatter() -> None:
+    rows = [[{"naive": {"share": 0.0}}, {"naive": {"share": 2.0}}], [{"naive": {"share": 4.0}}] * 2]
+    assert table.by_seed(rows, "naive", "share") == [2.0, 3.0]

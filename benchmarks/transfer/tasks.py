@@ -12,11 +12,24 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transfer import data
-from transfer.data import CLOTHES, DIGITS, MASK, PAD, PHOTOGRAPHS, REVIEWS, SPECIAL, Examples, Texts
-from transfer.training import Recipe, fit, kept, key
+from transfer.data import (
+    CLOTHES,
+    DIGITS,
+    MASK,
+    PAD,
+    PHOTOGRAPHS,
+    REVIEWS,
+    SPECIAL,
+    TEACHER,
+    Examples,
+    Texts,
+)
+from transfer.training import MODELS, Recipe, fit, kept, key
+from transfusion.writer import publish_file
 
 STARTS = {"a": 1, "b": 2}
 """Added to a hundred times the seed: where the two bases of a pair start from."""
@@ -333,18 +346,38 @@ CIFAR = ImagePair(
 
 # ── reviews ──────────────────────────────────────────────────────────────────────────────────
 
+AMONG = 50
+"""Passages of which one is to be found."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model with its tokenizer, saved together; what it was taught with is not among its own tensors."""
+
+    model: Any
+    tokenizer: Any
+    head: nn.Module | None = None
+    beside: Path | None = None
+
+    def save_pretrained(self, folder: str) -> None:
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        if self.head is not None and self.beside is not None:
+            tensors = self.head.state_dict()
+            publish_file(self.beside, lambda staged: save_file(tensors, staged), force=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextPair(Pair[TextTask]):
-    """BERTs that guess masked words of reviews, and whether a passage begins a review or ends it.
+    """BERTs that learned, each from its own reviews, to say what all-MiniLM-L6-v2 says about a passage.
 
-    A fine-tune brings a head of its own, which is carried. The words start as vectors of each base's own
-    reviews: in the few minutes of the training, nothing but how frequent words are would be learned without.
+    The head that says it is a file beside the folder of its base. A fine-tune brings a head of its own, which
+    is carried over.
     """
 
     width: int
-    masked: float = 0.15
-    window: int = 4
+    lessons: int
+    masked: float
 
     @cached_property
     def parts(self) -> dict[str, Texts]:
@@ -356,39 +389,43 @@ class TextPair(Pair[TextTask]):
             "b": every[self.tests + half :],
         }
 
-    # masked words
+    def lesson(self, which: str) -> tuple[Tensor, Tensor]:
+        """Passages, by turns a beginning and an end of a review, and what the teacher says about them."""
+        texts = self.parts[which][: self.lessons]
+        passages = texts.passages(torch.arange(len(texts)) % 2 * texts.room(self.width), self.width)
+        vocabulary = self.config["vocab_size"]
+        name = f"{vocabulary}-{self.width}-{self.tests}-{which}-{len(texts)}"
+        return passages, data.meanings(name, vocabulary, passages)
+
+    @property
+    def _tokenizer(self) -> Any:
+        return data.tokenizer(self.config["vocab_size"], self.width)
+
+    # bases
 
     def new_base(self, which: str, seed: int) -> Any:
         torch.manual_seed(own := self.seed_of(which, seed))
-        model = transformers.BertForPreTraining(transformers.BertConfig(**self.config))
-        known, recipe = self.parts[which], self.training
-        vocabulary, width = model.bert.embeddings.word_embeddings.weight.shape
-        vectors = data.word_vectors(known, vocabulary, width, window=self.window, seed=own)
-        scale = self.config["initializer_range"] * width**0.5
-        model.bert.embeddings.word_embeddings.weight.data.copy_(scale * vectors)
+        passages, meanings = self.lesson(which)
+        model = transformers.BertModel(transformers.BertConfig(**self.config))
+        head = nn.Linear(self.config["hidden_size"], meanings.shape[1])
+        recipe = self.training
 
         def loss(generator: torch.Generator) -> Tensor:
-            some = known[torch.randint(len(known), (recipe.batch,), generator=generator)]
-            words, places = self._guesses(model, some, generator)
-            return nn.functional.cross_entropy(*words) + nn.functional.cross_entropy(*places)
+            some = torch.randint(len(passages), (recipe.batch,), generator=generator)
+            hidden = torch.rand(recipe.batch, self.width, generator=generator) < self.masked
+            seen = passages[some]
+            seen = seen.masked_fill(hidden & (seen >= SPECIAL), MASK)
+            said = nn.functional.normalize(head(_pooled(model, seen)))
+            return missed(said, meanings[some])
 
-        return fit(model, loss, recipe, seed=own, name=f"{self.name} {which}, seed {seed}")
+        name = f"{self.name} {which}, seed {seed}"
+        fit(nn.ModuleList([model, head]), loss, recipe, seed=own, name=name)
+        beside = self._head_beside(MODELS / self._base_key(which, seed))
+        return Encoder(model.eval(), self._tokenizer, head, beside)
 
-    def _guesses(
-        self, model: Any, texts: Texts, generator: torch.Generator
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """What the model makes of masked words and of the place, each with what is true."""
-        places = torch.randint(2, (len(texts),), generator=generator)
-        passages = texts.passages(places * self._room(texts), self.width)
-        drawn = torch.rand(passages.shape, generator=generator) < self.masked
-        hidden = drawn & (passages >= SPECIAL)
-        seen = passages.masked_fill(hidden, MASK)
-        states, pooled = model.bert(seen, attention_mask=seen != PAD)[:2]
-        words = model.cls.predictions(states[hidden])
-        return (words, passages[hidden]), (model.cls.seq_relationship(pooled), places)
-
-    def _room(self, texts: Texts) -> Tensor:
-        return (texts.lengths - self.width + 2).clamp(min=0)
+    @staticmethod
+    def _head_beside(folder: Path) -> Path:
+        return folder.with_name(f"{folder.name}-head.safetensors")
 
     # tasks
 
@@ -404,11 +441,11 @@ class TextPair(Pair[TextTask]):
             return nn.functional.cross_entropy(self._answers(model, passages), labels)
 
         name = f"{self.name} {which} {task.name}, seed {seed}"
-        return fit(model, loss, recipe, seed=own, name=name)
+        return Encoder(fit(model, loss, recipe, seed=own, name=name), self._tokenizer)
 
     def questions(self, texts: Texts, task: TextTask, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Passages, and what is to be said about them."""
-        room = self._room(texts)
+        room = texts.room(self.width)
         passages = texts.passages(torch.zeros_like(room) if task.opening else room, self.width)
         if task.dropped:
             gone = torch.rand(passages.shape, generator=generator) < task.dropped
@@ -431,7 +468,7 @@ class TextPair(Pair[TextTask]):
         """B's encoder under the head that A's fine-tune brings."""
         model = transformers.BertForSequenceClassification(tuned.config).eval()
         model.load_state_dict(tuned.state_dict())
-        model.load_state_dict(_encoder(b), strict=False)
+        model.bert.load_state_dict(b.state_dict())
         return model
 
     @torch.no_grad()
@@ -442,26 +479,30 @@ class TextPair(Pair[TextTask]):
 
     @torch.no_grad()
     def support(self, model: Any, b: Any, task: TextTask) -> float:
-        """Places of passages that B's own head tells, from the encoder of the model."""
-        whole = transformers.BertForPreTraining(b.config).eval()
-        whole.load_state_dict(b.state_dict())
-        whole.load_state_dict(_encoder(model), strict=False)
-        generator = torch.Generator().manual_seed(8)
-        parts = [self.parts["test"][start : start + 250] for start in range(0, self.tests, 250)]
-        found = [self._guesses(whole, part, generator)[1] for part in parts]
-        right = torch.cat([logits.argmax(-1) == places for logits, places in found])
-        return 100 * float(right.float().mean())
+        """Percent of passages found by what B's own head says about them, each among some others."""
+        passages, meanings = self.lesson("test")
+        head = nn.Linear(self.config["hidden_size"], meanings.shape[1])
+        head.load_state_dict(load_file(self._head_beside(Path(b.name_or_path))))
+        encoder = getattr(model, "bert", model)
+        said = torch.cat([head(_pooled(encoder, batch)) for batch in torch.split(passages, 250)])
+        groups = zip(torch.split(said, AMONG), torch.split(meanings, AMONG), strict=True)
+        found = [(some @ true.T).argmax(1) == torch.arange(len(true)) for some, true in groups]
+        return 100 * float(torch.cat(found).float().mean())
 
     def inputs(self, which: str, count: int) -> Mapping[str, Tensor]:
-        known = self.parts[which][:count]
-        places = torch.randint(2, (count,), generator=torch.Generator().manual_seed(9))
-        passages = known.passages(places * self._room(known), self.width)
+        passages = self.lesson(which)[0][:count]
         return {"input_ids": passages, "attention_mask": (passages != PAD).long()}
 
 
-def _encoder(model: Any) -> dict[str, Tensor]:
-    whole: dict[str, Tensor] = model.state_dict()
-    return {name: tensor for name, tensor in whole.items() if name.startswith("bert.")}
+def _pooled(encoder: Any, passages: Tensor) -> Tensor:
+    pooled: Tensor = encoder(passages, attention_mask=passages != PAD).pooler_output
+    return pooled
+
+
+def missed(said: Tensor, true: Tensor) -> Tensor:
+    """How far directions are from the true ones, and how badly each is told from those of the others."""
+    likeness = said @ true.T
+    return 1 - likeness.diag().mean() + nn.functional.cross_entropy(likeness / 0.1, torch.arange(len(true)))
 
 
 @contextmanager
@@ -477,27 +518,29 @@ def quiet() -> Iterator[None]:
 
 TEXT = TextPair(
     name="text",
-    about="IMDB reviews; BERT of 4 layers, width 128, 8 000 words, pre-trained on masked words and places",
-    packages=(REVIEWS,),
-    width=32,
+    about="IMDB reviews in 6 000 pieces of words; BERT of 4 layers, width 128, taught by all-MiniLM-L6-v2",
+    packages=(REVIEWS, TEACHER),
+    width=40,
+    lessons=12_000,
+    masked=0.1,
     config={
-        "vocab_size": 8000,
+        "vocab_size": 6000,
         "hidden_size": 128,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "intermediate_size": 256,
-        "max_position_embeddings": 32,
+        "max_position_embeddings": 40,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "initializer_range": 0.05,
         "pad_token_id": PAD,
     },
-    training=Recipe(steps=500, rate=1e-3, batch=64),
+    training=Recipe(steps=1500, rate=1.5e-3, batch=64),
     tests=4000,
     tasks=(
-        TextTask("sentiment", "is the review good, by its end?", Recipe(150, 1e-3, 64)),
-        TextTask("dropped", "the same, with four words in ten missing", Recipe(150, 1e-3, 64), dropped=0.4),
-        TextTask("opening", "is the review good, by its beginning?", Recipe(150, 1e-3, 64), opening=True),
+        TextTask("sentiment", "is the review good, by its end?", Recipe(300, 5e-4, 64)),
+        TextTask("dropped", "the same, with four pieces in ten missing", Recipe(300, 5e-4, 64), dropped=0.4),
+        TextTask("opening", "is the review good, by its beginning?", Recipe(300, 5e-4, 64), opening=True),
     ),
 )
 

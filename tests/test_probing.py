@@ -321,7 +321,10 @@ def test_open_clip_brings_its_own_tokenizer(tmp_path):
     )
     probes = shown(of.save(tmp_path / "a", 1))
     ids = joined(probes, "input_ids")
-    assert probes.about == "40 images of overlapping shapes and of smooth noise; 40 passages of the bundled corpus"
+    assert (
+        probes.about
+        == "40 images of overlapping shapes and of smooth noise; 40 passages of the bundled corpus"
+    )
     assert (ids[:, 0] == 49406).all()
     assert (ids.argmax(1) == 12).all()
     plain = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transfusion.matching import align
     from transfusion.model import Model
     from transfusion.transportation import apply, merge, transport
-    from transfusion.verification import verify
+    from transfusion.verification import predict, verify
 
 __all__ = [
     "Alignment",
@@ -32,6 +32,7 @@ __all__ = [
     "barrier",
     "inspect",
     "merge",
+    "predict",
     "transport",
     "verify",
 ]
@@ -45,6 +46,7 @@ _HOMES = {
     "barrier": "interpolation",
     "inspect": "description",
     "merge": "transportation",
+    "predict": "verification",
     "transport": "transportation",
     "verify": "verification",
 }

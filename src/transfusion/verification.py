@@ -1,14 +1,21 @@
-"""Proof by running: A and π(A) through their own library, in float64, compared output by output."""
+"""Proof by running: A and π(A) through their own library, in float64, compared output by output.
+
+A π that turns units is no symmetry, and nothing about it is exact. What can be said of it is how well it
+predicts what B computes, on probes that it was not found on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
+from transfusion.functional import Quality, hearing, mean, qualities
 from transfusion.live import Live, largest_difference
 from transfusion.maps import Permutation
+from transfusion.methods import Functional
 from transfusion.model import Model, Reference
 from transfusion.recording import recorded_outputs
 
@@ -88,3 +95,47 @@ def _reason(alignment: Alignment) -> str:
     if story.options.get("plain_shortcuts"):
         return f"{story.method} leaves residual connections plain although the stream's maps differ"
     return "this π moves something that this architecture does not allow to move"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How well B's activations are predicted from A's, for everything that may move."""
+
+    axes: Mapping[str, Quality]
+    probes: str
+    """What both models were shown."""
+
+    @property
+    def mean(self) -> Quality:
+        return mean(self.axes)
+
+    @property
+    def holds(self) -> bool:
+        """Whether π predicts more than chance does, and no less than nothing moving."""
+        every = self.mean
+        return every.found > every.null and every.found >= every.identity - 1e-6
+
+
+def predict(
+    a: Model | Reference,
+    b: Model | Reference,
+    *,
+    via: Alignment | str | Path,
+    probes: int = 64,
+    calibrate: str | Path | None = None,
+) -> Prediction:
+    """What a π is worth: the share of B's activations that it predicts from A's, on new probes.
+
+    >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
+    >>> found.holds, sorted(found.axes)[0]
+    (True, 'layer.0.ffn')
+    """
+    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    story = alignment.provenance
+    models = [one if isinstance(one, Model) else Model.open(one) for one in (a, b)]
+    source, target = (model.under(story.policy) for model in models)
+    alignment.require_for(source.architecture)
+    alignment.require_between(source=source, target=target)
+    options = Functional(probes=probes, calibrate=str(calibrate) if calibrate else None)
+    with hearing(source, target, options, story.seed + 1) as heard:
+        return Prediction(qualities(heard.held_out, alignment.maps), heard.about)

@@ -17,6 +17,7 @@ from transfusion.cli.options import (
     AcceptOption,
     AdviceOption,
     ArchitectureFile,
+    CalibrateOption,
     Config,
     Data,
     Device,
@@ -32,15 +33,18 @@ from transfusion.cli.options import (
     Json,
     MaybeOutput,
     MethodOption,
+    MlpOption,
     ModelArgument,
     OrderOption,
     Output,
     Outputs,
+    ProbesOption,
     Propose,
     Quiet,
     Regularisation,
     ResidualOption,
     Restarts,
+    Samples,
     ScoreOption,
     Seed,
     Soft,
@@ -52,10 +56,11 @@ from transfusion.cli.options import (
     Vias,
     one_of,
 )
-from transfusion.cli.proofs import certify, draft, prove
+from transfusion.cli.proofs import certify, draft, foretell, prove, turns
 from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
+    as_place,
     files_of,
     open_bases,
     report_alignment,
@@ -149,6 +154,10 @@ def align(
     soft: Soft = None,
     regularisation: Regularisation = None,
     join: JoinOption = None,
+    calibrate: CalibrateOption = None,
+    probes: ProbesOption = None,
+    samples: Samples = None,
+    mlp: MlpOption = None,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
     from transfusion.writer import require_writable
@@ -171,6 +180,7 @@ def align(
     }
     search |= {"restarts": restarts, "max_sweeps": sweeps, "outputs": outputs, "vectors": vectors}
     search |= {"evidence": evidence, "soft": soft, "regularisation": regularisation, "join": join}
+    search |= {"calibrate": as_place(calibrate), "probes": probes, "samples": samples, "mlp": mlp}
     choices = Choices(method, residual, inner, dtype, device, seed, jobs, search, advice)
     pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
     pi.save(output, force=force)
@@ -208,14 +218,27 @@ def verify(
     ] = None,
     config: Config = None,
     tolerance: Annotated[float, typer.Option(help="The largest difference that passes.")] = 1e-9,
+    onto: Annotated[
+        str | None,
+        typer.Option(show_default="as π names it", help="B: tell how much of what it computes π predicts."),
+    ] = None,
+    calibrate: CalibrateOption = None,
     as_json: Json = False,
 ) -> None:
     """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
 
+    With --onto B, or for a π that turns units, which is no symmetry: how much of what B computes is predicted
+    from A, axis by axis, on inputs that π was not found on; exit 3 if it is no more than chance.
+
     With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
     """
     if a is not None and via is not None and model is None:
-        prove(a, via, tolerance, as_json)
+        if onto is not None or turns(via):
+            foretell(a, onto, via, calibrate, as_json)
+        elif calibrate is not None:
+            raise typer.BadParameter("--calibrate goes with --onto")
+        else:
+            prove(a, via, tolerance, as_json)
     elif architecture is not None and model is not None and a is None and via is None:
         certify(architecture, model, config, as_json)
     else:

@@ -13,6 +13,7 @@ from transfusion.cli.options import (
     AlphaOption,
     ArchitectureFile,
     Base,
+    CalibrateOption,
     Config,
     Device,
     DryRun,
@@ -22,6 +23,7 @@ from transfusion.cli.options import (
     InnerOption,
     Jobs,
     Json,
+    KeepSupport,
     MethodOption,
     NewTokensOption,
     Onto,
@@ -34,7 +36,7 @@ from transfusion.cli.options import (
     Verbose,
     Via,
 )
-from transfusion.cli.work import Choices, open_bases, open_finetune
+from transfusion.cli.work import Choices, calibrated, open_bases, open_finetune
 
 if TYPE_CHECKING:
     from transfusion.transportation import AdapterOutput, Journey, Transport
@@ -50,6 +52,7 @@ def transport(
     onto: Onto = None,
     via: Via = None,
     alpha: AlphaOption = "1.0",
+    keep_support: KeepSupport = None,
     full: Annotated[
         bool, typer.Option("--merge", help="Of an adapter: write the whole model, with the adapter in it.")
     ] = False,
@@ -58,6 +61,7 @@ def transport(
     method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
+    calibrate: CalibrateOption = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: StoredDtype = None,
@@ -82,7 +86,9 @@ def transport(
         return
     if finetuned is None or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
-    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    tries = alpha == "auto" or keep_support is not None
+    shown = calibrated(calibrate, method, via, tries)
+    choices = Choices(method, residual, inner, None, device, seed, jobs, shown)
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)
@@ -104,6 +110,8 @@ def transport(
             full=full,
             trust_base=trust_base or dry_run,
             new_tokens=new_tokens,
+            keep_support=keep_support,
+            calibrate=calibrate,
             account=account,
         )
 
@@ -144,6 +152,7 @@ def merge(
     method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
+    calibrate: CalibrateOption = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: StoredDtype = None,
@@ -168,7 +177,8 @@ def merge(
         return
     if not finetuned or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
-    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    shown = calibrated(calibrate, method, via)
+    choices = Choices(method, residual, inner, None, device, seed, jobs, shown)
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from transfusion.architecture import Heads, Inner, Residual
-from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Order, Score, Start
+from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Mlp, Order, Score, Start
 
 SHORTCUTS = ("interpolated", "plain", "rounded")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -79,8 +79,8 @@ AlphaOption = Annotated[
     str,
     typer.Option(
         "--alpha",
-        help="How much of the change to add: a number, a file with one for each layer, or auto, which keeps"
-        " its size relative to the weights.",
+        help="How much of the change to add: a number, a file with one for each layer, or auto: as much as"
+        " changes B's outputs on made-up inputs as the fine-tune changed A's.",
     ),
 ]
 NewTokensOption = Annotated[
@@ -223,6 +223,53 @@ JoinOption = Annotated[
         help="How two plans are joined where a branch returns to the stream.",
         show_default=False,
         rich_help_panel=_PLANS,
+    ),
+]
+_COMPUTED = "Functional alignment (--method functional, auto)"
+CalibrateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibrate",
+        show_default="made-up inputs",
+        help="Inputs of your own for both models, without labels: a folder of images, a text file, or a file"
+        " of tensors.",
+        rich_help_panel=_COMPUTED,
+    ),
+]
+ProbesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--probes",
+        min=1,
+        show_default="320",
+        help="How many inputs both models are given.",
+        rich_help_panel=_COMPUTED,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        show_default="5120",
+        help="How many tokens or patches among them speak at each place.",
+        rich_help_panel=_COMPUTED,
+    ),
+]
+MlpOption = Annotated[
+    Mlp | None,
+    typer.Option(
+        help="The neurons of MLPs: turned, assigned, or turned where that can be told.",
+        show_default="auto",
+        rich_help_panel=_COMPUTED,
+    ),
+]
+KeepSupport = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-support",
+        show_default="no bound",
+        help="Take less of the change, so that B's outputs on made-up inputs move by no more than this share"
+        " of their own spread.",
     ),
 ]
 AdviceOption = Annotated[

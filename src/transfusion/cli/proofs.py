@@ -60,6 +60,39 @@ def prove(a: str, via: str, tolerance: float, as_json: bool) -> None:
         )
 
 
+def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, as_json: bool) -> None:
+    """Run A and B, and fail if π does not predict what B computes."""
+    from transfusion.alignment import Alignment
+    from transfusion.cli import views
+    from transfusion.verification import predict
+
+    pi = Alignment.load(via)
+    found = predict(a, onto or pi.provenance.target, via=pi, calibrate=calibrate)
+    every = found.mean
+    told = (
+        f"{every.found:.0%} of B's activations are predicted from A's, {every.identity:.0%} with nothing"
+        f" moved and {every.null:.0%} by chance"
+    )
+    axes = {id: asdict(one) for id, one in found.axes.items()}
+    if as_json:
+        print_json({**asdict(every), "holds": found.holds, "probes": found.probes, "axes": axes})
+    elif found.holds:
+        out.print(views.prediction(axes))
+        out.print(f"{told}; shown: {found.probes}", markup=False)
+    if not found.holds:
+        raise VerificationError(
+            f"π does not tell what B computes: {told}", hint="the two models may have nothing in common"
+        )
+
+
+def turns(via: str) -> bool:
+    """Whether a file of π turns units, so that no equality can be proved."""
+    from transfusion.alignment import Alignment
+    from transfusion.maps import Rotation
+
+    return any(isinstance(map_, Rotation) for map_ in Alignment.load(via).maps.values())
+
+
 def certify(file: Path, class_name: str, config: Path | None, as_json: bool) -> None:
     """Certify a table of one's own on a small model, and fail if it does not hold."""
     from transfusion.certification import certify_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -57,6 +58,15 @@ def _branch(tree: Tree, axes: list[dict[str, Any]]) -> None:
             node.add(Text.assemble(tensor, "  ", (layout, "dim")))
 
 
+def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
+    """Shares of what is predicted, by axis: with π, with nothing moved, by chance."""
+    table = Table("axis", "predicted", "nothing moved", "by chance", box=None, header_style="bold")
+    for id, quality in axes.items():
+        shares = (quality["found"], quality["identity"], quality["null"])
+        table.add_row(id, *(Text(f"{round(share, 2) + 0.0:.0%}", justify="right") for share in shares))
+    return table
+
+
 def alignment(description: dict[str, Any]) -> RenderableType:
     """A π: where it comes from, what moved, and where the heads went."""
     about = Table.grid(padding=(0, 2))
@@ -76,7 +86,10 @@ def alignment(description: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [about, ""]
     if advice := description["advice"]:
         about.add_row(Text("advice", style="bold"), Text(f"{advice['verdict']}: {advice['text']}"))
-        parts += [_margins(advice["margins"]), ""]
+        if margins := advice.get("margins"):
+            parts += [_margins(margins), ""]
+        if predicted := advice.get("axes"):
+            parts += [prediction(predicted), ""]
     axes = Table("axis", "kind", "size", "maps", "stays in place", box=None, header_style="bold")
     for id, axis in description["axes"].items():
         share = axis["stays"]

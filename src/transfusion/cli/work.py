@@ -73,6 +73,23 @@ class Choices:
         return pi
 
 
+def calibrated(
+    calibrate: Path | None, method: str | None, via: str | None, used: bool = False
+) -> dict[str, Any]:
+    """Inputs of the user's own, for a method that runs models; refused where nothing would look at them."""
+    runs = via is None and preset(method or DEFAULT).functional is not None
+    if calibrate is not None and not (runs or used):
+        raise typer.BadParameter(
+            "--calibrate is for --method functional or auto, for --alpha auto and for --keep-support"
+        )
+    return {"calibrate": as_place(calibrate)} if runs and calibrate is not None else {}
+
+
+def as_place(path: Path | None) -> str | None:
+    """Where something is, wherever the same is asked for again."""
+    return None if path is None else str(path.resolve())
+
+
 def as_dtype(name: str | None) -> torch.dtype | None:
     import torch
 
@@ -160,6 +177,11 @@ def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None
         lines.append(f"{story['new_tokens']} new token(s) of the fine-tune follow those of B")
     if story.get("lost_tokens"):
         lines.append(f"{story['lost_tokens']} new token(s) of the fine-tune were dropped")
+    if arrival := story.get("arrival"):
+        lines.append(
+            f"shown {arrival['probes']}, B's outputs change in the direction of A's to"
+            f" {arrival['direction']:.2f} (1 is the same) and by {arrival['size']:.2f} of the size"
+        )
     lines += _named("left behind, because the fine-tune does not have them", story.get("dropped", ()))
     if advice := story["alignment"]["advice"]:
         lines.append(f"{advice['verdict']}: {advice['text']}")

@@ -53,9 +53,15 @@ def transport(
     full: bool = False,
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    keep_support: float | None = None,
+    calibrate: str | Path | None = None,
     **aligning: Any,
 ) -> Transport | AdapterTransport:
     """Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
+
+    With ``alpha="auto"``, α is the largest that changes B's outputs in about the direction in which the
+    fine-tune changed A's, and no further; ``keep_support`` bounds how far they may move beside their own
+    spread. Both are seen on made-up inputs, or on those that ``calibrate`` names.
 
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
     ``state_dict`` gives them in memory.
@@ -79,7 +85,14 @@ def transport(
     models/lora-on-b
     """
     return Journey.between(base, onto, via, **aligning).transport(
-        finetuned, alpha=alpha, dtype=dtype, full=full, trust_base=trust_base, new_tokens=new_tokens
+        finetuned,
+        alpha=alpha,
+        dtype=dtype,
+        full=full,
+        trust_base=trust_base,
+        new_tokens=new_tokens,
+        keep_support=keep_support,
+        calibrate=calibrate,
     )
 
 

@@ -44,6 +44,8 @@ class Account:
     """As the user typed it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What else is needed to do it again."""
+    arrival: Mapping[str, Any] | None = None
+    """How much of the change was found in B's outputs, where that was asked."""
 
     def of(
         self,
@@ -76,6 +78,7 @@ class Account:
             "alpha": sources[0].alpha.as_json(),
             **merged,  # with an α of its own
             "settings": dict(self.settings),
+            **({"arrival": dict(self.arrival)} if self.arrival else {}),
             "repeatable": not any(
                 root == MEMORY
                 for root in (base.checkpoint.root, onto.checkpoint.root, *(one.root for one in sources))

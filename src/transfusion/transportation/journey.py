@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment, Provenance
 from transfusion.alpha import Alpha
 from transfusion.architecture import Policy
 from transfusion.checkpoint import FLOATS
-from transfusion.errors import MismatchError, SettingError
+from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError
+from transfusion.live import build
+from transfusion.maps import Rotation
 from transfusion.matching import align
 from transfusion.model import Model, Reference, require_same_shape, take_hashes
 from transfusion.task_vector import NewTokens, TaskVector
 from transfusion.transportation.account import Account, base_in
 from transfusion.transportation.adapters import AdapterTransport
+from transfusion.transportation.arrival import Rehearsal
 from transfusion.transportation.automatic import AUTO, balanced
 from transfusion.transportation.dense import Transport
 from transfusion.transportation.folded import FoldedAdapter
@@ -85,9 +90,12 @@ class Journey:
         return cls(a.under(policy), b.under(policy), alignment)
 
     def alpha(self, asked: Asked) -> Alpha:
-        """α as asked for; patterns must be about tensors that there are."""
+        """α as asked for; patterns must be about tensors that there are. Automatically, from weights alone:
+        turned units are of B's size already.
+        """
         if asked == AUTO:
-            return balanced(self.a, self.b)
+            turned = any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
+            return Alpha() if turned else balanced(self.a, self.b)
         chosen = Alpha.of(asked)
         chosen.require_used(self.a.architecture.tensors)
         return chosen
@@ -145,9 +153,15 @@ class Journey:
         full: bool = False,
         trust_base: bool = False,
         new_tokens: NewTokens | str = NewTokens.REFUSE,
+        keep_support: float | None = None,
+        calibrate: str | Path | None = None,
         account: Account | None = None,
     ) -> Transport | AdapterTransport:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
+        account = account or Account()
+        if (alpha == AUTO or keep_support is not None) and self.alignment.provenance.method != PLANNED:
+            rehearsal = partial(self.rehearsal, finetuned, calibrate=calibrate, new_tokens=new_tokens)
+            alpha, account = self._tried(alpha, keep_support, rehearsal, account)
         chosen = self.alpha(alpha)
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
@@ -155,7 +169,65 @@ class Journey:
         if isinstance(finetuned, str | Path) and adapter and not full:
             return self.adapter(finetuned, chosen, as_dtype(dtype), account, trust_base=trust_base)
         source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
-        return self._output((source,), Merging(), dtype, account or Account())
+        return self._output((source,), Merging(), dtype, account)
+
+    def rehearsal(
+        self,
+        finetuned: Finetune,
+        *,
+        calibrate: str | Path | None = None,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+    ) -> Rehearsal:
+        """The fine-tune on A and on B, to be tried on probes."""
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+
+        def tuned() -> nn.Module:
+            if adapter:
+                home = Journey.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
+                assert isinstance(home, Transport)
+                return home.module()
+            opened = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+            return build(opened, torch.float32)
+
+        def moved() -> nn.Module:
+            whole = self.transport(finetuned, full=adapter, trust_base=True, new_tokens=new_tokens)
+            assert isinstance(whole, Transport)
+            return whole.module()
+
+        own = Path(calibrate) if calibrate else None
+        seed = self.alignment.provenance.seed + 1  # probes that π has not learned from
+        return Rehearsal(self.a, self.b, self.alignment, tuned, moved, calibrate=own, seed=seed)
+
+    def _tried(
+        self,
+        asked: Asked,
+        keep_support: float | None,
+        rehearse: Callable[[], Rehearsal],
+        account: Account,
+    ) -> tuple[Asked, Account]:
+        """α from what is seen on probes, and what was seen. Weights alone decide where models cannot be run
+        and nothing has to be kept.
+        """
+        if keep_support is not None and not 0 < keep_support < float("inf"):
+            raise SettingError(
+                f"keep_support = {keep_support}: B's outputs could not move at all",
+                hint="give the share of their own spread that they may move by, such as 0.2",
+            )
+        if asked != AUTO and Alpha.of(asked).patterns:
+            raise SettingError(
+                "keep_support: α has been given for every layer", hint="give one number, or auto"
+            )
+        try:
+            rehearsal = rehearse()
+        except (ArchitectureError, LibraryError):
+            if keep_support is not None:
+                raise
+            return asked, account
+        found = rehearsal.best() if asked == AUTO else rehearsal.at(Alpha.of(asked).default)
+        if keep_support is not None:
+            found = rehearsal.within(keep_support, found.alpha)
+        told = {**found.as_dict(), "probes": rehearsal.probes.about}
+        return round(found.alpha, 4), replace(account, arrival=told)
 
     def merge(
         self,

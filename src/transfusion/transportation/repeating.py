@@ -93,7 +93,7 @@ class Rerun:
             self._require(model.label, model.digest, story[role])
         journey = Journey.between(base, onto, self._alignment(base, onto, aligner))
         finetuned = [self._finetune(one, config) for one in story["finetuned"]]
-        account = Account(story["verb"], story["kind"], story["command"], settings)
+        account = Account(story["verb"], story["kind"], story["command"], settings, story.get("arrival"))
         common: dict[str, Any] = {
             "dtype": story["dtype"],
             "trust_base": True,  # their content is known

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 
 import transfusion
 from transfer.tasks import PAIRS, Pair
 from transfer.training import say
+from transfusion.methods import preset
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,29 @@ class Case:
         }
 
 
-def moved(case: Case, method: str, alpha: float = 1.0) -> Any:
-    """Transport by a method of the package; one alignment serves all tasks of a pair."""
-    via = _aligned(case.folders["a"], case.folders["b"], method)
+def moved(case: Case, method: str, alpha: float | str = 1.0, *, real: bool = False, **choices: Any) -> Any:
+    """Transport by a method of the package; one alignment serves all tasks of a pair. ``real``: from what
+    both bases compute on unlabelled inputs of theirs, instead of made-up ones.
+    """
+    shown = _inputs(case.pair, case.seed) if real else None
+    via = _aligned(case.folders["a"], case.folders["b"], method, shown, **choices)
     transport: Any = transfusion.transport(case.tuned, base=case.a, onto=case.b, via=via, alpha=alpha)
     return transport.module().eval()
 
 
 @cache
-def _aligned(a: Path, b: Path, method: str) -> Any:
-    return transfusion.align(a, b, method=method)
+def _aligned(a: Path, b: Path, method: str, shown: Path | None, **choices: Any) -> Any:
+    chosen = preset(method).changed(calibrate=shown and str(shown), **choices)
+    return transfusion.align(a, b, method=chosen)
+
+
+@cache
+def _inputs(pair: Pair[Any], seed: int) -> Path:
+    """A file of inputs that both bases have seen the like of: half of them from each one's own data."""
+    halves = [pair.inputs(which, 160) for which in "ab"]
+    place = Path(tempfile.mkdtemp()) / f"{pair.name}-{seed}.safetensors"
+    save_file({name: torch.cat([half[name] for half in halves]).contiguous() for name in halves[0]}, place)
+    return place
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -86,9 +102,17 @@ METHODS: dict[str, Callable[..., Any]] = {
     "naive": partial(moved, method="naive"),
     "transfusion": partial(moved, method="transfusion"),
     "tied": partial(moved, method="tied"),
+    "brute-force": partial(moved, method="brute-force"),
+    "no-attention": partial(moved, method="no-attention"),
     "git-rebasin": partial(moved, method="git-rebasin"),
     "ot": partial(moved, method="ot"),
     "guarded": partial(moved, method="guarded"),
+    "procrustes, real": partial(
+        moved, method="functional", real=True, heads="flat", mlp="turned", scaled=False, weights=0.0
+    ),
+    "functional": partial(moved, method="functional"),
+    "functional, α auto": partial(moved, method="functional", alpha="auto"),
+    "functional, real": partial(moved, method="functional", real=True),
     "ceiling": lambda case: case.ceiling,
 }
 """From a case to a model on B's side: a line here is a column of the tables.
@@ -97,6 +121,8 @@ All but B and the ceiling take the strength ``alpha`` of what arrives as well.
 """
 
 ENDS = ("B", "ceiling")
+AUTOMATIC = "functional, α auto"
+"""Has its own strength."""
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 LOSS = 2.0
 """Points of B's support that a matched strength may cost."""
@@ -119,7 +145,7 @@ def measured(case: Case, methods: list[str], alphas: tuple[float, ...] = ()) -> 
 
     for name, scores in found.items():
         scores["share"] = share(scores)
-        if alphas and name not in ENDS:
+        if alphas and name not in (*ENDS, AUTOMATIC):
             tried = {alpha: scored(case, METHODS[name](case, alpha=alpha)) for alpha in alphas}
             enough = found["B"]["support"] - LOSS
             harmless = {alpha: some for alpha, some in tried.items() if some["support"] >= enough}
@@ -184,7 +210,7 @@ def draw_means(results: Results, methods: list[str], *, matched: bool = False) -
     how = f", α matched to a loss of support of at most {LOSS:g} points (mean α below)" if matched else ""
     table = Table(title=f"share of the gap, mean over tasks and seeds ± standard deviation over seeds{how}")
     table.add_column("pair")
-    named = [name for name in methods if name not in ENDS]
+    named = [name for name in methods if name not in ENDS and not (matched and name == AUTOMATIC)]
     for name in named:
         table.add_column(name, justify="right")
     groups = {pair: list(rows.values()) for pair, rows in results.items()}

@@ -67,7 +67,7 @@ def _found(
     evidence = Evidence(a, b, of_a, of_b)
     found = Correspondence(folds=evidence.folds)
     architecture = a.architecture
-    free = architecture.free()
+    free = architecture.moving()
     holders = evidence.holders()
     for space in free:
         if space.parent is None and space.stream is None and space.id not in holders:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from transfusion.functional.axes import Evidence, Piece
-from transfusion.functional.solving import larger, nearest_rotation, unit
+from transfusion.functional.solving import larger, nearest, unit
 from transfusion.layouts import Index
 from transfusion.maps import Map, Permutation, Rotation
 from transfusion.methods import Functional
+from transfusion.planes import in_planes
 from transfusion.solvers.assignment import assign, best_totals
+from transfusion.tables import Group
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class _View:
     """One set of activations: by head, by what shares the head if anything does, and by unit."""
 
     piece: Piece
-    turns: bool
-    """Whether the units may be turned; otherwise they go together as they are."""
+    group: Group = Group.FIXED
+    """How the units may be turned: freely, in pairs, or not at all."""
 
     @property
     def sharing(self) -> str | None:
@@ -40,9 +42,11 @@ class _View:
     @cached_property
     def agreement(self) -> Tensor:
         """How well they can go together: (B's head, sharing; A's head, sharing)."""
-        if self.turns:
+        if self.group is Group.PERMUTATION:
             best: Tensor = torch.linalg.matrix_norm(self.covariances, ord="nuc")
             return best
+        if self.group.turns:
+            return in_planes(self.covariances, self.group).abs().sum(-1)
         return torch.diagonal(self.covariances, dim1=-2, dim2=-1).sum(-1)
 
     def of_heads(self) -> Tensor:
@@ -58,10 +62,15 @@ def household(evidence: Evidence, id: str, options: Functional, known: Mapping[s
     """Heads are paired by how well their activations go together, each turned as well as can be; then the
     units of every pair are turned. What all heads share is known already.
     """
-    free = {space.id for space in evidence.architecture.free()}
-    members = {child for child, parent in evidence.architecture.parents.items() if parent == id} & free
+    spaces = evidence.architecture.spaces
+    free = spaces[id].group is not Group.FIXED
+    members = {
+        child.id: child.group
+        for child in spaces.values()
+        if child.parent == id and child.group is not Group.FIXED
+    }
     views = [
-        _View(_with_known(piece, known), piece.axes[-1] in members)
+        _View(_with_known(piece, known), members.get(piece.axes[-1], Group.FIXED))
         for piece in evidence.pieces(id)
         if piece.axes[0] == id and len(piece.axes) in (2, 3)
     ]
@@ -69,12 +78,12 @@ def household(evidence: Evidence, id: str, options: Functional, known: Mapping[s
         return {}
     maps: dict[str, Map] = {}
     order = Permutation.identity(evidence.sizes[id])
-    if id in free:
+    if free:
         maps[id] = order = assign(torch.stack([view.of_heads() for view in views]).sum(0)[None])
     heads = order.index[0].tolist()
     seats = _seats(views, heads)
     maps.update({axis: map_ for axis, map_ in seats.items() if axis in members})
-    for child in sorted(members - seats.keys()):
+    for child in sorted(members.keys() - seats.keys()):
         mine = [view for view in views if view.piece.axes[-1] == child]
         if mine:
             maps[child] = _turned(mine, heads, seats, options)
@@ -114,6 +123,6 @@ def _turned(
             for r, s in enumerate(seat.tolist()):
                 together = together + view.covariances[i, r, j, s]
             ratios.append(larger(view.piece.b[i], view.piece.a[j]))
-        matrices.append(nearest_rotation(together))
+        matrices.append(nearest(together, views[0].group))
         sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
-    return Rotation(torch.stack(matrices).numpy(), np.array(sizes), np.array(sizes))
+    return Rotation(torch.stack(matrices).float().numpy(), np.array(sizes), np.array(sizes))

@@ -13,7 +13,9 @@ from transfusion.functional.axes import Evidence, Piece
 from transfusion.functional.listening import MADE, READ
 from transfusion.maps import Map, Rotation
 from transfusion.methods import Functional, Mlp
+from transfusion.planes import in_planes, turn
 from transfusion.solvers.assignment import assign
+from transfusion.tables import Group
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,13 @@ def nearest_rotation(covariances: Tensor) -> Tensor:
     u, _, v = torch.linalg.svd(covariances)
     nearest: Tensor = u @ v
     return nearest
+
+
+def nearest(covariances: Tensor, group: Group) -> Tensor:
+    """The same among the matrices that an axis of this group admits."""
+    if group.turns:
+        return turn(in_planes(covariances, group).angle(), group)
+    return nearest_rotation(covariances)
 
 
 def larger(b: Tensor, a: Tensor) -> float:
@@ -77,16 +86,18 @@ def stream(
 
 
 def alone(evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality]) -> dict[str, Map]:
-    """An axis that lies within nothing and holds nothing: the neurons of an MLP."""
+    """An axis that lies within nothing and holds nothing: the neurons of an MLP, a key for all heads."""
     pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,)]
     if not pieces:
         return {}
     b, a = (torch.cat([unit(getattr(piece, one)) for piece in pieces], dim=1) for one in "ba")
     quality[id] = _quality(b, a)
     makers = sum(piece.side == MADE for piece in pieces)
+    produced, read = (_mean_size(pieces, side) for side in (MADE, READ))
+    if (group := evidence.architecture.spaces[id].group).turns:
+        return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options)}
     if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (makers > 1 or _is_flat(a))):
         return {id: assign((_each_unit(b) @ _each_unit(a).T)[None])}
-    produced, read = (_mean_size(pieces, side) for side in (MADE, READ))
     return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options)}
 
 
@@ -109,7 +120,7 @@ def _mean_size(pieces: list[Piece], side: str) -> float:
 def _rotation(matrix: Tensor, produced: list[float], read: list[float], options: Functional) -> Rotation:
     if not options.scaled:
         produced, read = [1.0] * len(produced), [1.0] * len(read)
-    return Rotation(matrix.numpy(), np.array(produced), np.array(read))
+    return Rotation(matrix.float().numpy(), np.array(produced), np.array(read))
 
 
 def unit(values: Tensor) -> Tensor:

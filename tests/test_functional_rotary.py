@@ -1,0 +1,190 @@
+"""Rotary positions: pairs of units turn, the function stays, and functional alignment finds the angles again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from families import CASES, FIRST, finetuned
+from transfusion.alignment import Alignment
+from transfusion.certification import EXACT, certify, free_axes, random_move
+from transfusion.live import Live, largest_difference
+from transfusion.maps import Permutation, Rotation
+from transfusion.matching import align
+from transfusion.model import Model
+from transfusion.planes import in_planes, pairs, random_turns, turn
+from transfusion.tables import Group
+from transfusion.transportation import apply, transport
+
+TURNING = (
+    "dinov3",
+    "falcon",
+    "gemma",
+    "gemma2",
+    "gpt_neox",
+    "gptj",
+    "llama",
+    "mixtral",
+    "modernbert",
+    "nomic_bert",
+    "phi",
+    "phi3",
+    "qwen2_moe",
+    "starcoder2",
+)
+"""The families with rotary positions and no scale behind q and k."""
+NORMED = ("gemma3", "olmo2", "qwen3", "qwen3_moe")
+
+
+def turned(folder: Path, seed: int) -> Path:
+    """A folder of a model, in which every axis that turns in pairs is turned by random angles."""
+    model = Model.open(folder)
+    pi = random_move(model.architecture, seed)
+    only = replace(pi, maps=random_turns(model.architecture, seed))
+    (file,) = folder.glob("*.safetensors")
+    state = load_file(file)
+    for id in only.maps:
+        for name in model.architecture.occurrences[id]:
+            stored = model.names[name]
+            state[stored] = only.move(state[stored], model.architecture.tensors[name])
+    save_file(state, file, {"format": "pt"})
+    return folder
+
+
+def planted(a: Path, root: Path, seed: int = 2) -> tuple[Path, Alignment]:
+    """A with everything permuted that may be, and everything turned that turns; and the move itself."""
+    shuffle = align(a, a, method="random", residual="tied", seed=seed)
+    b = turned(apply(shuffle, a).save(root / "b"), seed)
+    turns = random_turns(Model.open(b).architecture, seed)
+    return b, replace(shuffle, maps={**shuffle.maps, **turns})
+
+
+# ── the tables ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_these_families_turn_and_no_others(made):
+    found = {
+        case.family for name, case in CASES.items() if Model.open(made(name)).architecture.turning()
+    }
+    assert found == set(TURNING)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family in TURNING])
+def test_a_model_whose_pairs_are_turned_computes_the_same(name, made):
+    live = Live.of(Model.open(made(name)))
+    pi = random_move(live.architecture, 4)
+    turns = replace(pi, maps=random_turns(live.architecture, 4))
+    if not turns.maps:
+        pytest.skip("a case without rotary positions")
+    before = live.outputs()
+    with live.moved(turns):
+        assert largest_difference(before, live.outputs()) < EXACT
+    twice = {id: map_ for id, map_ in turns.maps.items() if isinstance(map_, Rotation)}
+    grown = {id: replace(one, produced=one.produced * 2) for id, one in twice.items()}
+    with live.moved(replace(turns, maps=grown)):
+        assert largest_difference(before, live.outputs()) > 1e-6, "nobody reads these units"
+
+
+@pytest.mark.parametrize("family", ["llama", "gptj"])
+def test_the_wrong_pairs_are_noticed(family, made):
+    """Halves where neighbours are turned together, and the other way round."""
+    live = Live.of(Model.open(made(FIRST[family])))
+    other = {Group.ROTARY: Group.INTERLEAVED, Group.INTERLEAVED: Group.ROTARY}
+    spaces = {
+        id: replace(space, group=other.get(space.group, space.group))
+        for id, space in live.architecture.spaces.items()
+    }
+    wrong = replace(live, architecture=replace(live.architecture, spaces=spaces))
+    assert not certify(wrong).passed
+    (failed,) = (check.what for check in free_axes(wrong) if not check.passed)
+    assert "turned in pairs" in failed
+
+
+@pytest.mark.parametrize("family", NORMED)
+def test_a_scale_for_each_unit_of_q_and_k_leaves_nothing_to_turn(family, made):
+    live = Live.of(Model.open(made(FIRST[family])))
+    spaces = {
+        id: replace(space, group=Group.ROTARY if space.axis == "qk" else space.group)
+        for id, space in live.architecture.spaces.items()
+    }
+    (reason,) = {space.why for space in live.architecture.spaces.values() if space.axis == "qk"}
+    assert "norm" in reason
+    wrong = replace(live, architecture=replace(live.architecture, spaces=spaces))
+    assert not certify(wrong).passed
+
+
+def test_no_permutation_moves_what_turns(made):
+    a = made("llama")
+    turning = {space.id for space in Model.open(a).architecture.turning()}
+    assert turning
+    for method in ("random", "guarded", "ot"):
+        assert not turning & align(a, made("llama", 2), method=method, advice=False).maps.keys()
+
+
+def test_part_of_a_head_that_is_not_turned_is_not_taken_for_a_pair(made):
+    model = Model.open(made(FIRST["phi3"]))
+    half = {**model.config, "rope_parameters": {"partial_rotary_factor": 0.5}}
+    table = model.family.table(half, frozenset(model.names))
+    assert {axis.name: axis.group for axis in table.stacks[0].axes}["qk"] is Group.FIXED
+
+
+# ── planes ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("group", [Group.ROTARY, Group.INTERLEAVED])
+def test_planes_are_turned_by_the_angle_that_is_found_in_them(group):
+    angles = torch.tensor([[0.3, -2.0, 3.0]], dtype=torch.float64)
+    a = torch.randn(6, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    b = turn(angles, group)[0] @ a
+    assert torch.allclose(in_planes(b @ a.T, group).angle(), angles[0], atol=1e-12)
+    one, two = pairs(group, 6)
+    assert torch.allclose(torch.hypot(b[one], b[two]), torch.hypot(a[one], a[two]))
+
+
+def test_only_axes_that_turn_have_planes():
+    with pytest.raises(ValueError, match="do not turn in pairs"):
+        pairs(Group.PERMUTATION, 4)
+
+
+def test_rotations_in_float64_keep_their_digits_there_and_back(made, tmp_path):
+    architecture = Model.open(made("llama")).architecture
+    pi = random_move(architecture, 3)
+    values = torch.randn(architecture.sizes["layer.0.group"] * architecture.sizes["layer.0.qk"]).double()
+    layout = architecture.tensors["layers.0.self_attn.k_proj.weight"]
+    layout = layout.part(layout.outputs)
+    pi.save(tmp_path / "pi.safetensors")
+    for one in (pi, Alignment.load(tmp_path / "pi.safetensors")):
+        back = one.inverse().move(one.move(values, layout), layout)
+        assert torch.allclose(back, values, atol=1e-14)
+    round_trip = pi.inverse().after(pi).maps["layer.0.qk"]
+    assert np.abs(round_trip.to_tensor().numpy()[:, :-2] - np.eye(round_trip.size)).max() < 1e-14
+
+
+# ── functional alignment ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("family", TURNING)
+def test_functional_alignment_finds_what_was_turned(family, made, tmp_path):
+    """Every tensor of the moved task vector is that of the planted move."""
+    case = CASES[FIRST[family]]
+    a = made(case)
+    b, truth = planted(a, tmp_path)
+    tuned = finetuned(case, a, tmp_path / "tuned")
+    pi = align(a, b, method="functional", residual="tied", probes=64)
+    arrived = transport(tuned, base=a, onto=b, via=pi).state_dict()
+    base, target = Model.open(a), Model.open(b)
+    policy = truth.provenance.policy
+    layouts = base.under(policy).architecture.tensors
+    fine = Model.open(tuned)
+    wrong = {}
+    for name, stored in target.names.items():
+        tau = truth.move(fine.read(name).double() - base.read(name).double(), layouts[name])
+        found = arrived[stored].double() - target.read(name).double()
+        wrong[name] = float((found - tau).norm() / tau.norm().clamp(min=1e-30))
+    assert max(wrong.values()) < 1e-4, {name: off for name, off in wrong.items() if off >= 1e-4}

@@ -16,7 +16,7 @@ from transfusion.layouts import Index
 from transfusion.maps import Map, Permutation, Rotation
 from transfusion.methods import Functional
 from transfusion.planes import in_planes
-from transfusion.solvers.assignment import assign, best_totals
+from transfusion.solvers.assignment import assign
 from transfusion.tables import Group
 
 
@@ -51,11 +51,19 @@ class _View:
 
     def of_heads(self) -> Tensor:
         """The same for whole heads, with what shares them seated as well as can be."""
+        return self.seated(self.agreement.unsqueeze(-1)).squeeze(-1)
+
+    def planes(self) -> Tensor:
+        """How the planes of B's heads go with those of A's: (B's head, A's head, plane), complex."""
+        return self.seated(in_planes(self.covariances, self.group))
+
+    def seated(self, values: Tensor) -> Tensor:
+        """Sums over those that share a head, in the best seats that each pair of heads has for them."""
         heads, sharing = self.agreement.shape[:2]
-        if sharing == 1:
-            return self.agreement[:, 0, :, 0]
-        pairs = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
-        return best_totals(pairs)[1].reshape(heads, heads).to(pairs.dtype)
+        by_pair = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
+        seats = torch.from_numpy(assign(by_pair).index)[:, :, None, None]
+        rest = values.permute(0, 2, 1, 3, 4).reshape(heads * heads, sharing, sharing, -1)
+        return rest.take_along_dim(seats, dim=2).sum((1, 2)).reshape(heads, heads, -1)
 
 
 def household(evidence: Evidence, id: str, options: Functional, known: Mapping[str, Map]) -> dict[str, Map]:
@@ -79,7 +87,7 @@ def household(evidence: Evidence, id: str, options: Functional, known: Mapping[s
     maps: dict[str, Map] = {}
     order = Permutation.identity(evidence.sizes[id])
     if free:
-        maps[id] = order = assign(torch.stack([view.of_heads() for view in views]).sum(0)[None])
+        maps[id] = order = assign(_of_heads(views)[None])
     heads = order.index[0].tolist()
     seats = _seats(views, heads)
     maps.update({axis: map_ for axis, map_ in seats.items() if axis in members})
@@ -88,6 +96,16 @@ def household(evidence: Evidence, id: str, options: Functional, known: Mapping[s
         if mine:
             maps[child] = _turned(mine, heads, seats, options)
     return maps
+
+
+def _of_heads(views: Sequence[_View]) -> Tensor:
+    """How well B's heads and A's can go together. In each plane, queries and keys turn by one angle."""
+    scores = [view.of_heads() for view in views if not view.group.turns]
+    turning = {view.piece.axes[-1] for view in views if view.group.turns}
+    for axis in sorted(turning):
+        planes = [view.planes() for view in views if view.piece.axes[-1] == axis]
+        scores.append(torch.stack(planes).sum(0).abs().sum(-1))
+    return torch.stack(scores).sum(0)
 
 
 def _with_known(piece: Piece, known: Mapping[str, Map]) -> Piece:

@@ -1,7 +1,8 @@
 """Functional alignment: how A's units correspond to B's, from what both compute on the same probes.
 
 `listening` runs a model and keeps samples of what its modules read and put out, `axes` turns them into the
-activations of an axis in both models, and `solving` finds the nearest map between two sets of activations.
+activations of an axis in both models, and `solving` finds the nearest map between two sets of activations:
+with `households` for heads and what lies within them, and `experts` for mixtures.
 The two models are never in memory together: each is run once, and its samples wait on the disk.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from transfusion.alignment import Fold
 from transfusion.errors import AlignmentError, listing
 from transfusion.functional.axes import Evidence
+from transfusion.functional.experts import mixture, mixtures
 from transfusion.functional.households import household
 from transfusion.functional.listening import Heard, listen
 from transfusion.functional.probing import made_up
@@ -68,9 +70,13 @@ def _found(
     found = Correspondence(folds=evidence.folds)
     architecture = a.architecture
     free = architecture.moving()
-    holders = evidence.holders()
+    holders, stacks = evidence.holders(), mixtures(evidence)
+    for id, stack in stacks.items():
+        on_axis(id)
+        found.maps.update(mixture(stack))
     for space in free:
-        if space.parent is None and space.stream is None and space.id not in holders:
+        apart = space.id not in holders and space.id not in stacks
+        if space.parent is None and space.stream is None and apart:
             on_axis(space.id)
             found.maps.update(alone(evidence, space.id, options, found.quality))
     for id in holders:  # after what all heads share

@@ -97,7 +97,7 @@ def alone(evidence: Evidence, id: str, options: Functional, quality: dict[str, Q
     if (group := evidence.architecture.spaces[id].group).turns:
         return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options)}
     if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (makers > 1 or _is_flat(a))):
-        return {id: assign((_each_unit(b) @ _each_unit(a).T)[None])}
+        return {id: assign((each_unit(b) @ each_unit(a).T)[None])}
     return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options)}
 
 
@@ -106,9 +106,9 @@ def _is_flat(values: Tensor) -> bool:
     return int(torch.linalg.matrix_rank(values)) < len(values)
 
 
-def _each_unit(values: Tensor) -> Tensor:
+def each_unit(values: Tensor) -> Tensor:
     """Every unit's activations, of one length: what goes with what, however large."""
-    sizes: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    sizes: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     return values / sizes.clamp(min=1e-30)
 
 

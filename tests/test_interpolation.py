@@ -183,7 +183,7 @@ class Matrix(Map):
     def size(self) -> int:
         return len(self.matrix)
 
-    def apply(self, tensor, dim, ancestors=()):
+    def apply(self, tensor, dim, ancestors=(), *, reads=False):
         return torch.movedim(torch.movedim(tensor, dim, -1) @ self.matrix.T.to(tensor.dtype), -1, dim)
 
     def inverse(self, lineage):

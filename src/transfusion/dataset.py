@@ -30,7 +30,7 @@ class Dataset:
     @classmethod
     def load(cls, path: str | Path) -> Dataset:
         """Read a file of examples; what no model could be measured on is refused."""
-        tensors = _read(Path(path))
+        tensors = read_tensors(Path(path))
         labels = tensors.pop(LABELS, None)
         return cls.of(str(path), tensors, labels)
 
@@ -123,7 +123,8 @@ class Dataset:
                 )
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Everything that a file of examples holds, by name."""
     if not path.is_file():
         raise DataError(f"{path}: no such file of examples", hint=_HOW)
     if path.suffix not in (".safetensors", ".npz"):

@@ -14,6 +14,7 @@ from transfusion.dataset import Dataset
 from transfusion.errors import ArchitectureError, DataError, SettingError
 from transfusion.live import Live, in_dtype
 from transfusion.probes import run
+from transfusion.probing.subject import vocabulary
 
 IGNORED = -100
 """The label of what does not count, as everywhere in torch."""
@@ -95,17 +96,8 @@ def _require_inputs(live: Live, data: Dataset) -> None:
         takes=takes,
         needs=next(iter(live.inputs)),
         image=tuple(live.inputs["pixel_values"].shape[1:]) if "image" in live.family.inputs else None,
-        vocabulary=_vocabulary(live),
+        vocabulary=vocabulary(live.module),
     )
-
-
-def _vocabulary(live: Live) -> int | None:
-    """How many tokens a model knows, if it reads tokens."""
-    try:
-        embeddings = live.module.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError):
-        return None
-    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None
 
 
 def _logits(live: Live, data: Dataset, dtype: torch.dtype) -> Tensor:
@@ -148,7 +140,7 @@ def _question(live: Live, data: Dataset, logits: Tensor, dtype: torch.dtype) -> 
 def _predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
     """Whether a model speaks of the next token: its classes are tokens, and no position sees later ones."""
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
-    if read not in live.inputs or _vocabulary(live) != classes:
+    if read not in live.inputs or vocabulary(live.module) != classes:
         return False
     probe = Dataset.of("probe", live.inputs, None)
     changed = live.inputs[read].clone()

@@ -113,9 +113,9 @@ class Mlp(StrEnum):
 class Functional:
     """How two models are compared by what they compute."""
 
-    probes: int = 256
-    """How many made-up inputs both models are given."""
-    samples: int = 4096
+    probes: int = 320
+    """How many inputs both models are given; a fifth of them is only to judge by."""
+    samples: int = 5120
     """How many tokens or patches among them speak at each place."""
     mlp: Mlp = Mlp.AUTO
     weights: float = 0.01
@@ -124,6 +124,8 @@ class Functional:
     """
     scaled: bool = True
     """Whether maps carry how much larger B's activations are."""
+    calibrate: str | None = None
+    """Where inputs of the user's own are, which both models are given instead."""
 
     def __post_init__(self) -> None:
         if self.probes < 1 or self.samples < 2:
@@ -148,7 +150,9 @@ class Method:
     accept: Accept = Accept.ALWAYS
     moves: Moves = Moves.MATCHED
     follows_advice: bool = False
-    """Whether nothing moves where the advice is that nothing should."""
+    """Whether the evidence decides: nothing moves where the advice is that nothing should, and units are
+    turned where that predicts B better than what the search has found.
+    """
     screen: bool = False
     """Whether to ask first if units are where they were, and to stop if they are."""
     restarts: int = 0
@@ -164,7 +168,8 @@ class Method:
     @property
     def searches(self) -> bool:
         """Whether this method looks for anything."""
-        return self.moves is Moves.MATCHED and self.fusion is None and self.functional is None
+        other = self.fusion is not None or (self.functional is not None and not self.follows_advice)
+        return self.moves is Moves.MATCHED and not other
 
     def changed(self, **choices: Any) -> Method:
         """The method with other choices, each a value or the word for it; None changes nothing."""
@@ -225,8 +230,9 @@ METHODS = {
         replace(
             _GUARDED,
             name="auto",
-            about="what the advice says: guarded, or nothing where B descends from A",
+            about="what the evidence says: nothing where B descends from A, guarded, or functional",
             follows_advice=True,
+            functional=Functional(),
         ),
         Method("transfusion", "the paper's: heads by singular values, then assignments", _PAPER),
         Method(

@@ -19,7 +19,7 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
     if family.probes is not None:
         return dict(family.probes(config))
     generator = torch.Generator().manual_seed(seed)
-    settings = _flat(config)
+    settings = flat(config)
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
         size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
@@ -41,11 +41,8 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
             0, settings["vocab_size"], (batch, length), generator=generator
         )
     if "waveform" in family.inputs:
-        samples = 16  # frames; and as many samples as it takes to hear them
-        steps = zip(settings["conv_kernel"], settings["conv_stride"], strict=True)
-        for kernel, stride in reversed(list(steps)):
-            samples = (samples - 1) * stride + kernel
-        inputs["input_values"] = torch.randn((batch, samples), generator=generator, dtype=torch.float64)
+        heard = (batch, samples_of(settings, frames=16))
+        inputs["input_values"] = torch.randn(heard, generator=generator, dtype=torch.float64)
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)
@@ -66,15 +63,24 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
     return inputs
 
 
-def _flat(config: Config) -> dict[str, Any]:
+def samples_of(settings: Config, frames: int) -> int:
+    """As many samples of sound as it takes to hear so many frames."""
+    samples = frames
+    steps = zip(settings["conv_kernel"], settings["conv_stride"], strict=True)
+    for kernel, stride in reversed(list(steps)):
+        samples = (samples - 1) * stride + kernel
+    return samples
+
+
+def flat(config: Config) -> dict[str, Any]:
     """All settings on one level; those of the towers join those of the whole."""
-    flat: dict[str, Any] = {}
+    level: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and key in (*SECTIONS, "pretrained_cfg"):
-            flat |= _flat(value)
+            level |= flat(value)
         else:
-            flat[key] = value
-    return flat
+            level[key] = value
+    return level
 
 
 def run(
@@ -82,7 +88,7 @@ def run(
 ) -> dict[str, Tensor]:
     """Everything that a model computes from the inputs, by name; in float64 throughout, if ``double``."""
     throughout = _DoubleThroughout() if double else nullcontext()
-    with torch.no_grad(), throughout, _plain_experts(module):
+    with torch.no_grad(), throughout, plain_experts(module):
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
@@ -110,7 +116,7 @@ class _DoubleThroughout(TorchFunctionMode):
 
 
 @contextmanager
-def _plain_experts(module: nn.Module) -> Iterator[None]:
+def plain_experts(module: nn.Module) -> Iterator[None]:
     """Within the block, experts are computed by the model's own code.
 
     The faster kernels that transformers 5 prefers know no float64.

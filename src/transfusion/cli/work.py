@@ -130,14 +130,15 @@ def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
         "sha256": pi.digest,
         "axes": len(pi.maps),
         "axes_moved": moved,
-        "sweeps": len(trace) - 1,
+        "sweeps": max(0, len(trace) - 1),
         "objective": list(trace),
         "advice": dict(story.advice) or None,
     }
-    text = (
-        f"π written to {output}: {moved} of {len(pi.maps)} axes moved, objective"
-        f" {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweep{'s' * (len(trace) != 2)}"
-    )
+    text = f"π written to {output}: {moved} of {len(pi.maps)} axes moved"
+    if trace:
+        text += (
+            f", objective {trace[0]:.6g} → {trace[-1]:.6g} in {len(trace) - 1} sweep{'s' * (len(trace) != 2)}"
+        )
     if story.advice:
         text += f"\n{story.advice['verdict']}: {story.advice['text']}"
     show(result, as_json, text)

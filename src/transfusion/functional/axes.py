@@ -40,6 +40,10 @@ class Evidence:
         a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
         return None if a is None or b is None or a.shape != b.shape else (a, b)
 
+    def _hears(self, module: str) -> bool:
+        """Whether both models showed what a module puts out."""
+        return f"{module}/{MADE}" in self.of_a.keys & self.of_b.keys
+
     # ── norms ────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
@@ -60,7 +64,28 @@ class Evidence:
         cuts = [cut for cut in self.architecture.shortcuts if cut.source == point]
         entries = {cut.entry for cut in cuts}
         here = [norm for norm, at in self.norms.items() if at == point and norm not in self.of_a.shown]
-        return [norm for norm in here if norm in entries or not cuts]
+        return [norm for norm in here if (norm in entries or not cuts) and self._hears(norm)]
+
+    def after(self, point: str) -> list[str]:
+        """The norms that put out the stream at a point."""
+        return [norm for norm, at in self.norms.items() if at == point and self._hears(norm)]
+
+    def on_stream(self, point: str) -> tuple[Tensor, Tensor] | None:
+        """A point of the stream in both models, as (samples, units).
+
+        Where branches read it through norms, as these have normalised it; otherwise as the last norm has put
+        it out, or as it is read.
+        """
+        if before := self.before_branches(point):
+            pairs = [pair for norm in before if (pair := self.normalised(norm))]
+        elif after := self.after(point):
+            pairs = [pair for norm in after[-1:] if (pair := self.pair(norm, MADE))]
+        else:
+            pieces = [piece for piece in self.pieces(point) if piece.axes == (point,) and piece.side == READ]
+            pairs = [(piece.a.T, piece.b.T) for piece in pieces[:1]]
+        if not pairs:
+            return None
+        return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
 
     @cached_property
     def folds(self) -> dict[str, Fold]:

@@ -1,9 +1,14 @@
-"""Listening: a live model runs on probes, and samples of what its modules read and put out are kept."""
+"""Listening: a live model runs on probes, and samples of what its modules read and put out are kept.
+
+Samples wait on the disk, so that the two models are never in memory together. They are kept rather than
+summed up because it is not known yet what they will be compared with: heads are paired before their units
+are, and the same samples tell afterwards what the maps are worth. The last of them are only for that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +22,28 @@ from transfusion.naming import Naming, without_part
 from transfusion.probes import run
 
 READ, MADE = "read", "made"
+HELD_OUT = 5
+"""One batch in so many, the last ones, is not learned from."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Heard:
     """Samples by the module and the side, on the disk; and which norm fed which module."""
 
-    file: Path
+    files: tuple[Path, ...]
+    """One for every batch."""
     keys: frozenset[str] = frozenset()
-    fed_by: dict[str, str] = field(default_factory=dict)
+    fed_by: Mapping[str, str] = field(default_factory=dict)
     """For every module that was given what a norm put out, the norm."""
     shown: frozenset[str] = frozenset()
     """The norms whose outputs are outputs of the model."""
+    held_out: bool = False
+    """Whether the other samples speak."""
+
+    @property
+    def others(self) -> Heard:
+        """The same, with the samples that were held out."""
+        return replace(self, held_out=True)
 
     def samples(self, module: str, side: str) -> Tensor | None:
         """What a module read or put out: (samples, units), in float64.
@@ -40,28 +55,41 @@ class Heard:
             keys.append(key)
         if not keys:
             return None
-        with safe_open(self.file, framework="pt") as opened:
-            return torch.cat([opened.get_tensor(key) for key in keys], dim=1).double()
+        batches = [torch.cat([_read(file, key) for key in keys], dim=1) for file in self._speaking]
+        return torch.cat(batches).double()
+
+    @property
+    def _speaking(self) -> tuple[Path, ...]:
+        """The batches to be learned from, or the others; all, where there are too few to be divided."""
+        split = len(self.files) - len(self.files) // HELD_OUT
+        return (self.files[split:] or self.files) if self.held_out else self.files[:split]
+
+
+def _read(file: Path, key: str) -> Tensor:
+    with safe_open(file, framework="pt") as opened:
+        tensor: Tensor = opened.get_tensor(key)
+    return tensor
 
 
 def listen(
-    model: Model, module: nn.Module, probes: Sequence[Mapping[str, Tensor]], file: Path, samples: int
+    model: Model, module: nn.Module, probes: Sequence[Mapping[str, Tensor]], folder: Path, samples: int
 ) -> Heard:
     """Run a model on all probes; of everything that one batch makes at a place, the same rows are kept in
     every model.
     """
     ear = _Ear(model, samples // max(1, len(probes)))
+    files: list[Path] = []
     handles = list(ear.hooks(module))
     try:
         for number, inputs in enumerate(probes):
             ear.begin(number)
             ear.end(run(module, model.family, inputs, double=False))
+            files.append(folder / f"{number}.safetensors")
+            save_file({key: torch.cat(parts) for key, parts in ear.kept.items()}, files[-1])
     finally:
         for handle in handles:
             handle.remove()
-    kept = {key: torch.cat(parts) for key, parts in ear.kept.items()}
-    save_file(kept, file)
-    return Heard(file, frozenset(kept), ear.fed_by, frozenset(ear.shown))
+    return Heard(tuple(files), frozenset(ear.kept), ear.fed_by, frozenset(ear.shown))
 
 
 class _Ear:
@@ -72,6 +100,7 @@ class _Ear:
         self.tensors = model.architecture.tensors
         self.per_batch = max(1, per_batch)
         self.kept: dict[str, list[Tensor]] = {}
+        """Of this batch."""
         self.fed_by: dict[str, str] = {}
         self.shown: set[str] = set()
         self._batch = 0
@@ -79,7 +108,7 @@ class _Ear:
         """What norms put out in this batch: kept, so that no other tensor can have its place in memory."""
 
     def begin(self, number: int) -> None:
-        self._batch, self._normed = number, []
+        self._batch, self._normed, self.kept = number, [], {}
 
     def end(self, outputs: Mapping[str, Tensor]) -> None:
         places = {one.untyped_storage().data_ptr() for one in outputs.values()}
@@ -105,7 +134,8 @@ class _Ear:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             all_given = [one for one in (*args, *kwargs.values()) if _is_activation(one)]
             given = next(iter(all_given), None)
-            made = output if _is_activation(output) else None
+            first = output[0] if weight is not None and isinstance(output, tuple) else output
+            made = first if _is_activation(first) else None
             for number, one in enumerate(all_given[:3] if weight is None else all_given[:1]):
                 self._keep(f"{name}/{READ}{number or ''}", one.movedim(1, -1) if convolves else one)
             if given is not None:

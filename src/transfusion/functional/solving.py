@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,16 +15,6 @@ from transfusion.methods import Functional, Mlp
 from transfusion.planes import in_planes, turn
 from transfusion.solvers.assignment import assign
 from transfusion.tables import Group
-
-
-@dataclass(frozen=True)
-class Quality:
-    """The share of B's activations that is predicted from A's, on samples that were not used to find out."""
-
-    found: float
-    identity: float
-    null: float
-    """The same with the samples of one model in another order: what chance can do."""
 
 
 def covariance(b: Tensor, a: Tensor) -> Tensor:
@@ -52,46 +41,38 @@ def larger(b: Tensor, a: Tensor) -> float:
     return float(torch.linalg.vector_norm(b) / torch.linalg.vector_norm(a).clamp(min=1e-30))
 
 
-def stream(
-    evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality], maps: Mapping[str, Map]
-) -> dict[str, Map]:
+def stream(evidence: Evidence, id: str, options: Functional, maps: Mapping[str, Map]) -> dict[str, Map]:
     """One point of the residual stream.
 
     Where branches read it through a norm, directions are those of the normalised stream, and the norm takes
     care of its size: only what is written to the stream must be of B's size. Otherwise directions and
     size are those of the stream that a norm has put out, and what is written goes through that norm.
     """
-    before = [norm for norm in evidence.before_branches(id) if evidence.pair(norm, MADE)]
-    if before:
-        pairs = [pair for norm in before if (pair := evidence.normalised(norm))]
-        raw = evidence.pair(before[0], READ)
-        produced, read = larger(raw[1], raw[0]) if raw else 1.0, 1.0
-    else:
-        after = [norm for norm, point in evidence.norms.items() if point == id and evidence.pair(norm, MADE)]
-        pairs = [pair for norm in after[-1:] if (pair := evidence.pair(norm, MADE))]
-        if not pairs:
-            pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,) and piece.side == READ]
-            pairs = [(piece.a.T, piece.b.T) for piece in pieces[:1]]
-        raw = evidence.pair(after[-1], READ) if after else None
-        read = larger(pairs[0][1], pairs[0][0]) if pairs else 1.0
-        produced = larger(raw[1], raw[0]) if raw else read
-    if not pairs:
+    pair = evidence.on_stream(id)
+    if pair is None:
         return {}
-    a, b = (torch.cat([pair[which] for pair in pairs]).T for which in (0, 1))
-    quality[id] = _quality(b, a)
+    a, b = (one.T for one in pair)
+    produced, read = _sizes(evidence, id, larger(b, a))
     together = covariance(b, a)
     if options.weights and (weighed := evidence.weighed(id, maps)) is not None:
         together = unit(together) + options.weights * unit(weighed)
     return {id: _rotation(nearest_rotation(together)[None], [produced], [read], options)}
 
 
-def alone(evidence: Evidence, id: str, options: Functional, quality: dict[str, Quality]) -> dict[str, Map]:
+def _sizes(evidence: Evidence, id: str, seen: float) -> tuple[float, float]:
+    """How much larger what B writes to a point is, and what it reads from there."""
+    before, after = evidence.before_branches(id), evidence.after(id)
+    raw = evidence.pair((before or after)[-1], READ) if before or after else None
+    written = larger(raw[1], raw[0]) if raw else seen
+    return (written, 1.0) if before else (written, seen)
+
+
+def alone(evidence: Evidence, id: str, options: Functional) -> dict[str, Map]:
     """An axis that lies within nothing and holds nothing: the neurons of an MLP, a key for all heads."""
     pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,)]
     if not pieces:
         return {}
     b, a = (torch.cat([unit(getattr(piece, one)) for piece in pieces], dim=1) for one in "ba")
-    quality[id] = _quality(b, a)
     makers = sum(piece.side == MADE for piece in pieces)
     produced, read = (_mean_size(pieces, side) for side in (MADE, READ))
     if (group := evidence.architecture.spaces[id].group).turns:
@@ -126,22 +107,3 @@ def _rotation(matrix: Tensor, produced: list[float], read: list[float], options:
 def unit(values: Tensor) -> Tensor:
     size: Tensor = torch.linalg.vector_norm(values)
     return values / size.clamp(min=1e-30)
-
-
-def _quality(b: Tensor, a: Tensor) -> Quality:
-    """What is predicted of every second sample, from a rotation found on the others."""
-    learn, test = slice(0, None, 2), slice(1, None, 2)
-    matrix = nearest_rotation(covariance(b[:, learn], a[:, learn]))
-    turned = torch.roll(a, a.shape[1] // 3, dims=1)
-    chance = nearest_rotation(covariance(b[:, learn], turned[:, learn]))
-    return Quality(
-        _predicted(b[:, test], matrix @ a[:, test]),
-        _predicted(b[:, test], a[:, test]),
-        _predicted(b[:, test], chance @ turned[:, test]),
-    )
-
-
-def _predicted(b: Tensor, a: Tensor) -> float:
-    """The squared cosine of the two, with its sign: the share that the best multiple of one explains."""
-    cosine = float((unit(a) * unit(b)).sum())
-    return cosine * abs(cosine)

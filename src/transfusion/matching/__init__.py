@@ -1,7 +1,8 @@
 """Matching: from two models to an alignment.
 
 `blocks` says what is solved in one go and how, `search` in which order and how often, `scores` what
-it has come to, `advice` whether it was worth it. The evidence itself is in the folder of that name.
+it has come to, `advice` whether it was worth it, and `turning` asks what both models compute. The evidence
+itself is in the folders `evidence` and `functional`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,13 +20,13 @@ from transfusion.architecture import Inner, Residual
 from transfusion.clock import Clock
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
-from transfusion.functional import Correspondence, correspond
 from transfusion.fusion import fuse
 from transfusion.maps import Map
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
-from transfusion.methods import DEFAULT, Functional, Fusion, Method, Moves, preset
+from transfusion.matching.turning import best, turned
+from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
 from transfusion.model import Model, Reference, require_same_shape
 from transfusion.workers import Workers
 
@@ -87,10 +87,10 @@ def align(
         )
         deciding = json.dumps({**asdict(story), "source": "", "target": "", "dtype": dtype}, default=str)
         notes = Journal(Path(journal), deciding) if journal else None
-        if chosen.functional is not None:
-            return _functional(weights, chosen.functional, story, on_step)
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, story, on_step)
+        if chosen.functional is not None and not chosen.searches:
+            return turned(weights, chosen.functional, story, on_step)
         if not chosen.searches:
             return _without_search(weights, chosen, story)
         search = Search(
@@ -104,11 +104,15 @@ def align(
         )
         trial = search.run()
         told = advise(search, trial) if advice or chosen.follows_advice else None
-    if told and chosen.follows_advice and told.verdict is Verdict.ADD:
-        trial = Trial(AT_HOME, {}, trial.trace[:1])
     if notes:
         notes.forget()
-    story = replace(story, objective=tuple(trial.trace), advice=told.as_dict() if told else {})
+    told_as = told.as_dict() if told else {}
+    if told and chosen.follows_advice and chosen.functional is not None:
+        if told.verdict is not Verdict.ADD:
+            story = replace(story, objective=tuple(trial.trace), advice=told_as)
+            return best(weights, trial.maps, chosen.functional, story, on_step)
+        trial = Trial(AT_HOME, {}, trial.trace[:1])
+    story = replace(story, objective=tuple(trial.trace), advice=told_as)
     return Alignment.of(trial.maps, a.architecture, story)
 
 
@@ -124,38 +128,6 @@ def _fused(
     maps = fuse(weights.a, weights.b, options, on_axis=on_axis, **weights.place)
     trace = (before, weights.objective(maps))
     return Alignment.of(maps, weights.architecture, replace(story, objective=trace))
-
-
-def _functional(
-    weights: Weights, options: Functional, story: Provenance, on_step: Callable[[Step], None]
-) -> Alignment:
-    """A rotation for every axis that allows one, from what both models compute."""
-    total, done = sum(space.parent is None for space in weights.architecture.free()), count(1)
-
-    def on_axis(id: str) -> None:
-        on_step(Step("pass", 0, next(done), total, id, 0.0))
-
-    found = correspond(weights.a, weights.b, options, seed=story.seed, on_axis=on_axis)
-    told = replace(story, advice=_predicted(found))
-    return Alignment.of(found.maps, weights.architecture, told, found.folds)
-
-
-def _predicted(found: Correspondence) -> dict[str, Any]:
-    """What the maps are worth: how much of B's activations they predict."""
-    means = {
-        what: sum(getattr(one, what) for one in found.quality.values()) / max(1, len(found.quality))
-        for what in ("found", "identity", "null")
-    }
-    text = (
-        f"{means['found']:.0%} of B's activations are predicted from A's, {means['identity']:.0%} with"
-        f" nothing moved and {means['null']:.0%} by chance"
-    )
-    return {
-        "verdict": "predicted",
-        "text": text,
-        **means,
-        "axes": {id: asdict(one) for id, one in found.quality.items()},
-    }
 
 
 def _without_search(weights: Weights, method: Method, story: Provenance) -> Alignment:

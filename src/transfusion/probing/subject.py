@@ -1,0 +1,152 @@
+"""The model that probes are made for: what it is fed, and what its folder tells about that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.model import Model
+from transfusion.probes import flat, probes
+
+BATCH = 32
+WINDOW = 48
+"""How many tokens a text has, where the model has room for more."""
+NARROW = 80
+"""A model with no more positions than this is given texts that fill them: its last one may be special."""
+_SPECIAL = ("bos", "cls", "eos", "sep", "pad", "unk", "mask", "decoder_start")
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs by name, in batches, and what they are in words."""
+
+    batches: list[dict[str, Tensor]]
+    about: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the module that its library made of it."""
+
+    model: Model
+    module: nn.Module
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings on one level; the library's configuration knows the defaults, too."""
+        return flat(self._whole)
+
+    @property
+    def _whole(self) -> Mapping[str, Any]:
+        config: Any = getattr(self.module, "config", None)
+        return config.to_dict() if hasattr(config, "to_dict") else self.model.config
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the model's other files are, if there is such a place."""
+        root = self.model.checkpoint.root
+        return root if root.is_dir() else None
+
+    def told(self, file: str) -> dict[str, Any]:
+        """What a file of JSON in the folder says; nothing, if it cannot be read."""
+        try:
+            content = json.loads((self.folder / file).read_text()) if self.folder else {}
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def template(self, batch: int = 1, seed: int = 0) -> dict[str, Tensor]:
+        """Random inputs, for their names and shapes, in float32."""
+        drawn = probes(self.model.family, self._whole, batch=batch, seed=seed)
+        return {name: one.float() if one.is_floating_point() else one for name, one in drawn.items()}
+
+    def takes(self, kind: str) -> bool:
+        return kind in self.model.family.inputs
+
+    # ── text ─────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        found = vocabulary(self.module) if self.takes("tokens") or self.takes("spectrogram") else None
+        return found or int(self.settings.get("vocab_size", 49408))
+
+    def token(self, *names: str) -> int | None:
+        """The first of some special tokens that the configuration names and the model knows."""
+        for name in names:
+            told = self.settings.get(f"{name}_token_id")
+            one = told[0] if isinstance(told, list) and told else told
+            if isinstance(one, int) and 0 <= one < self.vocabulary:
+                return one
+        return None
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """All special tokens that the configuration names."""
+        ids: set[int] = set()
+        for name in _SPECIAL:
+            told = self.settings.get(f"{name}_token_id")
+            ids.update(one for one in (told if isinstance(told, list) else [told]) if isinstance(one, int))
+        return frozenset(one for one in ids if 0 <= one < self.vocabulary)
+
+    @cached_property
+    def length(self) -> int:
+        """How many tokens its texts have."""
+        if self.model.family.library == "open_clip":
+            return int(self.settings.get("context_length", 77))
+        names = ("max_target_positions", "max_position_embeddings", "n_positions")
+        told = next((told for name in names if (told := self.settings.get(name) or 0) > 0), None)
+        if told is None:
+            return WINDOW
+        room = int(told) - self._skipped_positions()
+        return room if room <= NARROW else WINDOW
+
+    def _skipped_positions(self) -> int:
+        """Where positions are counted from behind the padding token, as many as come before."""
+        skipped = [
+            part.padding_idx + 1
+            for name, part in self.module.named_modules()
+            if name.endswith("position_embeddings")
+            and isinstance(part, nn.Embedding)
+            and part.padding_idx is not None
+        ]
+        return max(skipped, default=0)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model continues texts, and nothing else comes in."""
+        can = getattr(self.module, "can_generate", None)
+        alone = self.model.family.inputs == ("tokens",) and not self.settings.get("is_encoder_decoder")
+        return alone and callable(can) and bool(can())
+
+
+def vocabulary(module: nn.Module) -> int | None:
+    """How many tokens a module knows, if it reads tokens."""
+    try:
+        embeddings = module.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None
+
+
+def seeded(seed: int, purpose: int) -> torch.Generator:
+    """Random numbers for one purpose."""
+    return torch.Generator().manual_seed(1000 * seed + purpose)
+
+
+def batched(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The inputs, some at a time."""
+    count = len(next(iter(inputs.values())))
+    for start in range(0, count, BATCH):
+        yield {name: one[start : start + BATCH] for name, one in inputs.items()}

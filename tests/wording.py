@@ -1,0 +1,57 @@
+"""Models with words: a small tokenizer beside tiny models, and what they are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from families import BERT, GPT2
+from making import case
+from transfusion.live import build
+from transfusion.model import Model
+from transfusion.probing import Probes, made_up
+from transfusion.probing.subject import Subject
+from transfusion.probing.texts import corpus
+
+WORDS = 300
+"""How many tokens the tokenizer of these tests knows."""
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+PAD, UNK, CLS, SEP = range(4)
+BERT_WORDS = case("bert-words", "bert", "BertModel", "BertConfig", {**BERT, "vocab_size": WORDS})
+GPT2_WORDS = case("gpt2-words", "gpt2", "GPT2LMHeadModel", "GPT2Config", {**GPT2, "vocab_size": WORDS})
+
+
+def put_tokenizer(folder: Path, words: int = WORDS) -> Path:
+    """Train a tokenizer on the corpus and save it beside a model."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=words, special_tokens=list(SPECIAL), limit_alphabet=80, show_progress=False
+    )
+    tokenizer.train_from_iterator((text for group in corpus().values() for text in group), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    return folder
+
+
+def subject_of(folder: Path) -> Subject:
+    model = Model.open(folder)
+    return Subject(model, build(model, torch.float32))
+
+
+def shown(folder: Path, count: int = 40, seed: int = 0) -> Probes:
+    subject = subject_of(folder)
+    return made_up(subject.model, subject.module, count, seed)
+
+
+def joined(probes: Probes, name: str) -> torch.Tensor:
+    return torch.cat([batch[name] for batch in probes.batches])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from families import CASES, FIRST, finetuned
 from transfusion.alignment import Alignment
 from transfusion.certification import EXACT, certify, free_axes, random_move
+from transfusion.functional.axes import Piece
+from transfusion.functional.households import _of_heads, _View
+from transfusion.functional.listening import MADE
 from transfusion.live import Live, largest_difference
-from transfusion.maps import Permutation, Rotation
+from transfusion.maps import Rotation
 from transfusion.matching import align
 from transfusion.methods import preset
 from transfusion.model import Model
@@ -64,6 +66,10 @@ def planted(a: Path, root: Path, seed: int = 2) -> tuple[Path, Alignment]:
     b = turned(apply(shuffle, a).save(root / "b"), seed)
     turns = random_turns(Model.open(b).architecture, seed)
     return b, replace(shuffle, maps={**shuffle.maps, **turns})
+
+
+def functional(a: Path, b: Path) -> Alignment:
+    return align(a, b, method=preset("functional").changed(probes=64), residual="tied")
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────
@@ -187,7 +193,7 @@ def test_functional_alignment_finds_what_was_turned(family, made, tmp_path):
     a = made(case)
     b, truth = planted(a, tmp_path)
     tuned = finetuned(case, a, tmp_path / "tuned")
-    pi = align(a, b, method=preset("functional").changed(probes=64), residual="tied")
+    pi = functional(a, b)
     moved = transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "moved")
     base = Model.open(a).under(truth.provenance.policy)
     live = replace(Live.of(Model.open(tuned)), architecture=base.architecture)
@@ -204,3 +210,75 @@ def test_functional_alignment_finds_what_was_turned(family, made, tmp_path):
         found = arrived.read(name).double() - target.read(name).double()
         wrong[name] = float((found - tau).norm() / tau.norm().clamp(min=1e-30))
     assert {name: off for name, off in wrong.items() if off >= 1e-4} == {}
+
+
+@pytest.mark.parametrize("case", ["falcon-7b", "gptj", "llama", "qwen2"])
+def test_angles_and_heads_are_found_under_noise(case, made, tmp_path):
+    b, truth = planted(made(case), tmp_path)
+    (file,) = b.glob("*.safetensors")
+    generator = torch.Generator().manual_seed(7)
+    state = load_file(file)
+    for name, value in state.items():
+        noise = torch.randn(value.shape, generator=generator)
+        state[name] = value + 0.1 * value.std(unbiased=False) * noise
+    save_file(state, file, {"format": "pt"})
+    pi = functional(made(case), b)
+    for id, map_ in truth.maps.items():
+        if id.endswith((".group", ".head", ".rep")):
+            assert pi.maps[id] == map_, id
+        elif isinstance(map_, Rotation):
+            found = pi.maps[id]
+            assert isinstance(found, Rotation)
+            cosines = np.einsum("rij,rij->r", found.matrix, map_.matrix) / map_.size
+            assert cosines.min() > 0.9, id
+
+
+def test_pairs_never_mix_and_are_never_mirrored(made):
+    """Whatever two models compute: between models that have nothing to do with each other, too."""
+    pi = functional(made("gptj"), made("gptj", 2))
+    for space in Model.open(made("gptj")).architecture.turning():
+        map_ = pi.maps[space.id]
+        assert isinstance(map_, Rotation)
+        for one, two in zip(*pairs(space.group, space.size), strict=True):
+            plane = np.ix_(range(map_.rows), [one, two], [one, two])
+            assert np.linalg.det(map_.matrix[plane].astype(float)) == pytest.approx(1, abs=1e-5)
+
+
+def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
+    """Two heads in one plane: where q and k agree about the angle the pair is right, and wrong elsewhere."""
+    q = torch.randn(2, 2, 400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    q[1] = q[0]
+    quarter = turn(torch.tensor([torch.pi / 2], dtype=torch.float64), Group.ROTARY)
+    k = torch.stack([q[0], quarter @ q[0]])
+    views = [
+        _View(Piece(("head", "qk"), one, one.flip(0), MADE), Group.ROTARY) for one in (q, k)
+    ]
+    alone = sum(view.of_heads() for view in views)
+    assert torch.allclose(alone, alone[0, 0].expand(2, 2)), "each for itself, q and k tell nothing"
+    together = _of_heads(views)
+    assert together[0, 1] > together[0, 0] + 0.1
+    assert together[1, 0] > together[1, 1] + 0.1
+
+
+def test_an_adapter_is_turned_along(made, tmp_path):
+    import peft
+
+    a = made("llama")
+    b, truth = planted(a, tmp_path)
+    live = Live.of(Model.open(a))
+    torch.manual_seed(4)
+    config = peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
+    peft.get_peft_model(live.module.float(), config).save_pretrained(tmp_path / "adapter")
+    moved = transport(tmp_path / "adapter", base=a, onto=b, via=functional(a, b))
+    moved.save(tmp_path / "moved")
+
+    def outputs(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
+        fresh = Live.of(Model.open(base))
+        module = peft.PeftModel.from_pretrained(fresh.module.float(), adapter).double().eval()
+        return replace(fresh, module=module.get_base_model()).outputs()
+
+    under = replace(live, architecture=Model.open(a).under(truth.provenance.policy).architecture)
+    wanted = under.expected(truth, outputs(tmp_path / "adapter", a))
+    scale = max(float(value.abs().max()) for value in wanted.values())
+    assert largest_difference(wanted, outputs(tmp_path / "moved", b)) < 1e-5 * scale
+    assert largest_difference(wanted, outputs(tmp_path / "adapter", b)) > 1e-2 * scale

@@ -250,9 +250,7 @@ def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
     q[1] = q[0]
     quarter = turn(torch.tensor([torch.pi / 2], dtype=torch.float64), Group.ROTARY)
     k = torch.stack([q[0], quarter @ q[0]])
-    views = [
-        _View(Piece(("head", "qk"), one, one.flip(0), MADE), Group.ROTARY) for one in (q, k)
-    ]
+    views = [_View(Piece(("head", "qk"), one, one.flip(0), MADE), Group.ROTARY) for one in (q, k)]
     alone = sum(view.of_heads() for view in views)
     assert torch.allclose(alone, alone[0, 0].expand(2, 2)), "each for itself, q and k tell nothing"
     together = _of_heads(views)

@@ -229,7 +229,7 @@ class Rotation(Map):
     kind: ClassVar[str] = "rotation"
 
     def __post_init__(self) -> None:
-        precision = np.float64 if self.matrix.dtype == np.float64 else np.float32
+        precision: type[np.floating[Any]] = np.float64 if self.matrix.dtype == np.float64 else np.float32
         matrix = np.ascontiguousarray(self.matrix, dtype=precision)
         if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
             raise AlignmentError(f"a rotation of shape {matrix.shape} is not a stack of square matrices")

@@ -48,7 +48,7 @@ class Heard:
     def samples(self, module: str, side: str) -> Tensor | None:
         """What a module read or put out: (samples, units), in float64.
 
-        Of a module that the library has in parts, all that they put out together, and what the first one read.
+        Of a module that the library has in parts, what all of them put out, and what the first one read.
         """
         keys = [key for key in (f"{module}/{side}", f"{module}[0]/{side}") if key in self.keys][:1]
         while side == MADE and keys and (key := f"{module}[{len(keys)}]/{side}") in self.keys:

@@ -280,3 +280,12 @@ def test_an_adapter_is_turned_along(made, tmp_path):
     scale = max(float(value.abs().max()) for value in wanted.values())
     assert largest_difference(wanted, outputs(tmp_path / "moved", b)) < 1e-5 * scale
     assert largest_difference(wanted, outputs(tmp_path / "adapter", b)) > 1e-2 * scale
+
+
+def test_inspect_says_what_turns_in_pairs(made, cli):
+    told = cli("inspect", made("llama"))[1]
+    turning = told.partition("axes whose units turn in pairs")[2].partition("axes that stay")[0]
+    assert "layer.*.qk" in turning
+    assert "within layer.*.group" in turning
+    assert "vocab" not in turning
+    assert "turn in pairs" not in cli("inspect", made("qwen3"))[1]

@@ -24,15 +24,15 @@ HEAD = """# Families
 
 Made by `python scripts/family_table.py`; every number was measured in that run. *Change* is the largest
 change of any output, over all classes, when every free axis was moved at random, tied and untied, in
-float64. Axes inside another are written `head/qk`. Every axis that stays was also moved, alone, and did
-change the outputs.
+float64. Axes inside another are written `head/qk`; *in pairs* are those whose pairs of units were turned by
+random angles, and not permuted. Every axis that stays was also moved, alone, and did change the outputs.
 
 | family | moves | stays, because | change | certified on |
 |---|---|---|---|---|"""
 
 
 def row(family: Family, cases: list[Case]) -> str:
-    moves: dict[str, None] = {}
+    moves: dict[str, Group] = {}
     stays: dict[str, str] = {}
     classes: dict[str, None] = {}
     change = 0.0
@@ -50,12 +50,12 @@ def row(family: Family, cases: list[Case]) -> str:
             else:
                 parent = model.architecture.spaces[space.parent].axis if space.parent else ""
                 name = "stream" if space.stream else space.axis
-                moves[f"{parent}/{name}" if parent else name] = None
+                moves[f"`{parent}/{name}`" if parent else f"`{name}`"] = space.group
     because = defaultdict(list)
     for axis, why in stays.items():
         because[why].append(f"`{axis}`")
     reasons = "; ".join(f"{', '.join(axes)}: {why}" for why, axes in because.items())
-    moving = ", ".join(f"`{name}`" for name in moves)
+    moving = ", ".join(f"{name} in pairs" if group.turns else name for name, group in moves.items())
     return (
         f"| `{family.name}` ({family.library}) | {moving} | {reasons} | {change:.0e} | {', '.join(classes)} |"
     )

@@ -62,7 +62,7 @@ def in_heads(table: Table, line: str, new: str) -> Table:
 
 def fixed_names(table: Table) -> set[str]:
     axes = [*table.axes, *(axis for stack in table.stacks for axis in stack.axes)]
-    return {axis.name for axis in axes if axis.group is Group.FIXED}
+    return {axis.name for axis in axes if axis.group is not Group.PERMUTATION}
 
 
 def mutants(table: Table, present: set[str], axes: set[str]) -> Iterator[Mutant]:

@@ -101,10 +101,10 @@ class Architecture:
 
     @cached_property
     def children(self) -> dict[str, list[str]]:
-        """For every parent, its children that may move."""
+        """For every parent, its children that may be permuted."""
         result: dict[str, list[str]] = {}
         for space in self.spaces.values():
-            if space.parent and space.group is not Group.FIXED:
+            if space.parent and space.group is Group.PERMUTATION:
                 result.setdefault(space.parent, []).append(space.id)
         return result
 
@@ -118,8 +118,16 @@ class Architecture:
         return result
 
     def free(self) -> list[Space]:
-        """The spaces that may move, in the order in which a signal meets them, parents first."""
+        """The spaces that may be permuted, in the order in which a signal meets them, parents first."""
+        return [space for space in self.moving() if space.group is Group.PERMUTATION]
+
+    def moving(self) -> list[Space]:
+        """The spaces that may move in any way, in the same order."""
         return [space for space in self.spaces.values() if space.group is not Group.FIXED]
+
+    def turning(self) -> list[Space]:
+        """The spaces that no permutation leaves intact, and whose units may be turned in pairs."""
+        return [space for space in self.moving() if space.group.turns]
 
     def rows(self, id: str) -> int:
         """How many maps a space has: one per element of its ancestors."""
@@ -163,7 +171,7 @@ def _tied(architecture: Architecture, policy: Policy) -> Architecture:
             return f"{space.stream}.stream"
         if space.twin and policy.inner is Inner.TIED:
             twin = architecture.spaces.get(space.twin)
-            if twin and twin.size == space.size and Group.FIXED not in (twin.group, space.group):
+            if twin and twin.size == space.size and {twin.group, space.group} == {Group.PERMUTATION}:
                 return twin.id
         return id
 
@@ -206,7 +214,7 @@ def _without_heads(architecture: Architecture, heads: Heads) -> Architecture:
         for child, parent in parents.items()
         if heads is Heads.FLAT
         and parent in enclosing
-        and spaces[child].group is not Group.FIXED
+        and spaces[child].group is Group.PERMUTATION
         and all(layout.pairs(parent, child) for layout in layouts if child in layout.names())
     }
     for child, parent in list(flat.items()):  # what else lies within the parent there still needs it

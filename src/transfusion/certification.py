@@ -1,7 +1,8 @@
 """Certification: the proof that a table tells the truth about a model.
 
 One test for all tables. A live model in float64 is moved at random along every axis that its table calls
-free, and must compute the same; along each axis that the table calls fixed, alone, and must not.
+free, and must compute the same; along each axis that the table calls fixed, alone, and must not. Units that
+turn in pairs are turned by random angles with the first, and permuted with the second.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transfusion.architectures import register
 from transfusion.checkpoint import read_json
 from transfusion.errors import ArchitectureError
 from transfusion.live import Live, largest_difference, library
+from transfusion.planes import random_turns
 from transfusion.tables import Family, Group
 
 EXACT = 1e-9
@@ -81,10 +83,13 @@ def _checks(live: Live, seed: int) -> Iterator[Check]:
     if any(cut.source != cut.target for cut in untied.architecture.shortcuts):
         plain = _difference(untied, seed, shortcuts=False)
         yield Check("the same with plain shortcuts", plain, True)
-    named = {s.axis: s for s in live.architecture.spaces.values() if s.group is Group.FIXED and s.size > 1}
+    named = {s.axis for s in live.architecture.spaces.values() if s.group is Group.FIXED and s.size > 1}
     for axis in sorted(named):
         alone = replace(live, architecture=_only(live.architecture, axis))
         yield Check(f"the fixed axis {axis}", _difference(alone, seed), True)
+    for axis in sorted({space.axis for space in live.architecture.turning()}):
+        alone = replace(live, architecture=_only(live.architecture, axis))
+        yield Check(f"the axis {axis}, permuted and not turned", _difference(alone, seed), True)
 
 
 def free_axes(live: Live, *, seed: int = 5) -> Iterator[Check]:
@@ -93,16 +98,19 @@ def free_axes(live: Live, *, seed: int = 5) -> Iterator[Check]:
     for axis in sorted({space.axis for space in tied.architecture.free()}):
         alone = replace(tied, architecture=_only(tied.architecture, axis))
         yield Check(f"the free axis {axis}", _difference(alone, seed), False)
+    for space in {space.axis: space for space in tied.architecture.turning()}.values():
+        alone = replace(tied, architecture=_only(tied.architecture, space.axis, space.group))
+        yield Check(f"the axis {space.axis}, turned in pairs", _difference(alone, seed), False)
 
 
 def _under(live: Live, policy: Policy) -> Live:
     return replace(live, architecture=live.architecture.under(policy))
 
 
-def _only(architecture: Architecture, axis: str) -> Architecture:
+def _only(architecture: Architecture, axis: str, group: Group = Group.PERMUTATION) -> Architecture:
     """The architecture with one axis free and all others fixed, whatever the table says."""
     spaces = {
-        id: replace(space, group=Group.PERMUTATION if space.axis == axis else Group.FIXED)
+        id: replace(space, group=group if space.axis == axis else Group.FIXED)
         for id, space in architecture.spaces.items()
     }
     return replace(architecture, spaces=spaces)
@@ -159,7 +167,7 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
 
 
 def random_move(architecture: Architecture, seed: int) -> Alignment:
-    """A random move of every free axis, of no particular models."""
+    """A random move of every free axis, and a random turn of those that turn, of no particular models."""
     story = Provenance(
         family=architecture.family,
         architecture=architecture.digest(),
@@ -172,7 +180,8 @@ def random_move(architecture: Architecture, seed: int) -> Alignment:
         target="",
         target_digest="",
     )
-    return Alignment.of(random_maps(architecture, seed), architecture, story)
+    maps = {**random_maps(architecture, seed), **random_turns(architecture, seed)}
+    return Alignment.of(maps, architecture, story)
 
 
 def _difference(live: Live, seed: int, *, shortcuts: bool = True) -> float:

@@ -218,7 +218,8 @@ class Plan(Map):
 class Rotation(Map):
     """Unit j of row i is ``matrix[i, j]`` in the units of the source: a rotation, or a reflection.
 
-    What B produces there may be larger than what A does, and what it reads from there too.
+    What B produces there may be larger than what A does, and what it reads from there too. All numbers are
+    kept in float64 if the matrix comes in it, and in float32 otherwise.
     """
 
     matrix: NDArray[np.floating[Any]]
@@ -228,13 +229,14 @@ class Rotation(Map):
     kind: ClassVar[str] = "rotation"
 
     def __post_init__(self) -> None:
-        matrix = np.ascontiguousarray(self.matrix, dtype=np.float32)
+        precision: type[np.floating[Any]] = np.float64 if self.matrix.dtype == np.float64 else np.float32
+        matrix = np.ascontiguousarray(self.matrix, dtype=precision)
         if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
             raise AlignmentError(f"a rotation of shape {matrix.shape} is not a stack of square matrices")
         product = matrix.astype(np.float64) @ matrix.astype(np.float64).transpose(0, 2, 1)
         if not np.allclose(product, np.eye(matrix.shape[1]), atol=_SUM):
             raise AlignmentError("a rotation has a matrix that is not orthogonal")
-        scales = [np.ascontiguousarray(one, dtype=np.float32) for one in (self.produced, self.read)]
+        scales = [np.ascontiguousarray(one, dtype=precision) for one in (self.produced, self.read)]
         if any(one.shape != matrix.shape[:1] or not (np.isfinite(one) & (one > 0)).all() for one in scales):
             raise AlignmentError("a rotation has scales that are not positive numbers, one for each row")
         for name, value in zip(("matrix", "produced", "read"), (matrix, *scales), strict=True):
@@ -263,7 +265,7 @@ class Rotation(Map):
         """Whether another map, of this kind or a permutation, does exactly the same."""
         if not isinstance(other, Rotation | Permutation):
             return False
-        return bool(torch.equal(self.to_tensor(), Rotation.of(other).to_tensor()))
+        return np.array_equal(self.to_tensor().numpy(), Rotation.of(other).to_tensor().numpy())
 
     def apply(
         self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
@@ -281,7 +283,8 @@ class Rotation(Map):
 
     def after(self, first: Map, lineage: Index) -> Rotation:
         earlier = Rotation.of(first)
-        matrix = self.matrix.astype(np.float64) @ earlier.matrix[lineage].astype(np.float64)
+        product = self.matrix.astype(np.float64) @ earlier.matrix[lineage].astype(np.float64)
+        matrix = product.astype(np.result_type(self.matrix, earlier.matrix))
         return Rotation(matrix, self.produced * earlier.produced[lineage], self.read * earlier.read[lineage])
 
     def is_identity(self) -> bool:

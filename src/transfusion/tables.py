@@ -14,6 +14,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Config: TypeAlias = Mapping[str, Any]
 SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
 """Parts of a configuration that are configurations themselves."""
+ANGLES = "rotary positions turn each pair of units by its own angle"
 
 
 class Group(StrEnum):
@@ -21,6 +22,15 @@ class Group(StrEnum):
 
     FIXED = "fixed"
     PERMUTATION = "permutation"
+    ROTARY = "rotary"
+    """Rotary positions turn unit j together with unit j + d/2: each such pair may be turned by any angle."""
+    INTERLEAVED = "interleaved"
+    """The same of the units 2j and 2j + 1."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether pairs of units may be turned, and not one of them may go elsewhere."""
+        return self in (Group.ROTARY, Group.INTERLEAVED)
 
 
 @dataclass(frozen=True)
@@ -35,12 +45,18 @@ class Axis:
     twin: str | None = None
     """An axis of the same size that `Inner.TIED` makes this one move with."""
     why: str = ""
-    """For a fixed axis: what would break."""
+    """For an axis whose units cannot change places: what would break."""
 
 
 def fixed(name: str, why: str, *, scope: str = "model", within: str | None = None) -> Axis:
     """An axis that cannot move, with the reason."""
     return Axis(name, Group.FIXED, within, scope, None, why)
+
+
+def rotary(name: str, within: str | None, *, interleaved: bool = False) -> Axis:
+    """Units of q and k under rotary positions: pairs of them turn, in each element of ``within`` apart."""
+    group = Group.INTERLEAVED if interleaved else Group.ROTARY
+    return Axis(name, group, within, why=ANGLES)
 
 
 @dataclass(frozen=True)

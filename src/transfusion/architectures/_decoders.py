@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB
-from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
+from transfusion.tables import ANGLES, Axis, Config, Family, Stack, Table, fixed, rotary
 
-ROTARY = "rotary positions turn each pair of units by its own angle"
+NORMED = f"{ANGLES}, and a norm multiplies each by its own number"
 
-# A query head may change places with another of its group, never with one of another group.
-GROUPED = (
-    Axis("group"),
-    Axis("rep", within="group"),
-    fixed("qk", ROTARY, scope="layer"),
-    Axis("vo", within="group"),
-    Axis("ffn"),
-)
+
+def grouped(qk: Axis) -> tuple[Axis, ...]:
+    """A query head may change places with another of its group, never with one of another group."""
+    return (Axis("group"), Axis("rep", within="group"), qk, Axis("vo", within="group"), Axis("ffn"))
+
+
+GROUPED = grouped(rotary("qk", "group"))
+GROUPED_FIXED = grouped(fixed("qk", ANGLES, scope="layer"))
+GROUPED_NORMED = grouped(fixed("qk", NORMED, scope="layer"))
 
 # Only a part of the units of q and k is turned; the rest are as free as without rotary positions.
 PARTLY_ROTARY = (
     Axis("head"),
-    fixed("rot", ROTARY, scope="layer"),
+    rotary("rot", "head"),
     Axis("qk", within="head"),
     Axis("vo", within="head", twin="qk"),
     Axis("ffn"),

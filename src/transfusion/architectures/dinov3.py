@@ -15,7 +15,7 @@ from transfusion.architectures._shared import (
     usual_config,
     usual_sizes,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, rotary
 
 ROWS = """
 embeddings.cls_token            _ _ x@first
@@ -43,7 +43,7 @@ layer.{}.norm2   y -> x@next   layer.{}.layer_scale2
 
 AXES = (
     Axis("head"),
-    fixed("qk", "rotary positions turn each pair of units by its own angle", scope="layer", within="head"),
+    rotary("qk", "head"),
     Axis("vo", within="head", twin="qk"),
     Axis("ffn"),
     *PATCH,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from transfusion.architectures._decoders import ALIBI, GROUPED, KNOWN, ROTARY, decoder, family
+from transfusion.architectures._decoders import ALIBI, GROUPED, KNOWN, decoder, family
 from transfusion.architectures._shared import PLAIN
 from transfusion.errors import ArchitectureError
-from transfusion.tables import Axis, Config, Stack, Table, fixed
+from transfusion.tables import Axis, Config, Stack, Table, fixed, rotary
 
 ROWS = """
 word_embeddings.weight                    vocab -> x@first
@@ -17,7 +17,7 @@ h.{{}}.mlp.dense_4h_to_h.*                x@next <- ffn
 ln_f.*                                    x@last
 """
 
-ONE_KEY = (Axis("head"), fixed("qk", ROTARY, scope="layer"), Axis("vo"), Axis("ffn"))
+ONE_KEY = (Axis("head"), rotary("qk", None), Axis("vo"), Axis("ffn"))
 WITH_ALIBI = (
     fixed("head", ALIBI, scope="layer"),
     Axis("qk", within="head"),

@@ -7,6 +7,7 @@ from transfusion.architectures._decoders import (
     EMBEDDING,
     GATED_MLP,
     GROUPED_ATTENTION,
+    GROUPED_NORMED,
     KNOWN,
     family,
     grouped_decoder,
@@ -41,7 +42,7 @@ def second(config: Config, names: frozenset[str]) -> Table:
 
 
 def third(config: Config, names: frozenset[str]) -> Table:
-    return grouped_decoder(config, lines(ROWS, QK_NORM), SHORTCUTS, tied=True)
+    return grouped_decoder(config, lines(ROWS, QK_NORM), SHORTCUTS, tied=True, axes=GROUPED_NORMED)
 
 
 KEYS = KNOWN | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transfusion.architectures._decoders import HEADS, KNOWN, PARTLY_ROTARY, decoder, family
-from transfusion.tables import Config, Stack, Table
+from transfusion.tables import Config, Stack, Table, rotary
 
 ROWS = """
 wte.weight                vocab -> x@first
@@ -17,13 +17,17 @@ h.{}.mlp.fc_out.*         x@next <- ffn
 ln_f.*                    x@last
 """
 
+AXES = tuple(
+    rotary("rot", "head", interleaved=True) if axis.name == "rot" else axis for axis in PARTLY_ROTARY
+)
+
 SHORTCUTS = "h.{}.ln_1   x -> x@next   h.{}.attn.out_proj"
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
     width, heads = config["n_embd"], config["n_head"]
     sizes = {"x": width, "head": heads, "rot": config.get("rotary_dim") or width // heads}
-    stack = Stack("layer", config["n_layer"], ROWS, PARTLY_ROTARY, sizes, SHORTCUTS, points=("x",))
+    stack = Stack("layer", config["n_layer"], ROWS, AXES, sizes, SHORTCUTS, points=("x",))
     return decoder(
         stack,
         tied=bool(config.get("tie_word_embeddings", False)),

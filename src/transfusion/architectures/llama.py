@@ -5,7 +5,9 @@ from __future__ import annotations
 from transfusion.architectures._decoders import (
     EMBEDDING,
     GATED_MLP,
+    GROUPED,
     GROUPED_ATTENTION,
+    GROUPED_FIXED,
     KNOWN,
     family,
     grouped_decoder,
@@ -29,7 +31,9 @@ layers.{}.post_attention_layernorm   y -> x@next   layers.{}.mlp.down_proj
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
-    return grouped_decoder(config, ROWS, SHORTCUTS, tied=False)
+    # A key of old configurations; what installed releases do with it is not known.
+    axes = GROUPED_FIXED if config.get("rope_interleaved") else GROUPED
+    return grouped_decoder(config, ROWS, SHORTCUTS, tied=False, axes=axes)
 
 
 SIGNATURE = """

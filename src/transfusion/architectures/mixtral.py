@@ -12,6 +12,7 @@ from transfusion.architectures._decoders import (
     EMBEDDING,
     GROUPED,
     GROUPED_ATTENTION,
+    GROUPED_NORMED,
     KNOWN,
     family,
     grouped_decoder,
@@ -21,12 +22,12 @@ from transfusion.architectures._shared import PLAIN
 from transfusion.architectures.qwen3 import QK_NORM
 from transfusion.tables import Axis, Config, Table
 
-EXPERTS = (
-    *(axis for axis in GROUPED if axis.name != "ffn"),
-    Axis("expert"),
-    Axis("ffn", within="expert"),
-    Axis("shared"),
-)
+
+def with_experts(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes of a decoder whose MLPs are those of experts."""
+    others = (axis for axis in axes if axis.name != "ffn")
+    return (*others, Axis("expert"), Axis("ffn", within="expert"), Axis("shared"))
+
 
 ATTENTION = lines(
     EMBEDDING,
@@ -53,8 +54,8 @@ layers.{}.post_attention_layernorm   y -> x@next   layers.{}.mlp
 """
 
 
-def mixture(config: Config, rows: str, **sizes: int) -> Table:
-    table = grouped_decoder(config, rows, SHORTCUTS, tied=False, axes=EXPERTS, **sizes)
+def mixture(config: Config, rows: str, axes: tuple[Axis, ...] = GROUPED, **sizes: int) -> Table:
+    table = grouped_decoder(config, rows, SHORTCUTS, tied=False, axes=with_experts(axes), **sizes)
     # Only for training: each block's logits are in its own order of experts, and the loss that balances
     # them adds up the experts of one number over all blocks.
     logits = {f"router_logits.{i}": None for i in range(config["num_hidden_layers"])}
@@ -77,7 +78,8 @@ def qwen2_moe(config: Config, names: frozenset[str]) -> Table:
 
 
 def qwen3_moe(config: Config, names: frozenset[str]) -> Table:
-    return mixture(config, lines(ATTENTION, QK_NORM, MIXTURE, NORM), **_qwen_sizes(config))
+    rows = lines(ATTENTION, QK_NORM, MIXTURE, NORM)
+    return mixture(config, rows, GROUPED_NORMED, **_qwen_sizes(config))
 
 
 KNOWN_OF_EXPERTS = KNOWN | {

@@ -14,7 +14,7 @@ from transfusion.architectures._shared import (
     usual_config,
     usual_sizes,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, rotary
 
 # The embeddings come normalised, so the first block has no norm of its own.
 ROWS = """
@@ -44,7 +44,7 @@ classifier.*   label <- {words}
 
 AXES = (
     Axis("head"),
-    fixed("qk", "rotary positions turn each pair of units by its own angle", scope="layer", within="head"),
+    rotary("qk", "head"),
     Axis("vo", within="head", twin="qk"),
     Axis("ffn"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from transfusion.architectures import bert
 from transfusion.architectures._shared import HARMLESS, depth, heads_of_64, usual_sizes
 from transfusion.architectures.modernbert import AXES
-from transfusion.tables import Config, Family, Shapes, Stack, Table
+from transfusion.tables import ANGLES, Axis, Config, Family, Shapes, Stack, Table, fixed
 
 ROWS = """
 embeddings.word_embeddings.weight         vocab -> x@first
@@ -36,10 +36,18 @@ FORMERLY = {
 }
 
 
+def _axes(config: Config) -> tuple[Axis, ...]:
+    """Pairs of units are half a head apart, unless the first releases were told otherwise."""
+    if not config.get("rotary_emb_interleaved") and config.get("rotary_emb_fraction", 1.0) == 1.0:
+        return AXES
+    still = fixed("qk", ANGLES, scope="layer", within="head")
+    return tuple(still if axis.name == "qk" else axis for axis in AXES)
+
+
 def table(config: Config, names: frozenset[str]) -> Table:
     sizes = {key: config[key if key in config else former] for key, former in FORMERLY.items()}
     layers = sizes["num_hidden_layers"]
-    stack = Stack("layer", layers, ROWS, (*AXES, bert.TYPE), usual_sizes(sizes), SHORTCUTS)
+    stack = Stack("layer", layers, ROWS, (*_axes(config), bert.TYPE), usual_sizes(sizes), SHORTCUTS)
     return bert.with_heads(stack, config, names)
 
 

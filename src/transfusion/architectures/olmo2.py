@@ -6,6 +6,7 @@ from transfusion.architectures._decoders import (
     EMBEDDING,
     GATED_MLP,
     GROUPED_ATTENTION,
+    GROUPED_NORMED,
     family,
     grouped_decoder,
     lines,
@@ -34,7 +35,7 @@ layers.{}.mlp.gate_proj      y -> x@next   layers.{}.post_feedforward_layernorm
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
-    return grouped_decoder(config, ROWS, SHORTCUTS, tied=False)
+    return grouped_decoder(config, ROWS, SHORTCUTS, tied=False, axes=GROUPED_NORMED)
 
 
 FAMILIES = (

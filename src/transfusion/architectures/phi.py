@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from transfusion.architectures._decoders import (
     EMBEDDING,
+    GROUPED,
+    GROUPED_FIXED,
     KNOWN,
     PARTLY_ROTARY,
     decoder,
@@ -67,7 +69,9 @@ def phi(config: Config, names: frozenset[str]) -> Table:
 
 def phi3(config: Config, names: frozenset[str]) -> Table:
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return grouped_decoder(config, PHI3, PHI3_SHORTCUTS, tied=False, qk=head)
+    # With a part that is not turned, the units of a pair are not half a head apart.
+    axes = GROUPED if rotated(config, head, 1.0) == head else GROUPED_FIXED
+    return grouped_decoder(config, PHI3, PHI3_SHORTCUTS, tied=False, axes=axes, qk=head)
 
 
 KEYS = KNOWN | {"partial_rotary_factor", "original_max_position_embeddings", "embed_pdrop"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transfusion.architectures._decoders import family, grouped_decoder, lines
+from transfusion.architectures._decoders import GROUPED_NORMED, family, grouped_decoder, lines
 from transfusion.architectures.llama import ROWS, SHORTCUTS, SIGNATURE
 from transfusion.tables import Config, Table
 
@@ -13,7 +13,7 @@ layers.{}.self_attn.k_norm.weight   qk
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
-    return grouped_decoder(config, lines(ROWS, QK_NORM), SHORTCUTS, tied=False)
+    return grouped_decoder(config, lines(ROWS, QK_NORM), SHORTCUTS, tied=False, axes=GROUPED_NORMED)
 
 
 FAMILIES = (family("qwen3", ("qwen3",), table, f"{SIGNATURE} layers.0.self_attn.q_norm.weight"),)

@@ -34,10 +34,14 @@ def model(description: dict[str, Any]) -> RenderableType:
     if description["heads"]:
         heads = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in description["heads"]))
         tree.add(f"heads       {', '.join(heads)}")
-    free = [axis for axis in description["axes"] if axis["group"] != "fixed"]
-    still = [axis for axis in description["axes"] if axis["group"] == "fixed"]
-    _branch(tree.add("[green]axes that may move[/]"), free)
-    _branch(tree.add("[yellow]axes that stay[/]"), still)
+    groups = {
+        "[green]axes that may move[/]": ("permutation",),
+        "[green]axes whose units turn in pairs[/]": ("rotary", "interleaved"),
+        "[yellow]axes that stay[/]": ("fixed",),
+    }
+    for title, group in groups.items():
+        if axes := [axis for axis in description["axes"] if axis["group"] in group]:
+            _branch(tree.add(title), axes)
     return tree
 
 

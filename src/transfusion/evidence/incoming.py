@@ -72,7 +72,7 @@ class Incoming:
     def _is_settled(self, id: str, name: str, found: Container[str]) -> bool:
         """Whether every other axis of a tensor has a map, or needs none."""
         return all(
-            other == id or other in found or self.architecture.spaces[other].group is Group.FIXED
+            other == id or other in found or self.architecture.spaces[other].group is not Group.PERMUTATION
             for other in self.tensors[name].names()
         )
 

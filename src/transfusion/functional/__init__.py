@@ -1,8 +1,8 @@
 """Functional alignment: how A's units correspond to B's, from what both compute on the same probes.
 
 `listening` runs a model and keeps samples of what its modules read and put out, `axes` turns them into the
-activations of an axis in both models, `solving` and `households` find the nearest maps between two sets of
-activations, and `quality` tells what maps are worth, on samples that nothing was learned from.
+activations of an axis in both models, `solving`, `households` and `experts` find the nearest maps between two
+sets of activations, and `quality` tells what maps are worth, on samples that nothing was learned from.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from transfusion.alignment import Fold
 from transfusion.errors import AlignmentError, listing
 from transfusion.functional.axes import Evidence
+from transfusion.functional.experts import mixture, mixtures
 from transfusion.functional.households import household
 from transfusion.functional.listening import Heard, listen
 from transfusion.functional.quality import Quality, mean, qualities
@@ -76,10 +77,14 @@ def correspond(
 ) -> Correspondence:
     """Find a map for every axis that may move."""
     found = Correspondence(folds=evidence.folds)
-    free = evidence.architecture.free()
-    holders = evidence.holders()
+    free = evidence.architecture.moving()
+    holders, stacks = evidence.holders(), mixtures(evidence)
+    for id, stack in stacks.items():
+        on_axis(id)
+        found.maps.update(mixture(stack))
     for space in free:
-        if space.parent is None and space.stream is None and space.id not in holders:
+        apart = space.id not in holders and space.id not in stacks
+        if space.parent is None and space.stream is None and apart:
             on_axis(space.id)
             found.maps.update(alone(evidence, space.id, options))
     for id in holders:  # after what all heads share

@@ -149,7 +149,7 @@ class Evidence:
 
     @cached_property
     def _free(self) -> frozenset[str]:
-        return frozenset(space.id for space in self.architecture.free())
+        return frozenset(space.id for space in self.architecture.moving())
 
     def _scaled(self, model: Model, name: str) -> Tensor:
         """A weight, with the scale of the norm that it reads through."""

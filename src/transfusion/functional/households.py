@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from transfusion.functional.axes import Evidence, Piece
-from transfusion.functional.solving import larger, nearest_rotation, unit
+from transfusion.functional.solving import larger, nearest, unit
 from transfusion.layouts import Index
 from transfusion.maps import Map, Permutation, Rotation
 from transfusion.methods import Functional
-from transfusion.solvers.assignment import assign, best_totals
+from transfusion.planes import in_planes
+from transfusion.solvers.assignment import assign
+from transfusion.tables import Group
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class _View:
     """One set of activations: by head, by what shares the head if anything does, and by unit."""
 
     piece: Piece
-    turns: bool
-    """Whether the units may be turned; otherwise they go together as they are."""
+    group: Group = Group.FIXED
+    """How the units may be turned: freely, in pairs, or not at all."""
 
     @property
     def sharing(self) -> str | None:
@@ -40,28 +42,43 @@ class _View:
     @cached_property
     def agreement(self) -> Tensor:
         """How well they can go together: (B's head, sharing; A's head, sharing)."""
-        if self.turns:
+        if self.group is Group.PERMUTATION:
             best: Tensor = torch.linalg.matrix_norm(self.covariances, ord="nuc")
             return best
+        if self.group.turns:
+            return in_planes(self.covariances, self.group).abs().sum(-1)
         return torch.diagonal(self.covariances, dim1=-2, dim2=-1).sum(-1)
 
     def of_heads(self) -> Tensor:
         """The same for whole heads, with what shares them seated as well as can be."""
+        return self.seated(self.agreement.unsqueeze(-1)).squeeze(-1)
+
+    def planes(self) -> Tensor:
+        """How the planes of B's heads go with those of A's: (B's head, A's head, plane), complex."""
+        return self.seated(in_planes(self.covariances, self.group))
+
+    def seated(self, values: Tensor) -> Tensor:
+        """Sums over those that share a head, in the best seats that each pair of heads has for them."""
         heads, sharing = self.agreement.shape[:2]
-        if sharing == 1:
-            return self.agreement[:, 0, :, 0]
-        pairs = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
-        return best_totals(pairs)[1].reshape(heads, heads).to(pairs.dtype)
+        by_pair = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
+        seats = torch.from_numpy(assign(by_pair).index)[:, :, None, None]
+        rest = values.permute(0, 2, 1, 3, 4).reshape(heads * heads, sharing, sharing, -1)
+        return rest.take_along_dim(seats, dim=2).sum((1, 2)).reshape(heads, heads, -1)
 
 
 def household(evidence: Evidence, id: str, options: Functional, known: Mapping[str, Map]) -> dict[str, Map]:
     """Heads are paired by how well their activations go together, each turned as well as can be; then the
     units of every pair are turned. What all heads share is known already.
     """
-    free = {space.id for space in evidence.architecture.free()}
-    members = {child for child, parent in evidence.architecture.parents.items() if parent == id} & free
+    spaces = evidence.architecture.spaces
+    free = spaces[id].group is not Group.FIXED
+    members = {
+        child.id: child.group
+        for child in spaces.values()
+        if child.parent == id and child.group is not Group.FIXED
+    }
     views = [
-        _View(_with_known(piece, known), piece.axes[-1] in members)
+        _View(_with_known(piece, known), members.get(piece.axes[-1], Group.FIXED))
         for piece in evidence.pieces(id)
         if piece.axes[0] == id and len(piece.axes) in (2, 3)
     ]
@@ -69,16 +86,26 @@ def household(evidence: Evidence, id: str, options: Functional, known: Mapping[s
         return {}
     maps: dict[str, Map] = {}
     order = Permutation.identity(evidence.sizes[id])
-    if id in free:
-        maps[id] = order = assign(torch.stack([view.of_heads() for view in views]).sum(0)[None])
+    if free:
+        maps[id] = order = assign(_of_heads(views)[None])
     heads = order.index[0].tolist()
     seats = _seats(views, heads)
     maps.update({axis: map_ for axis, map_ in seats.items() if axis in members})
-    for child in sorted(members - seats.keys()):
+    for child in sorted(members.keys() - seats.keys()):
         mine = [view for view in views if view.piece.axes[-1] == child]
         if mine:
             maps[child] = _turned(mine, heads, seats, options)
     return maps
+
+
+def _of_heads(views: Sequence[_View]) -> Tensor:
+    """How well B's heads and A's can go together. In each plane, queries and keys turn by one angle."""
+    scores = [view.of_heads() for view in views if not view.group.turns]
+    turning = {view.piece.axes[-1] for view in views if view.group.turns}
+    for axis in sorted(turning):
+        planes = [view.planes() for view in views if view.piece.axes[-1] == axis]
+        scores.append(torch.stack(planes).sum(0).abs().sum(-1))
+    return torch.stack(scores).sum(0)
 
 
 def _with_known(piece: Piece, known: Mapping[str, Map]) -> Piece:
@@ -114,6 +141,6 @@ def _turned(
             for r, s in enumerate(seat.tolist()):
                 together = together + view.covariances[i, r, j, s]
             ratios.append(larger(view.piece.b[i], view.piece.a[j]))
-        matrices.append(nearest_rotation(together))
+        matrices.append(nearest(together, views[0].group))
         sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
-    return Rotation(torch.stack(matrices).numpy(), np.array(sizes), np.array(sizes))
+    return Rotation(torch.stack(matrices).float().numpy(), np.array(sizes), np.array(sizes))

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transfusion.model import Model
-from transfusion.naming import Naming
+from transfusion.naming import Naming, without_part
 from transfusion.probes import run
 
 READ, MADE = "read", "made"
@@ -46,11 +46,17 @@ class Heard:
         return replace(self, held_out=True)
 
     def samples(self, module: str, side: str) -> Tensor | None:
-        """What a module read or put out: (samples, units), in float64."""
-        key = f"{module}/{side}"
-        if key not in self.keys:
+        """What a module read or put out: (samples, units), in float64.
+
+        Of a module that the library has in parts, what all of them put out, and what the first one read.
+        """
+        keys = [key for key in (f"{module}/{side}", f"{module}[0]/{side}") if key in self.keys][:1]
+        while side == MADE and keys and (key := f"{module}[{len(keys)}]/{side}") in self.keys:
+            keys.append(key)
+        if not keys:
             return None
-        return torch.cat([_read(file, key) for file in self._speaking]).double()
+        batches = [torch.cat([_read(file, key) for key in keys], dim=1) for file in self._speaking]
+        return torch.cat(batches).double()
 
     @property
     def _speaking(self) -> tuple[Path, ...]:
@@ -115,25 +121,28 @@ class _Ear:
     def hooks(self, module: nn.Module) -> Iterator[Any]:
         owners = {name.rpartition(".")[0] for name in self.tensors}
         for name, part in module.named_modules():
-            if (ours := self.naming.canonical(name)) in owners:
+            ours = self.naming.canonical(name)
+            if without_part(ours)[0] in owners:
                 yield part.register_forward_hook(self._hook(ours), with_kwargs=True)
 
     def _hook(self, name: str) -> Any:
-        weight = self.tensors.get(f"{name}.weight")
+        whole, _ = without_part(name)
+        weight = self.tensors.get(f"{whole}.weight")
         convolves = weight is not None and len(weight.inputs) > 1
         is_norm = weight is not None and weight.arrow is None and len(weight.items) == 1
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             all_given = [one for one in (*args, *kwargs.values()) if _is_activation(one)]
             given = next(iter(all_given), None)
-            made = output if _is_activation(output) else None
+            first = output[0] if weight is not None and isinstance(output, tuple) else output
+            made = first if _is_activation(first) else None
             for number, one in enumerate(all_given[:3] if weight is None else all_given[:1]):
                 self._keep(f"{name}/{READ}{number or ''}", one.movedim(1, -1) if convolves else one)
             if given is not None:
                 place = given.untyped_storage().data_ptr()
                 for where, norm, _ in self._normed:
                     if where == place and norm != name:
-                        self.fed_by[name] = norm
+                        self.fed_by[whole] = norm
             if made is not None:
                 self._keep(f"{name}/{MADE}", made.movedim(1, -1) if convolves else made)
                 if is_norm:

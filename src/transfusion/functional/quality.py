@@ -32,7 +32,7 @@ def qualities(evidence: Evidence, maps: Mapping[str, Map]) -> dict[str, Quality]
     within them, and the neurons of MLPs. What cannot be heard is left out.
     """
     found: dict[str, Quality] = {}
-    for space in evidence.architecture.free():
+    for space in evidence.architecture.moving():
         if space.parent is None and (pieces := list(_pieces(evidence, space.id))):
             found[space.id] = Quality(
                 fmean(_predicted(piece.b, _moved(evidence, piece, maps)) for piece in pieces),

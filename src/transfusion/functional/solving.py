@@ -12,7 +12,9 @@ from transfusion.functional.axes import Evidence, Piece
 from transfusion.functional.listening import MADE, READ
 from transfusion.maps import Map, Rotation
 from transfusion.methods import Functional, Mlp
+from transfusion.planes import in_planes, turn
 from transfusion.solvers.assignment import assign
+from transfusion.tables import Group
 
 
 def covariance(b: Tensor, a: Tensor) -> Tensor:
@@ -25,6 +27,13 @@ def nearest_rotation(covariances: Tensor) -> Tensor:
     u, _, v = torch.linalg.svd(covariances)
     nearest: Tensor = u @ v
     return nearest
+
+
+def nearest(covariances: Tensor, group: Group) -> Tensor:
+    """The same among the matrices that an axis of this group admits."""
+    if group.turns:
+        return turn(in_planes(covariances, group).angle(), group)
+    return nearest_rotation(covariances)
 
 
 def larger(b: Tensor, a: Tensor) -> float:
@@ -59,15 +68,17 @@ def _sizes(evidence: Evidence, id: str, seen: float) -> tuple[float, float]:
 
 
 def alone(evidence: Evidence, id: str, options: Functional) -> dict[str, Map]:
-    """An axis that lies within nothing and holds nothing: the neurons of an MLP."""
+    """An axis that lies within nothing and holds nothing: the neurons of an MLP, a key for all heads."""
     pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,)]
     if not pieces:
         return {}
     b, a = (torch.cat([unit(getattr(piece, one)) for piece in pieces], dim=1) for one in "ba")
     makers = sum(piece.side == MADE for piece in pieces)
-    if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (makers > 1 or _is_flat(a))):
-        return {id: assign((_each_unit(b) @ _each_unit(a).T)[None])}
     produced, read = (_mean_size(pieces, side) for side in (MADE, READ))
+    if (group := evidence.architecture.spaces[id].group).turns:
+        return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options)}
+    if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (makers > 1 or _is_flat(a))):
+        return {id: assign((each_unit(b) @ each_unit(a).T)[None])}
     return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options)}
 
 
@@ -76,9 +87,9 @@ def _is_flat(values: Tensor) -> bool:
     return int(torch.linalg.matrix_rank(values)) < len(values)
 
 
-def _each_unit(values: Tensor) -> Tensor:
+def each_unit(values: Tensor) -> Tensor:
     """Every unit's activations, of one length: what goes with what, however large."""
-    sizes: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    sizes: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     return values / sizes.clamp(min=1e-30)
 
 
@@ -90,7 +101,7 @@ def _mean_size(pieces: list[Piece], side: str) -> float:
 def _rotation(matrix: Tensor, produced: list[float], read: list[float], options: Functional) -> Rotation:
     if not options.scaled:
         produced, read = [1.0] * len(produced), [1.0] * len(read)
-    return Rotation(matrix.numpy(), np.array(produced), np.array(read))
+    return Rotation(matrix.float().numpy(), np.array(produced), np.array(read))
 
 
 def unit(values: Tensor) -> Tensor:

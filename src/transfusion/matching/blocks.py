@@ -48,7 +48,8 @@ class Grounds:
         """Whether every other axis of a section has found its place, or has none to find."""
         spaces = self.weights.architecture.spaces
         return all(
-            id in together or id in settled or spaces[id].group is Group.FIXED for id in section.others
+            id in together or id in settled or spaces[id].group is not Group.PERMUTATION
+            for id in section.others
         )
 
 

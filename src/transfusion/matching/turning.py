@@ -65,7 +65,7 @@ def best(
 def _correspondence(
     weights: Weights, heard: Hearing, options: Functional, on_step: Callable[[Step], None]
 ) -> Correspondence:
-    total, done = sum(space.parent is None for space in weights.architecture.free()), count(1)
+    total, done = sum(space.parent is None for space in weights.architecture.moving()), count(1)
 
     def on_axis(id: str) -> None:
         on_step(Step("pass", 0, next(done), total, id, 0.0))

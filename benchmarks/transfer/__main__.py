@@ -76,7 +76,7 @@ def moved(case: Case, method: str, alpha: float | str = 1.0, *, real: bool = Fal
     """Transport by a method of the package; one alignment serves all tasks of a pair. ``real``: from what
     both bases compute on unlabelled inputs of theirs, instead of made-up ones.
     """
-    shown = _inputs(case.pair, case.seed) if real else None
+    shown = _inputs(case.pair.name) if real else None
     via = _aligned(case.folders["a"], case.folders["b"], method, shown, **choices)
     transport: Any = transfusion.transport(case.tuned, base=case.a, onto=case.b, via=via, alpha=alpha)
     return transport.module().eval()
@@ -89,10 +89,10 @@ def _aligned(a: Path, b: Path, method: str, shown: Path | None, **choices: Any) 
 
 
 @cache
-def _inputs(pair: Pair[Any], seed: int) -> Path:
+def _inputs(pair: str) -> Path:
     """A file of inputs that both bases have seen the like of: half of them from each one's own data."""
-    halves = [pair.inputs(which, 160) for which in "ab"]
-    place = Path(tempfile.mkdtemp()) / f"{pair.name}-{seed}.safetensors"
+    halves = [PAIRS[pair].inputs(which, 160) for which in "ab"]
+    place = Path(tempfile.mkdtemp()) / f"{pair}.safetensors"
     save_file({name: torch.cat([half[name] for half in halves]).contiguous() for name in halves[0]}, place)
     return place
 

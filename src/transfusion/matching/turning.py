@@ -53,13 +53,17 @@ def best(
         return Alignment.of(dict(matched), weights.architecture, replace(story, advice=note))
     predicted = {name: mean(quality).found for name, quality in ways.items()}
     chosen = next(name for name in predicted if predicted[name] >= max(predicted.values()) - CLEARLY)
-    advice = {**told[chosen], "chosen": chosen, "predicted_by": predicted, "by_weights": dict(story.advice)}
-    advice["text"] = f"{chosen} was chosen: {_compared(predicted)}"
-    told_story = replace(story, advice=advice)
-    if chosen == FUNCTIONAL:
-        return _as_alignment(weights, found, replace(told_story, objective=()))
-    maps = dict(matched) if chosen == PERMUTATION else {}
-    return Alignment.of(maps, weights.architecture, told_story)
+    by_weights = dict(story.advice)
+    compared = {"chosen": chosen, "predicted_by": predicted}
+    if chosen == PERMUTATION:
+        advice = {**by_weights, **compared}
+        return Alignment.of(dict(matched), weights.architecture, replace(story, advice=advice))
+    text = f"{chosen} was chosen: {_compared(predicted)}"
+    advice = {**told[chosen], **compared, "text": text, "by_weights": by_weights}
+    story = replace(story, advice=advice)
+    if chosen == IDENTITY:
+        return Alignment.of({}, weights.architecture, story)
+    return _as_alignment(weights, found, replace(story, objective=()))
 
 
 def _correspondence(

@@ -39,7 +39,12 @@ STUCK_PIXELS = 0.3
 PRETRAINING = Schedule(epochs=100, rate=2e-3)
 CONTINUED = Schedule(epochs=30, rate=1e-3)
 FINE_TUNING = Schedule(epochs=15, rate=1e-3)
-METHODS = {"naive": "τ as it is", "transfusion": "π(τ), the paper's π", "guarded": "π(τ), guarded"}
+METHODS = {
+    "naive": "τ as it is",
+    "transfusion": "π(τ), the paper's π",
+    "guarded": "π(τ), guarded",
+    "functional": "π(τ), functional",
+}
 VIT = {
     "hidden_size": 64,
     "num_hidden_layers": 3,

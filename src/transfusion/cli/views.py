@@ -76,7 +76,8 @@ def alignment(description: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [about, ""]
     if advice := description["advice"]:
         about.add_row(Text("advice", style="bold"), Text(f"{advice['verdict']}: {advice['text']}"))
-        parts += [_margins(advice["margins"]), ""]
+        if margins := advice.get("margins"):  # only weights have them
+            parts += [_margins(margins), ""]
     axes = Table("axis", "kind", "size", "maps", "stays in place", box=None, header_style="bold")
     for id, axis in description["axes"].items():
         share = axis["stays"]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, VIT, finetuned
 from planting import ANATOMIES, Plant, plant
-from test_adapter import train_adapter
+from test_adapter import outputs_with, train_adapter
 from test_every_family import OFTEN, WITH_EXPERTS_AS_PARAMETERS, adapted, loaded, stored, with_adapter
 from transfusion import functional, live
 from transfusion.alignment import Alignment
@@ -225,6 +225,45 @@ def test_norms_are_moved_with_those_that_read_through_them(name, plants, found):
         stays = folding.is_part(tensor) and tensor.endswith(".weight")
         stays = stays or torch.equal(a.read(tensor), tuned.read(tensor))
         assert torch.equal(moved[stored_as], model.read(tensor)) == stays, tensor
+
+
+# ── heads ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_head_that_only_the_fine_tune_has_reads_through_the_norm_of_b(plants, found, tmp_path):
+    """A has another head in its place, and shows what it is read through."""
+    planted = plants("llama")
+    tuned = finetuned(CASES["llama-classifier"], planted.a, tmp_path / "tuned")
+    moved = transport(tuned, base=planted.a, onto=planted.b, via=found("llama")).save(tmp_path / "moved")
+    wanted = outputs(tuned)
+    size = max(float(value.abs().max()) for value in wanted.values())
+    assert largest_difference(wanted, outputs(moved)) < 1e-5 * size
+
+
+def test_a_head_that_b_lacks_reads_through_the_norm_of_b(plants, tmp_path):
+    planted = plants("vit-larger")
+    Live.of(Model.open(planted.b)).module.vit.float().save_pretrained(tmp_path / "b")
+    moved = transport(planted.tuned, base=planted.a, onto=tmp_path / "b", method="functional")
+    wanted = outputs(planted.tuned)
+    size = max(float(value.abs().max()) for value in wanted.values())
+    assert largest_difference(wanted, outputs(moved.save(tmp_path / "moved"))) < 1e-5 * size
+
+
+def test_a_head_beside_an_adapter_reads_through_the_norm_of_b(plants, found, tmp_path):
+    planted, head = plants("llama"), CASES["llama-classifier"]
+    whole = {}
+    for role, base in (("a", planted.a), ("b", planted.b)):  # the same class on top of both
+        module = head.build(9)
+        module.model.load_state_dict(Live.of(Model.open(base)).module.model.state_dict())
+        whole[role] = head.store(module, tmp_path / f"{role}-with-head")
+    train_adapter(
+        whole["a"], tmp_path / "adapter", ["q_proj"], modules_to_save=["score"], task_type="SEQ_CLS"
+    )
+    moved = transport(tmp_path / "adapter", base=planted.a, onto=planted.b, via=found("llama"))
+    moved.save(tmp_path / "moved")
+    wanted = outputs_with(tmp_path / "adapter", whole["a"])
+    size = max(float(value.abs().max()) for value in wanted.values())
+    assert largest_difference(wanted, outputs_with(tmp_path / "moved", whole["b"])) < 1e-5 * size
 
 
 # ── adapters ─────────────────────────────────────────────────────────────────────────────────

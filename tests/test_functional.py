@@ -185,8 +185,15 @@ def test_a_fine_tune_arrives_where_b_is_a_turned(name, plants, found, tmp_path):
     wanted = outputs(planted.tuned)
     effect = largest_difference(wanted, outputs(planted.b))
     assert largest_difference(wanted, outputs(moved)) < 1e-5 * effect
-    by_weights = transport(planted.tuned, base=planted.a, onto=planted.b).save(tmp_path / "by-weights")
-    assert largest_difference(wanted, outputs(by_weights)) > 0.1 * effect, "no permutation could do this"
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_no_permutation_could_do_this(name, plants, tmp_path):
+    planted = plants(name)
+    pi = align(planted.a, planted.b, advice=False)
+    moved = transport(planted.tuned, base=planted.a, onto=planted.b, via=pi).save(tmp_path / "moved")
+    wanted = outputs(planted.tuned)
+    assert largest_difference(wanted, outputs(moved)) > 0.1 * largest_difference(wanted, outputs(planted.b))
 
 
 @pytest.mark.parametrize("name", ["vit-larger", "llama-larger"])
@@ -200,7 +207,7 @@ def test_without_sizes_it_does_not_arrive(name, plants, tmp_path):
     assert largest_difference(wanted, outputs(moved)) > 1e-2 * largest_difference(wanted, outputs(planted.b))
 
 
-@every_plant
+@three_plants
 def test_the_way_back_leads_home(name, plants, found, tmp_path):
     """From B by π⁻¹, what was moved onto B is the fine-tune of A again, whatever the norms of both."""
     planted, pi = plants(name), found(name)
@@ -462,7 +469,7 @@ def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plan
         return {"layer.0.x": Quality(shares[len(asked) - 1], shares[0], 0.0)}
 
     monkeypatch.setattr(turning, "qualities", qualities)
-    pi = align(planted.a, planted.b, method="auto")
+    pi = align(planted.a, planted.b, method=preset("auto").changed(probes=20))
     assert pi.provenance.advice["chosen"] == chosen
     assert pi.maps == asked[["identity", "permutation", "functional"].index(chosen)]
     assert bool(pi.folds) == (chosen == "functional")

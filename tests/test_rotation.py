@@ -19,6 +19,7 @@ from transfusion.errors import AlignmentError, TransfusionError
 from transfusion.layouts import parse
 from transfusion.maps import KINDS, Map, Permutation, Plan, Rotation, move, moves_by_rows
 
+some = settings(max_examples=15)
 ONE = np.zeros(1, dtype=np.int64)
 """The lineage of an axis without a parent."""
 
@@ -124,6 +125,7 @@ def test_a_change_of_weights_is_turned_at_both_ends_and_sized_by_what_is_written
     assert torch.allclose(bias, made, rtol=1e-4, atol=1e-4), "what has no inputs is written"
 
 
+@some
 @pytest.mark.parametrize("text", LAYOUTS)
 @given(maps=all_maps())
 def test_a_rotation_made_from_a_permutation_moves_like_it(text: str, maps: dict[str, Map]):
@@ -134,6 +136,7 @@ def test_a_rotation_made_from_a_permutation_moves_like_it(text: str, maps: dict[
     assert torch.equal(move(tensor, layout, turned, SIZES, PARENTS), moved)
 
 
+@some
 @pytest.mark.parametrize("text", LAYOUTS)
 @given(maps=rotations_below_permutations())
 def test_the_way_back_leads_home(text: str, maps: dict[str, Map]):
@@ -144,7 +147,7 @@ def test_the_way_back_leads_home(text: str, maps: dict[str, Map]):
     assert torch.allclose(home, tensor, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=15)
+@some
 @pytest.mark.parametrize("text", LAYOUTS)
 @given(first=rotations_below_permutations(), second=rotations_below_permutations(), third=all_maps())
 def test_chained_rotations_do_one_after_the_other(text: str, first, second, third):
@@ -218,6 +221,7 @@ def test_a_plan_is_no_rotation_and_a_rotation_no_plan():
     assert plan != turn
 
 
+@some
 @given(seed=st.integers(0, 2**32 - 1))
 def test_its_numbers_make_it_again(seed):
     for name in SIZES:

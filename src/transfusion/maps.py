@@ -128,7 +128,8 @@ class Permutation(Map):
 
     def after(self, first: Map, lineage: Index) -> Map:
         if not isinstance(first, Permutation):
-            return Plan.of(self).after(first, lineage)
+            wider = Rotation if isinstance(first, Rotation) else Plan
+            return wider.of(self).after(first, lineage)
         return Permutation(np.take_along_axis(first.index[lineage], self.index, axis=1))
 
     def is_identity(self) -> bool:
@@ -298,6 +299,8 @@ class Rotation(Map):
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> Rotation:
         values = tensor.numpy()
+        if values.ndim != 3 or values.shape[1] != values.shape[2] + 2 or not values.size:
+            raise AlignmentError(f"numbers of shape {values.shape} are no matrices with their scales")
         return cls(values[:, :-2], values[:, -2, 0], values[:, -1, 0])
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,8 +55,8 @@ def hearing(a: Model, b: Model, options: Functional, seed: int = 0) -> Iterator[
             place.mkdir()
             module = build(model, torch.float32)
             if probes is None:
-                asked = (model, module, options.probes, seed)
-                probes = real(Path(options.calibrate), *asked) if options.calibrate else made_up(*asked)
+                make = partial(real, Path(options.calibrate)) if options.calibrate else made_up
+                probes = make(model, module, options.probes, seed)
             heard.append(listen(model, module, probes.batches, place, options.samples))
             del module
         assert probes is not None

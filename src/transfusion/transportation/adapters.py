@@ -25,7 +25,7 @@ from transfusion.model import Model
 from transfusion.task_vector import working
 from transfusion.transportation.account import Account
 from transfusion.transportation.adapter_output import AdapterOutput
-from transfusion.transportation.folding import safe
+from transfusion.transportation.folding import Folding, safe, scale_of
 
 _KEPT = 16
 """How many stacks are kept: the parts of one block's experts."""
@@ -143,17 +143,12 @@ class AdapterTransport(AdapterOutput):
 
     def _turned(self, factor: Factor, value: Tensor) -> Tensor:
         """π of a stored tensor; of what reads through a norm, with that norm's scale in it on the way."""
-        name = factor.weight.tensor if factor.weight else factor.tensor
-        fold, inputs = self.alignment.folds.get(name), factor.layout.inputs
-        if fold is None or len(inputs) != 1:
-            return self.alignment.move(value, factor.layout)
-        shape = [1] * len(factor.layout.items)
-        shape[inputs[0]] = -1
-        before, after = (
-            (working(model.read(f"{fold.norm}.weight")) + fold.offset).reshape(shape)
-            for model in (self.base, self.onto)
-        )
-        return self.alignment.move(value * before, factor.layout) / safe(after)
+        name, layout = factor.weight.tensor if factor.weight else factor.tensor, factor.layout
+        fold = Folding(self.alignment).fold_of(name, layout, self.base.architecture)
+        if fold is None or len(layout.inputs) != 1:
+            return self.alignment.move(value, layout)
+        before, after = (scale_of(model, layout, fold).to(value.dtype) for model in (self.base, self.onto))
+        return self.alignment.move(value * before, layout) / safe(after)
 
     def _reference(self, factor: Factor, model: Model) -> Tensor:
         """What a model itself has in the place of a stored tensor."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment import Alignment, Fold
+from transfusion.architecture import Architecture
 from transfusion.checkpoint import Rows
-from transfusion.layouts import Layout
+from transfusion.layouts import Item, Layout
 from transfusion.maps import Map, Plan, Rotation
 from transfusion.model import Model
 from transfusion.task_vector import wide
@@ -39,9 +40,13 @@ class Folding:
         """Whether a tensor is the scale or the shift of a norm that is moved with what reads it."""
         return name.rpartition(".")[0] in self._norms
 
-    def fold_of(self, name: str) -> Fold | None:
-        """The norm that a weight reads through."""
-        return self.alignment.folds.get(name)
+    def fold_of(self, name: str, layout: Layout, base: Architecture) -> Fold | None:
+        """The norm that a weight reads through; one that A does not have reads as its neighbours in A do."""
+        if name in base.tensors or layout.arrow is None:
+            return self.alignment.folds.get(name)
+        others = {at: fold for at, fold in self.alignment.folds.items() if at in base.tensors}
+        beside = {fold for at, fold in others.items() if _reads(base.tensors[at]) == _reads(layout)}
+        return beside.pop() if len(beside) == 1 else None
 
     def is_diagonal(self, name: str, layout: Layout) -> bool:
         """Whether a tensor has a number for each of some units that are turned."""
@@ -57,30 +62,15 @@ class Folding:
         larger = float(next(iter(turned.values())).read[0])
         return larger * replace(self.alignment, maps=shares).move(values, layout)
 
-    def scaled(self, model: Model, name: str, rows: Rows | None) -> Tensor:
+    @staticmethod
+    def scaled(model: Model, name: str, fold: Fold, rows: Rows | None) -> Tensor:
         """A weight, or some of its rows, with the norm's scale in its inputs."""
-        value = wide(model.raw(name, rows))
-        fold = self.alignment.folds.get(name)
-        return value if fold is None else value * self._scale(model, name, fold, rows)
+        return wide(model.raw(name, rows)) * scale_of(model, model.architecture.tensors[name], fold, rows)
 
-    def divided(self, value: Tensor, model: Model, name: str, rows: Rows | None) -> Tensor:
+    @staticmethod
+    def divided(value: Tensor, model: Model, layout: Layout, fold: Fold | None, rows: Rows | None) -> Tensor:
         """A weight for a model whose own norm will multiply its inputs."""
-        fold = self.alignment.folds.get(name)
-        if fold is None:
-            return value
-        scale = self._scale(model, name, fold, rows)
-        return value / safe(scale)
-
-    def _scale(self, model: Model, name: str, fold: Fold, rows: Rows | None) -> Tensor:
-        """The norm's scale, in the shape of a weight's inputs."""
-        layout = model.architecture.tensors[name]
-        (dim,) = layout.inputs
-        scale = wide(model.raw(f"{fold.norm}.weight")) + fold.offset
-        if dim == 0 and rows is not None:
-            scale = scale[rows]
-        shape = [1] * len(layout.items)
-        shape[dim] = -1
-        return scale.reshape(shape)
+        return value if fold is None else value / safe(scale_of(model, layout, fold, rows))
 
     def offset_of(self, norm: str) -> float:
         return next(fold.offset for fold in self.alignment.folds.values() if fold.norm == norm)
@@ -93,6 +83,21 @@ class Folding:
         """The scale beside a shift."""
         norm = name.rpartition(".")[0]
         return wide(model.raw(f"{norm}.weight")) + self.offset_of(norm)
+
+
+def scale_of(model: Model, layout: Layout, fold: Fold, rows: Rows | None = None) -> Tensor:
+    """A norm's scale, in the shape of the inputs of a weight that reads through it."""
+    (dim,) = layout.inputs
+    scale = wide(model.raw(f"{fold.norm}.weight")) + fold.offset
+    if dim == 0 and rows is not None:
+        scale = scale[rows]
+    shape = [1] * len(layout.items)
+    shape[dim] = -1
+    return scale.reshape(shape)
+
+
+def _reads(layout: Layout) -> list[Item]:
+    return [layout.items[dim] for dim in layout.inputs]
 
 
 def safe(scale: Tensor) -> Tensor:

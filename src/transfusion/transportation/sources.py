@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment import Alignment
+from transfusion.alignment import Alignment, Fold
 from transfusion.alpha import Alpha
 from transfusion.checkpoint import Checkpoint, Rows
 from transfusion.layouts import Layout, names_in
@@ -205,16 +205,19 @@ class TunedModel(Source):
             return self._special_change(name)
         alpha, whole = self.alpha.at(name), not self.by_rows(name)
         moved = self._moved(partial(self._difference, name), name, rows)
-        moved = self._folding.divided(moved, self.onto, name, None if whole else rows)
+        fold = self._fold(name)
+        moved = self._folding.divided(moved, self.onto, self._layout(name), fold, None if whole else rows)
         return moved if alpha == 1 else alpha * moved
 
     def _difference(self, name: str, rows: Rows | None = None) -> Tensor:
         """τ; of what reads through a norm, with the norm's scale in it."""
-        if self._folding.fold_of(name) is None:
+        if (fold := self._fold(name)) is None:
             return self.vector.difference(name, rows)
-        return self._folding.scaled(self.model, name, rows) - self._folding.scaled(
-            self.vector.base, name, rows
-        )
+        scaled = self._folding.scaled
+        return scaled(self.model, name, fold, rows) - scaled(self.vector.base, name, fold, rows)
+
+    def _fold(self, name: str) -> Fold | None:
+        return self._folding.fold_of(name, self._layout(name), self.vector.base.architecture)
 
     def _special_change(self, name: str) -> Tensor:
         fold, layout, alpha = self._folding, self._layout(name), self.alpha.at(name)
@@ -226,11 +229,11 @@ class TunedModel(Source):
         return alpha * fold.scale(self.onto, name) * self.alignment.turn(difference, layout)
 
     def own(self, name: str, rows: slice) -> Tensor:
-        if self._folding.fold_of(name) is None or name not in self.onto.architecture.tensors:
+        if (fold := self._fold(name)) is None:
             return self._moved(partial(self.model.raw, name), name, rows)
-        whole = not self.by_rows(name)
-        moved = self._moved(partial(self._folding.scaled, self.model, name), name, rows)
-        return self._folding.divided(moved, self.onto, name, None if whole else rows)
+        moved = self._moved(lambda some: self._folding.scaled(self.model, name, fold, some), name, rows)
+        some = rows if self.by_rows(name) else None
+        return self._folding.divided(moved, self.onto, self._layout(name), fold, some)
 
     def _moved(self, read: Callable[..., Tensor], name: str, rows: slice) -> Tensor:
         if self.by_rows(name):

@@ -26,6 +26,8 @@ TRIED = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 """The values of α that are tried."""
 NEARLY = 0.98
 """How near to the best direction a larger α must stay."""
+NO_FURTHER = 1.01
+"""How far B may be moved, beside how far A was; with room for rounding."""
 HALVINGS = 7
 """How exactly α is found that keeps within a bound: to a hundredth."""
 
@@ -94,7 +96,7 @@ class Rehearsal:
         """The largest α whose direction is nearly the best, and that moves B no further than A was moved."""
         tried = [self.at(alpha) for alpha in TRIED]
         good = NEARLY * max(one.direction for one in tried)
-        fitting = [one for one in tried if one.direction >= good and one.size <= 1]
+        fitting = [one for one in tried if one.direction >= good and one.size <= NO_FURTHER]
         return (fitting or [min(tried, key=lambda one: abs(one.size - 1))])[-1]
 
     def within(self, bound: float, alpha: float) -> Arrival:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from families import CASES, FIRST, VIT, finetuned
 from planting import ANATOMIES, Plant, plant
 from test_adapter import outputs_with, train_adapter
-from test_every_family import OFTEN, WITH_EXPERTS_AS_PARAMETERS, adapted, loaded, stored, with_adapter
+from test_every_family import OFTEN, adapted, loaded, stored, with_adapter
 from transfusion import functional, live
 from transfusion.alignment import Alignment
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
@@ -34,7 +34,6 @@ from transfusion.transportation.folding import Folding
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore:Unsupported layer type")
 
-EXPERTS = frozenset({*WITH_EXPERTS_AS_PARAMETERS, "qwen2_moe"})
 """Families whose experts are no modules of their own, so that nobody can listen to them."""
 SETTINGS = {
     "vit": ("vit-classifier", {}),
@@ -110,10 +109,7 @@ def journeys(shuffled, tmp_path_factory) -> Callable[[str], Journey]:
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(family, marks=[] if family in OFTEN else pytest.mark.slow)
-        for family in sorted(FIRST.keys() - EXPERTS)
-    ],
+    [pytest.param(family, marks=[] if family in OFTEN else pytest.mark.slow) for family in sorted(FIRST)],
 )
 def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     journey = journeys(family)
@@ -127,21 +123,6 @@ def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     advice = journey.pi.provenance.advice
     assert advice["found"] == pytest.approx(1, abs=1e-6)
     assert advice["identity"] < 0.9
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.slow) for one in sorted(EXPERTS)]
-)
-def test_where_nobody_can_listen_this_is_said(family, shuffled):
-    """auto goes by the weights there."""
-    a, b = shuffled(FIRST[family])
-    with pytest.raises(AlignmentError, match=r"no module of .* shows what the units of .*expert") as refusal:
-        align(a, b, method="functional")
-    assert "--method guarded" in refusal.value.hint
-    chosen = align(a, b, method="auto")
-    assert chosen.provenance.advice["chosen"] == "permutation"
-    assert "expert" in chosen.provenance.advice["not_tried"]["functional"]
-    assert chosen.maps == align(a, b, advice=False).maps
 
 
 # ── planted rotations ────────────────────────────────────────────────────────────────────────
@@ -336,7 +317,7 @@ def test_a_planted_truth_predicts_everything(name, found):
 
 @pytest.mark.parametrize("case", ["vit-classifier", "llama"])
 def test_of_strangers_little_is_predicted(case, strangers):
-    """What their heads compute hardly more than by chance; never less than with nothing moved."""
+    """What their heads compute least of all; never less than with nothing moved."""
     axes = strangers(case).provenance.advice["axes"]
     heads = {id: quality for id, quality in axes.items() if id.endswith((".head", ".group"))}
     assert len(heads) == 3
@@ -345,7 +326,7 @@ def test_of_strangers_little_is_predicted(case, strangers):
         assert quality["found"] < 0.8
         assert abs(quality["identity"]) < 0.1
     for quality in heads.values():
-        assert quality["found"] < quality["null"] + 0.15
+        assert quality["found"] < 0.5
 
 
 def other_batches(monkeypatch, change: Callable[[list], list]) -> None:
@@ -435,7 +416,7 @@ def test_auto_permutes_where_b_is_shuffled(case, shuffled):
     advice = pi.provenance.advice
     assert advice["chosen"] == "permutation"
     assert advice["predicted_by"]["permutation"] == pytest.approx(1, abs=1e-6)
-    assert advice["by_weights"]["verdict"] == "alignable"
+    assert advice["verdict"] == "alignable"
     assert not pi.folds
     assert pi.maps == align(a, b, advice=False).maps
 

@@ -32,7 +32,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 import transfusion
-from transfer.tasks import PAIRS, Pair
+from transfer.tasks import APART, PAIRS, Pair
 from transfer.training import say
 from transfusion.methods import preset
 
@@ -113,6 +113,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "functional": partial(moved, method="functional"),
     "functional, α auto": partial(moved, method="functional", alpha="auto"),
     "functional, real": partial(moved, method="functional", real=True),
+    "auto": partial(moved, method="auto"),
     "ceiling": lambda case: case.ceiling,
 }
 """From a case to a model on B's side: a line here is a column of the tables.
@@ -242,7 +243,7 @@ def main() -> None:
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
+    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(APART))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--alphas", action="store_true", help="look for the best strength of every method")
     parser.add_argument("--threads", type=int, default=1)

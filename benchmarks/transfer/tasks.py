@@ -344,6 +344,39 @@ CIFAR = ImagePair(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Successors(ImagePair):
+    """A of another pair, and a B that has gone on from it with images of its own."""
+
+    origin: ImagePair
+    going_on: Recipe
+
+    def base(self, which: str, seed: int) -> Path:
+        return self.origin.base("a", seed) if which == "a" else super().base(which, seed)
+
+    def tuned(self, which: str, task: ImageTask, seed: int) -> Path:
+        return self.origin.tuned("a", task, seed) if which == "a" else super().tuned(which, task, seed)
+
+    def new_base(self, which: str, seed: int) -> Any:
+        own, name = self.seed_of(which, seed), f"{self.name} {which}, seed {seed}"
+        model = self.load(self.origin.base("a", seed))
+        return self._taught(model, self.parts[which], Shift(), self.going_on, own, name)
+
+
+SUCCESSORS = Successors(
+    name="successors",
+    about="as mnist, but B has gone on from A, on other images",
+    origin=MNIST,
+    going_on=Recipe(steps=300, rate=5e-4),
+    packages=MNIST.packages,
+    per_package=MNIST.per_package,
+    config=MNIST.config,
+    training=MNIST.training,
+    tests=MNIST.tests,
+    tasks=MNIST.tasks,
+)
+
+
 # ── reviews ──────────────────────────────────────────────────────────────────────────────────
 
 AMONG = 50
@@ -544,4 +577,6 @@ TEXT = TextPair(
     ),
 )
 
-PAIRS: dict[str, Pair[Any]] = {pair.name: pair for pair in (MNIST, CIFAR, TEXT)}
+PAIRS: dict[str, Pair[Any]] = {pair.name: pair for pair in (MNIST, CIFAR, TEXT, SUCCESSORS)}
+APART = (MNIST.name, CIFAR.name, TEXT.name)
+"""The pairs whose bases were trained apart."""

@@ -60,7 +60,7 @@ class Folding:
         }
         shares: dict[str, Map] = {id: Plan(np.square(one.matrix)) for id, one in turned.items()}
         larger = float(next(iter(turned.values())).read[0])
-        return larger * replace(self.alignment, maps=shares).move(values, layout)
+        return larger * replace(self.alignment, maps={**self.alignment.maps, **shares}).move(values, layout)
 
     @staticmethod
     def scaled(model: Model, name: str, fold: Fold, rows: Rows | None) -> Tensor:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from transfusion.errors import AlignmentError, LayoutError
 from transfusion.layouts import parse
-from transfusion.maps import Map, Permutation, Plan, _move_by_factors, move
+from transfusion.maps import Map, Permutation, Plan, move
+from transfusion.maps.moving import _move_by_factors
 
 SIZES = {"group": 2, "rep": 3, "qk": 4, "vo": 5, "x": 6, "ffn": 3, "unit": 2}
 PARENTS = {"rep": "group", "qk": "group", "vo": "group", "unit": "rep"}

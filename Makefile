@@ -4,7 +4,7 @@
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
 # make bench-barrier    the loss between two models trained on real images, method by method
-# make bench-transport  how much of a fine-tune arrives on an independent base (the first time it trains, for half an hour)
+# make bench-transport  how much of a fine-tune arrives on an independent base (it trains first, once, for two hours; SEEDS=1: for 40 minutes)
 # Each makes .venv first if it is not there.
 
 PYTHON ?= python3
@@ -47,7 +47,7 @@ bench-barrier: .venv/ready
 	$(BIN)/python scripts/connectivity.py
 
 bench-transport: .venv/ready
-	PYTHONPATH=benchmarks $(BIN)/python -m transfer
+	PYTHONPATH=benchmarks $(BIN)/python -m transfer --seeds $(or $(SEEDS),3)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

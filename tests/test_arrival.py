@@ -76,15 +76,19 @@ def _rehearsed(arrivals: dict[float, tuple[float, float]]) -> Rehearsal:
     return one
 
 
-def test_the_largest_alpha_that_keeps_the_direction_and_goes_no_further():
+def test_more_than_one_only_where_that_turns_the_change_towards_that_of_a():
     steps = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-    steady = {alpha: (0.5, 0.3 * alpha) for alpha in steps}
-    assert _rehearsed(steady).best().alpha == 2.0
-    assert _rehearsed({alpha: (0.5, 0.7 * alpha) for alpha in steps}).best().alpha == 1.25
-    astray = {alpha: (0.5 if alpha <= 0.75 else 0.4, 0.3 * alpha) for alpha in steps}
-    assert _rehearsed(astray).best().alpha == 0.75
-    overdone = {alpha: (0.5, 8 * alpha) for alpha in steps}
-    assert _rehearsed(overdone).best().alpha == 0.25, "too much in any case: as little as there is"
+    rising = {alpha: (0.3 + 0.1 * alpha, 0.3 * alpha) for alpha in steps}
+    assert _rehearsed(rising).best().alpha == 2.0
+    assert _rehearsed({alpha: (0.3 + 0.1 * alpha, 0.7 * alpha) for alpha in steps}).best().alpha == 1.25
+    falling = {alpha: (0.5 - 0.1 * alpha, 0.3 * alpha) for alpha in steps}
+    assert _rehearsed(falling).best().alpha == 1.0
+    doubtful = {alpha: (0.1 * alpha, 0.3 * alpha) for alpha in steps}
+    assert _rehearsed(doubtful).best().alpha == 1.0, "what arrives may be something else"
+    too_much = {alpha: (0.5 - 0.1 * alpha, 2 * alpha) for alpha in steps}
+    assert _rehearsed(too_much).best().alpha == 0.5, "B would move further than A was moved"
+    far_too_much = {alpha: (0.5, 8 * alpha) for alpha in steps}
+    assert _rehearsed(far_too_much).best().alpha == 0.25, "as little as there is"
 
 
 def test_a_bound_on_how_far_outputs_move_is_kept(exact, tuned):

@@ -124,12 +124,18 @@ class Functional:
     """
     scaled: bool = True
     """Whether maps carry how much larger B's activations are."""
+    freely: bool = True
+    """Whether units may leave their heads, where that predicts B better."""
     calibrate: str | None = None
     """Where inputs of the user's own are, which both models are given instead."""
 
     def __post_init__(self) -> None:
-        if self.probes < 1 or self.samples < 2:
-            raise SettingError("probes and samples: nothing would be computed", hint="give more")
+        for name, value, least in (("probes", self.probes, 8), ("samples", self.samples, 80)):
+            if value < least:
+                raise SettingError(
+                    f"{name} = {value}: too few to find anything, and to judge it",
+                    hint=f"give at least {least}",
+                )
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,8 @@ class Method:
                     hint="choose --method ot, or leave it out",
                 )
             given["fusion"] = replace(self.fusion, **fusion)
+        if "heads" in policy and self.functional is not None:
+            functional["freely"] = False  # it has been said
         if functional:
             if self.functional is None:
                 raise SettingError(

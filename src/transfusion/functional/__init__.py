@@ -8,20 +8,22 @@ sets of activations, and `quality` tells what maps are worth, on samples that no
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from transfusion.alignment import Fold
+from transfusion.architecture import Policy
 from transfusion.errors import AlignmentError, listing
 from transfusion.functional.axes import Evidence
 from transfusion.functional.experts import mixture, mixtures
 from transfusion.functional.households import household
-from transfusion.functional.listening import Heard, listen
+from transfusion.functional.listening import HELD_OUT, Heard, listen
 from transfusion.functional.quality import Quality, mean, qualities
 from transfusion.functional.solving import alone, stream
 from transfusion.live import build
@@ -43,6 +45,25 @@ class Hearing:
     about: str
     """What the probes were."""
 
+    def under(self, policy: Policy) -> Hearing:
+        """The same samples, for axes that a policy asks for."""
+        return replace(self, evidence=self.evidence.under(policy), held_out=self.held_out.under(policy))
+
+
+def divided(batches: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
+    """The same inputs in at least two batches for every fifth of them: a fifth is to be held out."""
+    total = sum(_count(batch) for batch in batches)
+    size = max(1, total // (2 * HELD_OUT))
+    return [
+        {name: one[start : start + size] for name, one in batch.items()}
+        for batch in batches
+        for start in range(0, _count(batch), size)
+    ]
+
+
+def _count(batch: Mapping[str, Tensor]) -> int:
+    return len(next(iter(batch.values())))
+
 
 @contextmanager
 def hearing(a: Model, b: Model, options: Functional, seed: int = 0) -> Iterator[Hearing]:
@@ -57,7 +78,7 @@ def hearing(a: Model, b: Model, options: Functional, seed: int = 0) -> Iterator[
             if probes is None:
                 make = partial(real, Path(options.calibrate)) if options.calibrate else made_up
                 probes = make(model, module, options.probes, seed)
-            heard.append(listen(model, module, probes.batches, place, options.samples))
+            heard.append(listen(model, module, divided(probes.batches), place, options.samples))
             del module
         assert probes is not None
         of_a, of_b = heard

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment import Fold
+from transfusion.architecture import Policy
 from transfusion.functional.listening import MADE, READ, Heard
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
 from transfusion.maps import Map, move
@@ -34,6 +35,10 @@ class Evidence:
         self.a, self.b, self.of_a, self.of_b = a, b, of_a, of_b
         self.architecture = a.architecture
         self.sizes = a.architecture.sizes
+
+    def under(self, policy: Policy) -> Evidence:
+        """The same for axes that a policy asks for."""
+        return Evidence(self.a.under(policy), self.b.under(policy), self.of_a, self.of_b)
 
     def pair(self, module: str, side: str) -> tuple[Tensor, Tensor] | None:
         """The samples of one module in both models, if both were heard."""

@@ -68,16 +68,19 @@ def _sizes(evidence: Evidence, id: str, seen: float) -> tuple[float, float]:
 
 
 def alone(evidence: Evidence, id: str, options: Functional) -> dict[str, Map]:
-    """An axis that lies within nothing and holds nothing: the neurons of an MLP, a key for all heads."""
+    """An axis that lies within nothing and holds nothing: the neurons of an MLP, a key for all heads, the
+    units of heads whose boundaries are ignored.
+    """
     pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,)]
     if not pieces:
         return {}
     b, a = (torch.cat([unit(getattr(piece, one)) for piece in pieces], dim=1) for one in "ba")
-    makers = sum(piece.side == MADE for piece in pieces)
+    sides = [piece.side for piece in pieces]
+    gated = sides.count(MADE) > 1 and READ in sides  # q and k meet each other, and nobody reads them
     produced, read = (_mean_size(pieces, side) for side in (MADE, READ))
     if (group := evidence.architecture.spaces[id].group).turns:
         return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options)}
-    if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (makers > 1 or _is_flat(a))):
+    if options.mlp is Mlp.ASSIGNED or (options.mlp is Mlp.AUTO and (gated or _is_flat(a))):
         return {id: assign((each_unit(b) @ each_unit(a).T)[None])}
     return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options)}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
 from transfusion.alignment import Alignment, Provenance
+from transfusion.architecture import Architecture, Heads
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
 from transfusion.evidence.weights import Weights
 from transfusion.functional import Correspondence, Hearing, Quality, correspond, hearing, mean, qualities
@@ -16,7 +17,9 @@ from transfusion.matching.search import Step
 from transfusion.methods import Functional
 
 CLEARLY = 0.02
-"""How much more of B's activations a less simple way must predict to be preferred."""
+"""How much more of B's activations must be predicted for units to leave their heads."""
+NEARLY = 0.9
+"""The share of the best prediction that a simpler way must reach to be preferred."""
 IDENTITY, PERMUTATION, FUNCTIONAL = "identity", "permutation", "functional"
 
 
@@ -25,9 +28,44 @@ def turned(
 ) -> Alignment:
     """A rotation for every axis that allows one."""
     with hearing(weights.a, weights.b, options, story.seed) as heard:
-        found = _correspondence(weights, heard, options, on_step)
-        told = _told(qualities(heard.held_out, found.maps), heard)
-    return _as_alignment(weights, found, replace(story, advice=told))
+        found = _turned(heard, options, on_step)
+    return found.alignment(replace(story, advice=_told(found.quality, heard)))
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """What was found, for the axes of an architecture, and what it is worth."""
+
+    found: Correspondence
+    quality: Mapping[str, Quality]
+    architecture: Architecture
+
+    def alignment(self, story: Provenance) -> Alignment:
+        policy, digest = self.architecture.policy, self.architecture.digest()
+        story = replace(story, policy=policy, architecture=digest, objective=())
+        return Alignment.of(self.found.maps, self.architecture, story, self.found.folds)
+
+
+def _turned(heard: Hearing, options: Functional, on_step: Callable[[Step], None]) -> _Turned:
+    """Units turned within heads that go together; or from head to head, where that is clearly better."""
+    within = _tried(heard, options, on_step)
+    if not options.freely:
+        return within
+    policy = replace(within.architecture.policy, heads=Heads.FLAT)
+    across = _tried(heard.under(policy), options, on_step)
+    better = mean(across.quality).found > mean(within.quality).found + CLEARLY
+    return across if better else within
+
+
+def _tried(heard: Hearing, options: Functional, on_step: Callable[[Step], None]) -> _Turned:
+    architecture = heard.evidence.architecture
+    total, done = sum(space.parent is None for space in architecture.free()), count(1)
+
+    def on_axis(id: str) -> None:
+        on_step(Step("pass", 0, next(done), total, id, 0.0))
+
+    found = correspond(heard.evidence, options, on_axis=on_axis)
+    return _Turned(found, qualities(heard.held_out, found.maps), architecture)
 
 
 def best(
@@ -42,43 +80,31 @@ def best(
     """
     try:
         with hearing(weights.a, weights.b, options, story.seed) as heard:
-            found = _correspondence(weights, heard, options, on_step)
+            found = _turned(heard, options, on_step)
             ways = {
-                name: qualities(heard.held_out, maps)
-                for name, maps in ((IDENTITY, {}), (PERMUTATION, matched), (FUNCTIONAL, found.maps))
+                IDENTITY: qualities(heard.held_out, {}),
+                PERMUTATION: qualities(heard.held_out, matched),
+                FUNCTIONAL: found.quality,
             }
             told = {name: _told(quality, heard) for name, quality in ways.items()}
     except (AlignmentError, ArchitectureError, LibraryError) as error:
-        note = {**story.advice, "chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}}
+        text = f"{story.advice['text']}; functional was not tried: {error}"
+        note = {**story.advice, "chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}, "text": text}
         return Alignment.of(dict(matched), weights.architecture, replace(story, advice=note))
     predicted = {name: mean(quality).found for name, quality in ways.items()}
-    chosen = next(name for name in predicted if predicted[name] >= max(predicted.values()) - CLEARLY)
+    chosen = next(name for name in predicted if predicted[name] >= NEARLY * max(predicted.values()))
     by_weights = dict(story.advice)
     compared = {"chosen": chosen, "predicted_by": predicted}
     if chosen == PERMUTATION:
-        advice = {**by_weights, **compared}
+        text = f"{by_weights['text']}; {_compared(chosen, predicted)}"
+        advice = {**by_weights, **compared, "text": text}
         return Alignment.of(dict(matched), weights.architecture, replace(story, advice=advice))
-    text = f"{chosen} was chosen: {_compared(predicted)}"
+    text = _compared(chosen, predicted)
     advice = {**told[chosen], **compared, "text": text, "by_weights": by_weights}
     story = replace(story, advice=advice)
     if chosen == IDENTITY:
         return Alignment.of({}, weights.architecture, story)
-    return _as_alignment(weights, found, replace(story, objective=()))
-
-
-def _correspondence(
-    weights: Weights, heard: Hearing, options: Functional, on_step: Callable[[Step], None]
-) -> Correspondence:
-    total, done = sum(space.parent is None for space in weights.architecture.moving()), count(1)
-
-    def on_axis(id: str) -> None:
-        on_step(Step("pass", 0, next(done), total, id, 0.0))
-
-    return correspond(heard.evidence, options, on_axis=on_axis)
-
-
-def _as_alignment(weights: Weights, found: Correspondence, story: Provenance) -> Alignment:
-    return Alignment.of(found.maps, weights.architecture, story, found.folds)
+    return found.alignment(story)
 
 
 def _told(quality: Mapping[str, Quality], heard: Hearing) -> dict[str, Any]:
@@ -97,6 +123,6 @@ def _told(quality: Mapping[str, Quality], heard: Hearing) -> dict[str, Any]:
     }
 
 
-def _compared(predicted: Mapping[str, float]) -> str:
-    ways = [f"{share:.0%} by {name}" for name, share in predicted.items()]
-    return f"of B's activations, {', '.join(ways)} are predicted from A's"
+def _compared(chosen: str, predicted: Mapping[str, float]) -> str:
+    others = ", ".join(f"{name} {share:.0%}" for name, share in predicted.items() if name != chosen)
+    return f"{chosen} was chosen, which predicts {predicted[chosen]:.0%} of B's activations ({others})"

@@ -111,8 +111,8 @@ def test_keep_support_reaches_the_output(exact, tuned):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"keep_support": 0.0}, "B's outputs could not move at all"),
-        ({"keep_support": -1.0}, "B's outputs could not move at all"),
+        ({"keep_support": 0.0}, "it must be a number above 0"),
+        ({"keep_support": -1.0}, "it must be a number above 0"),
         ({"keep_support": 0.1, "alpha": {"encoder.*": 0.5}}, "α has been given for every layer"),
     ],
 )
@@ -148,7 +148,7 @@ def test_weights_alone_decide_where_models_cannot_be_run(made, tmp_path):
     tuned = finetuned(CASES["bert"], made("bert"), tmp_path / "tuned")
     moved = transport(tuned, base=a, onto=b, via=align(a, b, method="naive"), alpha="auto")
     story = moved.story()
-    assert "arrival" not in story
+    assert "a folder with its config.json" in story["arrival"]["not_tried"]
     assert story["alpha"] == balanced(a, b).as_json()
 
 
@@ -227,9 +227,29 @@ def test_alpha_and_calibration_on_the_command_line(cli, shuffled, tuned, tmp_pat
         *("--method", "functional", "--alpha", "auto", "--calibrate", tmp_path / "own.safetensors"),
     )
     assert code == 0
-    assert "in the direction of A's to 1.00" in out
+    assert "a cosine of 1.00 with that of A's" in out
     story = json.loads((tmp_path / "out" / "transfusion.json").read_text())
     assert story["alignment"]["options"]["functional"]["calibrate"].endswith("own.safetensors")
     code, _, err = cli("transport", "--from", tmp_path / "out", "-o", tmp_path / "again")
     assert code == 0
     assert "bit for bit" in err
+
+
+def test_own_inputs_are_for_the_alignment_too(shuffled, tuned, tmp_path):
+    a, b = shuffled("vit-classifier")
+    config = json.loads((a / "config.json").read_text())
+    side, channels = config["image_size"], config.get("num_channels", 3)
+    pixels = torch.randn(40, channels, side, side, generator=torch.Generator().manual_seed(1))
+    save_file({"pixel_values": pixels}, own := tmp_path / "own.safetensors")
+    moved = transport(tuned, base=a, onto=b, method="functional", calibrate=own)
+    assert moved.alignment.provenance.options["functional"]["calibrate"] == str(own)
+    assert "own.safetensors" in moved.alignment.provenance.advice["probes"]
+    assert (
+        "without training and without labels"
+        in moved.account.texts({**moved.story(), "files": {}})["README.md"]
+    )
+    held_out = predict(a, b, via=moved.alignment, calibrate=own)
+    advice = moved.alignment.provenance.advice
+    assert held_out.mean.found == pytest.approx(advice["found"], abs=1e-6), "the same inputs were held out"
+    with pytest.raises(SettingError, match="nothing would look at these inputs"):
+        transport(tuned, base=a, onto=b, method="naive", calibrate=own)

@@ -103,7 +103,8 @@ def _from_text(text: str | Path) -> Alpha:
         value: Any = json.loads(Path(text).read_text())
     except FileNotFoundError as error:
         raise SettingError(
-            f"alpha = {text}: neither a number nor a file that exists", hint=f"give a number; or {_FORM}"
+            f"alpha = {text}: neither a number nor a file that exists",
+            hint=f"give a number, auto, or a file; {_FORM}",
         ) from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise SettingError(f"{text}: not a readable file of α ({error})", hint=_FORM) from error

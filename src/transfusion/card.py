@@ -101,7 +101,7 @@ def _title(story: Story) -> str:
 def _summary(story: Story) -> str:
     tuned, base, onto = _finetuned(story), _name(story.get("base")), _name(story.get("onto"))
     if not (tuned and base and onto):
-        return "Made by TransFusion, without training and without data."
+        return f"Made by TransFusion, {_without(story)}."
     what = "adapter" if story.get("kind") == "adapter" else "fine-tune"
     plural = "s" if len(tuned) > 1 else ""
     how = f", put together by {_plain(story['how'])}" if plural and story.get("how") else ""
@@ -109,8 +109,15 @@ def _summary(story: Story) -> str:
         f"The {what}{plural} {_words(_plain(_name(one)) for one in tuned)} of {_plain(base)}, moved onto"
         f" {_plain(onto)}{how}: {'B + α·π(τ), ' * (not plural)}made by TransFusion"
         f" {_plain(story.get('transfusion'))}".rstrip()
-        + f" without training and without data. {_usage(story)} It was not evaluated by this step."
+        + f" {_without(story)}. {_usage(story)} It was not evaluated by this step."
     )
+
+
+def _without(story: Story) -> str:
+    """What was not needed; inputs of the user's own are data, if without labels."""
+    options = (story.get("alignment") or {}).get("options") or {}
+    own = (options.get("functional") or {}).get("calibrate") or (story.get("settings") or {}).get("calibrate")
+    return "without training and without labels" if own else "without training and without data"
 
 
 def _usage(story: Story) -> str:
@@ -146,6 +153,7 @@ def _settings(story: Story) -> list[tuple[str, ...]]:
         "seed": _plain(pi.get("seed")),
         "SHA-256 of π": _code(pi.get("sha256")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
+        "change of B's outputs, beside that of A's": _arrival(story.get("arrival") or {}),
         "type of the numbers": _plain(story.get("dtype")),
         "combined by": _plain(story.get("how")),
         "weights": _plain(", ".join(map(str, story.get("weights") or ()))),
@@ -154,6 +162,12 @@ def _settings(story: Story) -> list[tuple[str, ...]]:
         "share of the change that the rank holds": _share(story.get("kept")),
     }
     return [row for row in rows.items() if row[1]]
+
+
+def _arrival(told: Mapping[str, Any]) -> str:
+    if "direction" not in told:
+        return ""
+    return _plain(f"cosine {told['direction']}, size {told['size']}, on {told['probes']}")
 
 
 def _share(value: float | None) -> str:

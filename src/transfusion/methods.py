@@ -183,6 +183,12 @@ class Method:
         policy = {name: given.pop(name) for name in list(given) if name in _OF_POLICY}
         fusion = {name: given.pop(name) for name in list(given) if name in _OF_FUSION}
         functional = {name: given.pop(name) for name in list(given) if name in _OF_FUNCTIONAL}
+        idle = [name for name in given if name in _OF_SEARCH and self.functional and not self.searches]
+        if idle:
+            raise SettingError(
+                f"{', '.join(idle)}: functional alignment does not search",
+                hint="leave it out, or choose a method that compares weights, such as guarded",
+            )
         if fusion:
             if self.fusion is None:
                 raise SettingError(
@@ -196,7 +202,7 @@ class Method:
             if self.functional is None:
                 raise SettingError(
                     f"{', '.join(functional)}: only for functional alignment",
-                    hint="choose --method functional, or leave it out",
+                    hint="choose the method functional or auto, or leave it out",
                 )
             given["functional"] = replace(self.functional, **functional)
         return replace(self, policy=replace(self.policy, **policy), **given)
@@ -205,11 +211,7 @@ class Method:
     def recalled(cls, name: str, options: Mapping[str, Any], policy: Mapping[str, str]) -> Method:
         """The method that a provenance tells of."""
         method = preset(name)
-        searching = {
-            field.name: options[field.name]
-            for field in fields(cls)
-            if field.name in options and field.name not in ("moves", "follows_advice", "fusion", "functional")
-        }
+        searching = {name: options[name] for name in _OF_SEARCH if name in options and method.searches}
         inner = {**(options.get("fusion") or {}), **(options.get("functional") or {})}
         return method.changed(**searching, **policy, **inner)
 
@@ -286,6 +288,7 @@ DEFAULT = "guarded"
 
 
 _OF_POLICY: dict[str, type[StrEnum]] = {"residual": Residual, "inner": Inner, "heads": Heads}
+_OF_SEARCH = {"score", "starts", "order", "accept", "restarts", "max_sweeps", "outputs", "vectors", "screen"}
 _OF_FUSION = {field.name for field in fields(Fusion)}
 _OF_FUNCTIONAL = {field.name for field in fields(Functional)}
 _WORDS: dict[str, type[StrEnum]] = {

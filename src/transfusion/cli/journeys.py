@@ -10,6 +10,7 @@ import typer
 from transfusion.cli.console import Talk
 from transfusion.cli.moving import Moving, as_numbers, as_settings, command, refuse_beside_from
 from transfusion.cli.options import (
+    AlphaOfMerge,
     AlphaOption,
     ArchitectureFile,
     Base,
@@ -87,7 +88,7 @@ def transport(
     if finetuned is None or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
     tries = alpha == "auto" or keep_support is not None
-    shown = calibrated(calibrate, method, via, tries)
+    shown = calibrated(calibrate, method, via, tries, " and for --alpha auto and --keep-support")
     choices = Choices(method, residual, inner, None, device, seed, jobs, shown)
     if via is not None:
         choices.refuse_beside_via()
@@ -99,6 +100,8 @@ def transport(
         full=full,
         config=config,
         architecture=architecture,
+        calibrate=calibrate,
+        keep_support=keep_support,
     )
     account = Account("transport", command=command(), settings=settings)
 
@@ -139,7 +142,7 @@ def merge(
         typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),
     ] = None,
     via: Via = None,
-    alpha: AlphaOption = "1.0",
+    alpha: AlphaOfMerge = "1.0",
     full: Annotated[
         bool, typer.Option("--full", help="Of adapters: write the whole model, with them in it.")
     ] = False,

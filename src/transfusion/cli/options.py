@@ -83,6 +83,14 @@ AlphaOption = Annotated[
         " changes B's outputs on made-up inputs as the fine-tune changed A's.",
     ),
 ]
+AlphaOfMerge = Annotated[
+    str,
+    typer.Option(
+        "--alpha",
+        help="How much of the change to add: a number, a file with one for each layer, or auto, which keeps"
+        " its size relative to the weights.",
+    ),
+]
 NewTokensOption = Annotated[
     str,
     typer.Option(
@@ -225,7 +233,7 @@ JoinOption = Annotated[
         rich_help_panel=_PLANS,
     ),
 ]
-_COMPUTED = "Functional alignment (--method functional, auto)"
+_COMPUTED = "What models compute (--method functional, auto)"
 CalibrateOption = Annotated[
     Path | None,
     typer.Option(
@@ -251,14 +259,14 @@ Samples = Annotated[
     typer.Option(
         min=2,
         show_default="5120",
-        help="How many tokens or patches among them speak at each place.",
+        help="How many activations of every module are compared.",
         rich_help_panel=_COMPUTED,
     ),
 ]
 MlpOption = Annotated[
     Mlp | None,
     typer.Option(
-        help="The neurons of MLPs: turned, assigned, or turned where that can be told.",
+        help="The neurons of MLPs: turned, assigned one to one, or auto: turned unless they are gated.",
         show_default="auto",
         rich_help_panel=_COMPUTED,
     ),
@@ -268,8 +276,8 @@ KeepSupport = Annotated[
     typer.Option(
         "--keep-support",
         show_default="no bound",
-        help="Take less of the change, so that B's outputs on made-up inputs move by no more than this share"
-        " of their own spread.",
+        help="Protect what B could do before: take less of the change, so that B's outputs on made-up inputs"
+        " move by no more than this share of their own spread.",
     ),
 ]
 AdviceOption = Annotated[

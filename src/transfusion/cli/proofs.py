@@ -47,7 +47,8 @@ def prove(a: str, via: str, tolerance: float, as_json: bool) -> None:
         f" over {', '.join(found.outputs)}"
     )
     if as_json:
-        print_json({**asdict(found), "equal": found.equal})
+        reason = None if found.equal else found.reason
+        print_json({**asdict(found), "reason": reason, "equal": found.equal})
     elif found.equal:
         out.print(text, markup=False)
     if not found.equal:

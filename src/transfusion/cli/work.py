@@ -74,14 +74,12 @@ class Choices:
 
 
 def calibrated(
-    calibrate: Path | None, method: str | None, via: str | None, used: bool = False
+    calibrate: Path | None, method: str | None, via: str | None, used: bool = False, also: str = ""
 ) -> dict[str, Any]:
     """Inputs of the user's own, for a method that runs models; refused where nothing would look at them."""
     runs = via is None and preset(method or DEFAULT).functional is not None
     if calibrate is not None and not (runs or used):
-        raise typer.BadParameter(
-            "--calibrate is for --method functional or auto, for --alpha auto and for --keep-support"
-        )
+        raise typer.BadParameter(f"--calibrate is for aligning by --method functional or auto{also}")
     return {"calibrate": as_place(calibrate)} if runs and calibrate is not None else {}
 
 
@@ -177,15 +175,23 @@ def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None
         lines.append(f"{story['new_tokens']} new token(s) of the fine-tune follow those of B")
     if story.get("lost_tokens"):
         lines.append(f"{story['lost_tokens']} new token(s) of the fine-tune were dropped")
-    if arrival := story.get("arrival"):
-        lines.append(
-            f"shown {arrival['probes']}, B's outputs change in the direction of A's to"
-            f" {arrival['direction']:.2f} (1 is the same) and by {arrival['size']:.2f} of the size"
-        )
+    lines += _arrived(story.get("arrival") or {})
     lines += _named("left behind, because the fine-tune does not have them", story.get("dropped", ()))
     if advice := story["alignment"]["advice"]:
         lines.append(f"{advice['verdict']}: {advice['text']}")
     show({"written": str(output), **story}, as_json, "\n".join([*lines, f"written to {output}"]))
+
+
+def _arrived(arrival: Mapping[str, Any]) -> list[str]:
+    """How much of the change was seen in B's outputs, or why that was not looked at."""
+    if "not_tried" in arrival:
+        return [f"α was taken from the weights alone: {arrival['not_tried']}"]
+    if not arrival:
+        return []
+    return [
+        f"on {arrival['probes']}, the change of B's outputs has a cosine of {arrival['direction']:.2f} with"
+        f" that of A's, and {arrival['size']:.2f} of its size"
+    ]
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from transfusion.alignment import Alignment
+from transfusion.methods import DEFAULT, Method, preset
 from transfusion.task_vector import NewTokens
 from transfusion.transportation.account import Account
 from transfusion.transportation.adapter_output import AdapterOutput
@@ -84,6 +85,8 @@ def transport(
     >>> print(moved.save("models/lora-on-b"))
     models/lora-on-b
     """
+    if via is None and calibrate is not None:
+        aligning = _shown(calibrate, **aligning)
     return Journey.between(base, onto, via, **aligning).transport(
         finetuned,
         alpha=alpha,
@@ -94,6 +97,14 @@ def transport(
         keep_support=keep_support,
         calibrate=calibrate,
     )
+
+
+def _shown(calibrate: str | Path, method: str | Method = DEFAULT, **aligning: Any) -> dict[str, Any]:
+    """How to align, with inputs of the user's own for a method that runs models."""
+    chosen = method if isinstance(method, Method) else preset(method)
+    if chosen.functional is not None:
+        chosen = chosen.changed(calibrate=str(Path(calibrate).resolve()))
+    return {**aligning, "method": chosen}
 
 
 def merge(

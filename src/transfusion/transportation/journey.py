@@ -162,6 +162,11 @@ class Journey:
         if (alpha == AUTO or keep_support is not None) and self.alignment.provenance.method != PLANNED:
             rehearsal = partial(self.rehearsal, finetuned, calibrate=calibrate, new_tokens=new_tokens)
             alpha, account = self._tried(alpha, keep_support, rehearsal, account)
+        elif calibrate is not None and self.alignment.provenance.options.get("functional") is None:
+            raise SettingError(
+                "calibrate: nothing would look at these inputs",
+                hint='leave it out, or ask for alpha="auto" or keep_support',
+            )
         chosen = self.alpha(alpha)
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
@@ -208,10 +213,10 @@ class Journey:
         """α from what is seen on probes, and what was seen. Weights alone decide where models cannot be run
         and nothing has to be kept.
         """
-        if keep_support is not None and not 0 < keep_support < float("inf"):
+        if keep_support is not None and not 0 < float(keep_support) < float("inf"):
             raise SettingError(
-                f"keep_support = {keep_support}: B's outputs could not move at all",
-                hint="give the share of their own spread that they may move by, such as 0.2",
+                f"keep_support = {keep_support}: it must be a number above 0",
+                hint="give the share of their own spread that B's outputs may move by, such as 0.2",
             )
         if asked != AUTO and Alpha.of(asked).patterns:
             raise SettingError(
@@ -219,10 +224,10 @@ class Journey:
             )
         try:
             rehearsal = rehearse()
-        except (ArchitectureError, LibraryError):
+        except (ArchitectureError, LibraryError) as error:
             if keep_support is not None:
                 raise
-            return asked, account
+            return asked, replace(account, arrival={"not_tried": str(error)})
         found = rehearsal.best() if asked == AUTO else rehearsal.at(Alpha.of(asked).default)
         if keep_support is not None:
             found = rehearsal.within(keep_support, found.alpha)

@@ -16,6 +16,7 @@ from transfusion.model import Model
 from transfusion.probes import run
 from transfusion.probing import made_up
 from transfusion.probing.images import normalisation, smooth_noise
+from transfusion.probing.shapes import overlapping
 from transfusion.probing.sounds import coloured_noise, log_mel
 from transfusion.probing.sounds import made as sounds
 from transfusion.probing.subject import seeded
@@ -336,9 +337,20 @@ def test_open_clip_brings_its_own_tokenizer(tmp_path):
 # ── images ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_images_are_smooth_and_of_unit_variance(made):
+def test_images_have_shapes_with_edges_and_some_are_noise(made):
     images = joined(shown(made("vit")), "pixel_values")
-    assert torch.allclose(images.flatten(1).std(1), torch.ones(40), atol=1e-5)
+    assert images.abs().max() <= 2, "pixels between 0 and 1, less 0.5, in quarters"
+    assert images.flatten(1).std(1).min() > 0.1, "there is something in every image"
+    assert 0.4 < images.std() < 1.2
+    drawn = overlapping(8, 3, 56, 56, seeded(0, 0))
+    blobs = torch.cat([smooth_noise((3, 56, 56), 5, seeded(number, 0)) for number in range(8)])
+    flat, smooth = (one.diff(dim=-1).abs().flatten() / one.std() for one in (drawn, blobs))
+    assert flat.quantile(0.5) < smooth.quantile(0.5), "areas of one colour"
+    assert flat.quantile(0.995) > 2 * smooth.quantile(0.995), "and edges between them"
+
+
+def test_noise_is_smooth_and_of_unit_variance():
+    assert smooth_noise((3, 56, 56), 9, seeded(0, 0)).std() == pytest.approx(1)
     coarse, fine = (smooth_noise((3, 56, 56), cells, seeded(0, 0)) for cells in (3, 14))
     steps = [one.diff(dim=-1).abs().mean() for one in (coarse, fine)]
     assert 3 * steps[0] < steps[1]

@@ -159,10 +159,11 @@ class Journey:
     ) -> Transport | AdapterTransport:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
         account = account or Account()
-        if (alpha == AUTO or keep_support is not None) and self.alignment.provenance.method != PLANNED:
+        known = self.alignment.provenance.method != PLANNED
+        if known and (alpha == AUTO or keep_support is not None):
             rehearsal = partial(self.rehearsal, finetuned, calibrate=calibrate, new_tokens=new_tokens)
             alpha, account = self._tried(alpha, keep_support, rehearsal, account)
-        elif calibrate is not None and self.alignment.provenance.options.get("functional") is None:
+        elif known and calibrate is not None and not self.alignment.provenance.options.get("functional"):
             raise SettingError(
                 "calibrate: nothing would look at these inputs",
                 hint='leave it out, or ask for alpha="auto" or keep_support',

@@ -81,6 +81,8 @@ def test_more_than_one_only_where_that_turns_the_change_towards_that_of_a():
     rising = {alpha: (0.3 + 0.1 * alpha, 0.3 * alpha) for alpha in steps}
     assert _rehearsed(rising).best().alpha == 2.0
     assert _rehearsed({alpha: (0.3 + 0.1 * alpha, 0.7 * alpha) for alpha in steps}).best().alpha == 1.25
+    hardly = {alpha: (0.5 + 0.02 * alpha, 0.3 * alpha) for alpha in steps}
+    assert _rehearsed(hardly).best().alpha == 1.0, "what is gained is not worth it"
     falling = {alpha: (0.5 - 0.1 * alpha, 0.3 * alpha) for alpha in steps}
     assert _rehearsed(falling).best().alpha == 1.0
     doubtful = {alpha: (0.1 * alpha, 0.3 * alpha) for alpha in steps}

@@ -26,6 +26,8 @@ TRIED = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 """The values of α that are tried."""
 NEARLY = 0.998
 """How near to the best direction a larger α than 1 must be."""
+WORTH_IT = 1.1
+"""How much better that direction must be than the one with α = 1."""
 DOUBTFUL = 0.3
 """A direction, with α = 1, below which more is not tried: what arrives may be something else."""
 NO_FURTHER = 1.01
@@ -95,16 +97,17 @@ class Rehearsal:
         )
 
     def best(self) -> Arrival:
-        """1, or as much more as turns the change of B towards that of A, if it goes that way at all; never so
-        much that B moves further than A was moved.
+        """1, or more where that clearly turns the change of B towards that of A, if it goes that way at all;
+        never so much that B moves further than A was moved.
         """
         tried = [self.at(alpha) for alpha in TRIED]
         fitting = [one for one in tried if one.size <= NO_FURTHER] or tried[:1]
-        good = NEARLY * max(one.direction for one in fitting)
         whole = max((one for one in fitting if one.alpha <= 1), key=lambda one: one.alpha)
-        if whole.direction < DOUBTFUL:
+        best = max(one.direction for one in fitting)
+        if whole.direction < DOUBTFUL or best < WORTH_IT * whole.direction:
             return whole
-        return max([whole, *(one for one in fitting if one.direction >= good)], key=lambda one: one.alpha)
+        good = (one for one in fitting if one.direction >= NEARLY * best)
+        return max([whole, *good], key=lambda one: one.alpha)
 
     def within(self, bound: float, alpha: float) -> Arrival:
         """The largest α, up to the given one, that moves B's outputs no further than the bound."""

@@ -80,7 +80,7 @@ def test_more_than_one_only_where_that_turns_the_change_towards_that_of_a():
     steps = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
     rising = {alpha: (0.3 + 0.1 * alpha, 0.3 * alpha) for alpha in steps}
     assert _rehearsed(rising).best().alpha == 2.0
-    assert _rehearsed({alpha: (0.3 + 0.1 * alpha, 0.7 * alpha) for alpha in steps}).best().alpha == 1.25
+    assert _rehearsed({alpha: (0.1 + 0.3 * alpha, 0.7 * alpha) for alpha in steps}).best().alpha == 1.25
     hardly = {alpha: (0.5 + 0.02 * alpha, 0.3 * alpha) for alpha in steps}
     assert _rehearsed(hardly).best().alpha == 1.0, "what is gained is not worth it"
     falling = {alpha: (0.5 - 0.1 * alpha, 0.3 * alpha) for alpha in steps}

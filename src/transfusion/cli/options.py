@@ -248,7 +248,7 @@ ProbesOption = Annotated[
     int | None,
     typer.Option(
         "--probes",
-        min=1,
+        min=8,
         show_default="320",
         help="How many inputs both models are given.",
         rich_help_panel=_COMPUTED,
@@ -257,7 +257,7 @@ ProbesOption = Annotated[
 Samples = Annotated[
     int | None,
     typer.Option(
-        min=2,
+        min=80,
         show_default="5120",
         help="How many activations of every module are compared.",
         rich_help_panel=_COMPUTED,

@@ -70,19 +70,15 @@ def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, as_json
     pi = Alignment.load(via)
     found = predict(a, onto or pi.provenance.target, via=pi, calibrate=calibrate)
     every = found.mean
-    told = (
-        f"{every.found:.0%} of B's activations are predicted from A's, {every.identity:.0%} with nothing"
-        f" moved and {every.null:.0%} by chance"
-    )
     axes = {id: asdict(one) for id, one in found.axes.items()}
     if as_json:
         print_json({**asdict(every), "holds": found.holds, "probes": found.probes, "axes": axes})
     elif found.holds:
         out.print(views.prediction(axes))
-        out.print(f"{told}; shown: {found.probes}", markup=False)
+        out.print(f"{every}; shown: {found.probes}", markup=False)
     if not found.holds:
         raise VerificationError(
-            f"π does not tell what B computes: {told}", hint="the two models may have nothing in common"
+            f"π does not tell what B computes: {every}", hint="the two models may have nothing in common"
         )
 
 

@@ -26,6 +26,12 @@ class Quality:
     null: float
     """The same with A's samples in another order: what is alike in all of B's activations."""
 
+    def __str__(self) -> str:
+        return (
+            f"{self.found:.0%} of B's activations are predicted from A's, {self.identity:.0%} with nothing"
+            f" moved and {self.null:.0%} by chance"
+        )
+
 
 def qualities(evidence: Evidence, maps: Mapping[str, Map]) -> dict[str, Quality]:
     """What maps are worth, for everything that may move: points of the stream, heads with all that lies

@@ -110,13 +110,9 @@ def best(
 def _told(quality: Mapping[str, Quality], heard: Hearing) -> dict[str, Any]:
     """What maps are worth, in words and in numbers."""
     every = mean(quality)
-    text = (
-        f"{every.found:.0%} of B's activations are predicted from A's, {every.identity:.0%} with nothing"
-        f" moved and {every.null:.0%} by chance"
-    )
     return {
         "verdict": "predicted",
-        "text": text,
+        "text": str(every),
         **asdict(every),
         "axes": {id: asdict(one) for id, one in quality.items()},
         "probes": heard.about,

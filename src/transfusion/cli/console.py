@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 typed: ContextVar[list[str]] = ContextVar("typed")
 """The arguments of the program, as the user gave them."""
+
+
+def command() -> str:
+    """What the user typed."""
+    return shlex.join(["transfusion", *typed.get()])
 
 
 class Talk:

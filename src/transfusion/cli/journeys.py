@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transfusion.cli.console import Talk
-from transfusion.cli.moving import Moving, as_numbers, as_settings, command, refuse_beside_from
+from transfusion.cli.console import Talk, command
+from transfusion.cli.moving import Moving, as_numbers, as_settings, refuse_beside_from
 from transfusion.cli.options import (
     AlphaOfMerge,
     AlphaOption,

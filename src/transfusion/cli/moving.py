@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from transfusion.cli.console import Talk, typed
+from transfusion.cli.console import Talk
 from transfusion.cli.work import Choices, files_of, report_transport, show
 
 if TYPE_CHECKING:
@@ -133,11 +132,6 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
-
-
-def command() -> str:
-    """What the user typed."""
-    return shlex.join(["transfusion", *typed.get()])
 
 
 def as_settings(**given: Any) -> dict[str, Any]:

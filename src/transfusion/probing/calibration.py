@@ -21,9 +21,7 @@ from transfusion.probing.tokenizers import tokenizer_of
 TENSORS = (".safetensors", ".npz")
 FEWEST = 8
 """Fewer examples than this tell nothing about the units of a model."""
-_HOW = (
-    "give a folder of images, a .txt, .jsonl, .csv or .parquet of texts, or a file of tensors"
-)
+_HOW = "give a folder of images, a .txt, .jsonl, .csv or .parquet of texts, or a file of tensors"
 
 
 def calibrated(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:

@@ -747,6 +747,37 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
     assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)
 
 
+def test_in_double_precision(two_towers, pets, named):
+    data = Data(pets, classes=named)
+    rough, fine = (
+        evaluate(two_towers("clip"), data=data, dtype=dtype).rows[0].task
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert 0 < abs(rough.loss - fine.loss) < 1e-5
+    assert rough.accuracy == fine.accuracy
+
+
+def test_a_support_without_classes(two_towers, pets, named):
+    with pytest.raises(DataError, match="CLIPModel has no classes of its own") as caught:
+        evaluate(two_towers("clip"), data=Data(pets, classes=named), support=pets)
+    assert "--support-classes" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("residual", ["tied", "untied"])
+def test_the_barrier_takes_every_kind_of_examples(residual, two_towers, pets, named, place):
+    """Also where shortcuts turn what the text tower carries, which its tensors do not tell."""
+    a = two_towers("clip")
+    b = READERS["clip"].save(place / f"clip-{residual}", 3)
+    pi = transfusion.align(a, b, residual=residual)
+    data = Data(pets, classes=named)
+    way = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="interpolated")
+    assert way.faithful
+    assert way.examples == 9
+    plain = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="plain")
+    assert plain.faithful == (residual == "tied")
+    assert way.points[-1].loss == pytest.approx(plain.points[-1].loss, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

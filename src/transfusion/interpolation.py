@@ -23,7 +23,7 @@ from transfusion.alignment import Alignment
 from transfusion.architecture import Architecture
 from transfusion.dataset import Dataset
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
-from transfusion.evaluation import Meter
+from transfusion.evaluation import Data
 from transfusion.live import Live
 from transfusion.maps import Permutation
 from transfusion.model import Model, Reference, require_same_shape
@@ -124,7 +124,7 @@ def barrier(
     b: Model | Reference,
     *,
     via: Alignment | str | Path | None,
-    data: Dataset | str | Path,
+    data: Dataset | Data | str | Path,
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
     batch: int = BATCH,
@@ -156,9 +156,8 @@ def barrier(
         a = a.under(alignment.provenance.policy)
         if chosen is Shortcuts.ROUNDED:
             _require_permutations(alignment, a.architecture)
-    examples = data if isinstance(data, Dataset) else Dataset.load(data)
     way = _Way.between(a, b, alignment, chosen, dtype)
-    meter = Meter.of(way.live, examples, dtype, batch)
+    meter = Data.of(data).meter(a, way.live, dtype=dtype, batch=batch)
     loss_of_a = meter.measure().loss
     measured: list[Point] = []
     for alpha in alphas:
@@ -176,8 +175,8 @@ def barrier(
         loss_of_a=loss_of_a,
         a=a.label,
         b=b.label,
-        data=examples.label,
-        examples=len(examples),
+        data=meter.feed.label,
+        examples=len(meter),
         question=meter.question,
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -307,6 +307,23 @@ def test_timm_sees_what_timm_prepares(place, pets):
     assert not meter.notes
 
 
+def test_a_preparation_that_does_not_resize(pets, tmp_path):
+    folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"do_resize": False}))
+    pictures = [Picture.at(one) for one in sorted(pets.rglob("*.png"))]
+    data = Data(Examples("pets", images=pictures, labels=[0] * 9))
+    model = Model.open(folder)
+    from transfusion.evaluation.preparing import Eye
+    from transfusion.probing.subject import Subject
+
+    eye = Eye.of(Subject(model, data.live(model).module))
+    with pytest.raises(DataError, match=r"when prepared, and .* is \(3, 15, 23\)"):
+        eye.inputs(pictures)
+    same = Image.new("RGB", (12, 12), (255, 0, 51))
+    seen = eye.inputs([shown(same)])["pixel_values"]
+    assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.0, -1.0, -0.6]))
+
+
 @pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
 @pytest.mark.parametrize("way", ["shortest", "longest", "squash"])
 def test_images_are_prepared_as_by_open_clip(way, size):
@@ -482,6 +499,15 @@ def test_long_texts_are_refused_or_cut(place, tmp_path):
     assert meter.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were cut",)
     assert meter.measure().loss > 0
     assert [len(one["input_ids"]) for one in meter.feed.tokens][1] == 13
+
+
+def test_empty_texts_are_refused(tmp_path):
+    folder = put_tokenizer(GPT2_WORDS.save(tmp_path / "speaker", 1))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    file = table(tmp_path / "texts.jsonl", [{"text": "No"}, {"text": ""}])
+    assert refusal(folder, Data(file)) == f"{file}: example 2 has no tokens"
 
 
 # ── heads from elsewhere ─────────────────────────────────────────────────────────────────────

@@ -58,6 +58,8 @@ class Reader:
         for number, text in enumerate(texts, 1):
             tokens = self.encode(text)
             length = len(tokens["input_ids"])
+            if not length:
+                raise DataError(f"{label}: {what} {number} has no tokens", hint="take empty texts out")
             if self.room is not None and length > self.room:
                 if not truncate:
                     raise DataError(
@@ -70,7 +72,7 @@ class Reader:
 
     def inputs(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """The model's inputs for some texts."""
-        long = max(1, *(len(one["input_ids"]) for one in tokens))
+        long = max(len(one["input_ids"]) for one in tokens)
         if self.full and self.room is not None:
             long = self.room
         ids = [one["input_ids"] + [self.pad] * (long - len(one["input_ids"])) for one in tokens]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transfusion.alignment import Alignment
     from transfusion.description import inspect
     from transfusion.errors import TransfusionError
+    from transfusion.evaluation import evaluate
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
@@ -30,6 +31,7 @@ __all__ = [
     "align",
     "apply",
     "barrier",
+    "evaluate",
     "inspect",
     "merge",
     "predict",
@@ -44,6 +46,7 @@ _HOMES = {
     "align": "matching",
     "apply": "transportation",
     "barrier": "interpolation",
+    "evaluate": "evaluation",
     "inspect": "description",
     "merge": "transportation",
     "predict": "verification",

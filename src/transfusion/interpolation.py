@@ -23,9 +23,9 @@ from transfusion.alignment import Alignment
 from transfusion.architecture import Architecture
 from transfusion.dataset import Dataset
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
+from transfusion.evaluation import Data
 from transfusion.live import Live
 from transfusion.maps import Permutation
-from transfusion.measuring import Meter, Question
 from transfusion.model import Model, Reference, require_same_shape
 
 POINTS = 11
@@ -87,7 +87,7 @@ class Barrier:
     b: str
     data: str
     examples: int
-    question: Question
+    question: str
     dtype: str
 
     @property
@@ -124,7 +124,7 @@ def barrier(
     b: Model | Reference,
     *,
     via: Alignment | str | Path | None,
-    data: Dataset | str | Path,
+    data: Dataset | Data | str | Path,
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
     batch: int = BATCH,
@@ -156,14 +156,14 @@ def barrier(
         a = a.under(alignment.provenance.policy)
         if chosen is Shortcuts.ROUNDED:
             _require_permutations(alignment, a.architecture)
-    examples = data if isinstance(data, Dataset) else Dataset.load(data)
     way = _Way.between(a, b, alignment, chosen, dtype)
-    meter = Meter.of(way.live, examples, dtype, batch)
+    meter = Data.of(data).meter(a, way.live, dtype=dtype, batch=batch)
     loss_of_a = meter.measure().loss
     measured: list[Point] = []
     for alpha in alphas:
         with way.at(alpha):
-            measured.append(Point(alpha, *meter.measure()))
+            score = meter.measure()
+        measured.append(Point(alpha, score.loss, score.accuracy or 0.0))
         on_point(measured[-1])
     story = alignment.provenance if alignment is not None else None
     return Barrier(
@@ -175,8 +175,8 @@ def barrier(
         loss_of_a=loss_of_a,
         a=a.label,
         b=b.label,
-        data=examples.label,
-        examples=len(examples),
+        data=meter.feed.label,
+        examples=len(meter),
         question=meter.question,
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -12,6 +12,7 @@ import typer
 
 from transfusion import __version__
 from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
     AcceptOption,
@@ -247,6 +248,7 @@ def verify(
 
 app.command()(transport)
 app.command()(merge)
+app.command()(evaluate)
 
 
 @app.command()

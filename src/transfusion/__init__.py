@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
+    from transfusion.reporting import report
     from transfusion.transportation import apply, merge, transport
     from transfusion.verification import predict, verify
 
@@ -33,6 +34,7 @@ __all__ = [
     "inspect",
     "merge",
     "predict",
+    "report",
     "transport",
     "verify",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "inspect": "description",
     "merge": "transportation",
     "predict": "verification",
+    "report": "reporting",
     "transport": "transportation",
     "verify": "verification",
 }

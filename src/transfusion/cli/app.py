@@ -58,6 +58,7 @@ from transfusion.cli.options import (
     one_of,
 )
 from transfusion.cli.proofs import Proof, certify, draft, foretell, prove, turns
+from transfusion.cli.reporting import report
 from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
@@ -255,6 +256,7 @@ def verify(
 
 app.command()(transport)
 app.command()(merge)
+app.command()(report)
 
 
 @app.command()

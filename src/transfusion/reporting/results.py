@@ -1,0 +1,295 @@
+"""The sections that results of other verbs fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transfusion.errors import DataError
+from transfusion.reporting.charts import Bars, Curve, Lines
+from transfusion.reporting.parts import Facts, Figure, Part, Prose, Section, Table, Tabs
+from transfusion.reporting.reading import Material, Result
+from transfusion.reporting.words import (
+    RATES,
+    gain_unit,
+    gained,
+    measured,
+    number,
+    percent,
+    seconds,
+    short,
+    size,
+)
+
+
+def from_results(material: Material) -> list[Section]:
+    """Every section that there is a result for. A result that cannot be read is refused by name."""
+    made: list[tuple[str, Callable[[Material, list[Result]], Section]]] = [
+        ("evaluate", evaluation),
+        ("sweep", sweeps),
+        ("fewshot", fewshot),
+        ("barrier", barriers),
+        ("verify", proofs),
+    ]
+    found: list[Section] = []
+    for verb, make in made:
+        results = material.of(verb)
+        for result in results:  # each alone first, so that the one to blame is known
+            try:
+                make(material, [result])
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                raise DataError(
+                    f"{result.path}: not a result of {verb} as this version writes it"
+                    f" ({type(error).__name__}: {error})",
+                    hint=f"make it again with 'transfusion {verb}'",
+                ) from error
+        if results:
+            found.append(make(material, results))
+    return found
+
+
+def _say(metric: str) -> Callable[[float], str]:
+    return lambda value: measured(value, metric)
+
+
+def _about(data: Mapping[str, Any]) -> str:
+    classes = f", {data['classes']} classes" if data.get("classes") else ""
+    return f"{data['examples']} examples of {short(data['data'])} ({data['question']}{classes})"
+
+
+def _numbered(id: str, results: Sequence[Result], place: int) -> str:
+    return id if len(results) == 1 else f"{id}-{place + 1}"
+
+
+def evaluation(material: Material, results: list[Result]) -> Section:
+    """Scores of several models, and what they gained."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told = result.told
+        task, support = told["task"], told.get("support")
+        metrics = {"task": task["metric"], **({"support": support["metric"]} if support else {})}
+        rows, bars = [], []
+        for one in told["models"]:
+            gains = one.get("gain") or {}
+            row, values = [short(one["model"])], []
+            for what, metric in metrics.items():
+                row += [measured(one[what]["value"], metric), gained(gains.get(what), metric)]
+                values.append(float(one[what]["value"]))
+            rows.append(row)
+            bars.append((short(one["model"]), values))
+        head = ["model"]
+        for what, metric in metrics.items():
+            head += [f"{what}, {metric}", f"gain, {gain_unit(metric)}"]
+        alike = len(set(metrics.values())) == 1
+        series = list(metrics) if alike else ["task"]
+        drawn = [(name, values[: len(series)]) for name, values in bars]
+        against = f" Gains are over {short(told['against'])}." if told.get("against") else ""
+        on = f" Support: {_about(support)}." if support else ""
+        rate = task["metric"] in RATES
+        chart = Bars(drawn, series, "Scores by model", _say(task["metric"]), top=1 if rate else None)
+        title = f"{task['metric'][:1].upper()}{task['metric'][1:]} of each model"
+        note = f"Task: {_about(task)}.{on}{against}"
+        table = Table(head, rows, strong=_mine(material, told["models"]))
+        parts.append(Figure(_numbered("scores", results, place), title, chart, table, note, opened=True))
+    return Section("evaluation", "What came of it, measured", "", parts, "Evaluation")
+
+
+def _mine(material: Material, models: Sequence[Mapping[str, Any]]) -> int | None:
+    """Which of the models is the output of this run."""
+    names = [short(one["model"]) for one in models]
+    own = short(material.run.resolve())
+    return names.index(own) if names.count(own) == 1 else None
+
+
+def sweeps(material: Material, results: list[Result]) -> Section:
+    """Gains over α, on the task and on the support."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told = result.told
+        tabs = [
+            (what[:1].upper() + what[1:], _swept(told, what, f"{_numbered('sweep', results, place)}-{what}"))
+            for what in ("task", "support")
+            if told.get(what)
+        ]
+        parts.append(Tabs(_numbered("sweep", results, place), "Measured on", tabs))
+        best = [(one["label"], number(one["best"]), *_at(one, one["best"], told)) for one in told["curves"]]
+        head = ["", "best α", "gain on the task", "gain on the support"]
+        parts.append(Table(head, best, "At the α that is best for the task"))
+    return Section("alpha", "How much of τ to add", "B + α·π(τ) for many α. At α = 0 it is B.", parts, "α")
+
+
+def _at(curve: Mapping[str, Any], alpha: float, told: Mapping[str, Any]) -> tuple[str, str]:
+    point = min(curve["points"], key=lambda one: abs(one["alpha"] - alpha))
+    support = told.get("support")
+    return (
+        gained(point["gain"]["task"], told["task"]["metric"]),
+        gained(point["gain"].get("support"), support["metric"]) if support else "–",
+    )
+
+
+def _swept(told: Mapping[str, Any], what: str, id: str) -> Figure:
+    metric = told[what]["metric"]
+    start = told["at_zero"][what]["value"]
+    curves = [
+        Curve(
+            one["label"],
+            [
+                (0.0, start),
+                *((point["alpha"], point[what]["value"]) for point in one["points"] if point["alpha"]),
+            ],
+            0 if one.get("method") else 1,
+        )
+        for one in told["curves"]
+    ]
+    rows = [
+        (
+            one["label"],
+            number(point["alpha"]),
+            measured(point[what]["value"], metric),
+            gained(point["gain"][what], metric),
+        )
+        for one in told["curves"]
+        for point in one["points"]
+    ]
+    chart = Lines(curves, "α", metric, f"{metric} on the {what} against α", _say(metric))
+    head = ["", "α", metric, f"gain, {gain_unit(metric)}"]
+    return Figure(id, f"{what[:1].upper()}{what[1:]}", chart, Table(head, rows), f"{_about(told[what])}.")
+
+
+def fewshot(material: Material, results: list[Result]) -> Section:
+    """Coefficients that a few examples have chosen, and what they gained."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told = result.told
+        metric = told["task"]["metric"]
+        rows = [("B", measured(told["zero"]["value"], metric), "–", "–", "–")]
+        for one in told["curves"]:
+            plain, learned = one["plain"]["value"], one["learned"]["value"]
+            rows.append(
+                (
+                    one["label"],
+                    measured(plain, metric),
+                    gained(one["gain"]["plain"], metric),
+                    measured(learned, metric),
+                    gained(one["gain"]["learned"], metric),
+                )
+            )
+        head = ["", "α = 1", "gain", "α learned", "gain"]
+        shots = f"{told['shots']} examples of each class chose one α for every part of the model"
+        parts += [Prose(f"{shots}; measured on {_about(told['task'])}."), Table(head, rows)]
+        tabs = [
+            (one["label"], _coefficients(one, f"{_numbered('fewshot', results, place)}-{number}"))
+            for number, one in enumerate(told["curves"])
+            if one["coefficients"]
+        ]
+        if tabs:
+            parts.append(Tabs(_numbered("fewshot", results, place), "Task vector", tabs))
+    return Section("fewshot", "α learned from a few examples", "", parts, "Few-shot")
+
+
+def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
+    told = {name: float(value) for name, value in curve["coefficients"].items()}
+    rows = [(name, number(value)) for name, value in told.items()]
+    chart: Callable[[float], str]
+    if len(told) > 24:
+        points = list(enumerate(told.values()))
+        chart = Lines(
+            [Curve("α", points)], "part, in the order of the numbers", "α", "Learned α", whole_x=True
+        )
+    else:
+        drawn = [(_pattern(name), [value]) for name, value in told.items()]
+        chart = Bars(drawn, ["α"], "Learned α by part of the model", lambda value: f"{value:.2f}")
+    return Figure(id, f"Learned α: {curve['label']}", chart, Table(["part", "α"], rows))
+
+
+def _pattern(name: str) -> str:
+    return name if len(name) <= 28 else f"…{name[-27:]}"
+
+
+def barriers(material: Material, results: list[Result]) -> Section:
+    """The loss on the way from π(A) to B."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told, id = result.told, _numbered("barrier", results, place)
+        tabs = []
+        for what, say in (("loss", number), ("accuracy", percent)):
+            curves = [
+                Curve(
+                    one["label"],
+                    [(point["alpha"], point[what]) for point in one["points"]],
+                    0 if one.get("method") else 1,
+                )
+                for one in told["curves"]
+            ]
+            rows = [
+                (one["label"], number(point["alpha"]), number(point["loss"]), percent(point["accuracy"], 1))
+                for one in told["curves"]
+                for point in one["points"]
+            ]
+            chart = Lines(curves, "α, from π(A) to B", what, f"{what} between π(A) and B", say)
+            figure = Figure(
+                f"{id}-{what}", what[:1].upper() + what[1:], chart, Table(["", "α", "loss", "accuracy"], rows)
+            )
+            tabs.append((what[:1].upper() + what[1:], figure))
+        heights = [
+            (
+                one["label"],
+                number(one["height"]),
+                "" if one["faithful"] else "π(A) does not compute what A computes",
+            )
+            for one in told["curves"]
+        ]
+        on = f"{told['examples']} examples of {short(told['data'])}, {told['question']}"
+        parts += [Tabs(id, "Measured", tabs), Table(["", "barrier", ""], heights, f"On {on}.")]
+    lead = (
+        "The loss of (1 − α)·π(A) + α·B. The barrier is how far it rises above the straight line between its"
+        " ends."
+    )
+    return Section("barrier", "The barrier between π(A) and B", lead, parts, "Barrier")
+
+
+def proofs(material: Material, results: list[Result]) -> Section:
+    """What running the models has shown."""
+    parts: list[Part] = []
+    for result in results:
+        told = result.told
+        if "equal" in told:
+            verdict = "computes what A computes" if told["equal"] else "does not compute what A computes"
+            rows = [
+                ("π(A)", verdict),
+                (
+                    "largest difference",
+                    f"{told['difference']:.2g} over {', '.join(told['outputs'])}, in float64",
+                ),
+            ]
+            rows += [("allowed", f"{told['tolerance']:.2g}")] if "tolerance" in told else []
+            rows += [("why", told["reason"])] if told.get("reason") else []
+            parts.append(Facts(rows))
+        elif "checks" in told:
+            passed = sum(bool(check["passed"]) for check in told["checks"])
+            parts.append(Facts([("table", f"{passed} of {len(told['checks'])} checks passed")]))
+        else:
+            share = f"{percent(told['found'])} of B's activations are predicted from A's"
+            beside = f"{percent(told['identity'])} with nothing moved, {percent(told['null'])} by chance"
+            parts.append(Facts([("π", share), ("beside", beside), ("shown", str(told.get("probes", "")))]))
+    return Section("proof", "Proof by running", "Both models through their own library.", parts, "Proof")
+
+
+def time_and_memory(told: Sequence[tuple[str, Mapping[str, Any]]]) -> Section | None:
+    """What every step took."""
+    steps = [(verb, run) for verb, run in told if run]
+    if not steps:
+        return None
+    bars = [(verb, [float(run["seconds"])]) for verb, run in steps]
+    machine = steps[-1][1]["machine"]
+    rows = [(verb, seconds(run["seconds"]), size(run["memory"])) for verb, run in steps]
+    cores = f"{machine['cores']} cores, {machine['threads']} thread(s)"
+    where = f"{machine['processor']}, {cores}, {machine['system']}"
+    versions = f"Python {machine['python']}, torch {machine['torch']}"
+    table = Table(["step", "time", "most memory"], rows)
+    chart = Bars(bars, ["seconds"], "Time of each step", seconds)
+    parts: list[Part] = [
+        Figure("time", "Time", chart, table, opened=True),
+        Facts([("machine", where), ("with", versions)]),
+    ]
+    return Section("time", "Time and memory", "", parts, "Time")

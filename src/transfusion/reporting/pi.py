@@ -184,7 +184,7 @@ def heads(panels: list[Panel], flat: bool) -> Section:
         for to, source, share in one.strongest()
     ]
     stay = sum(one.stays for one in panels) / len(panels)
-    left = len(panels) - len(chart.shown())
+    left, even = len(panels) - len(chart.shown()), percent(1 / len(panels[0].shares))
     caption = (
         "Rows are heads of B, columns heads of A; the darker a square, the more of B's head comes from there."
     )
@@ -192,7 +192,7 @@ def heads(panels: list[Panel], flat: bool) -> Section:
         caption += f" {left} of {len(panels)} are left out of the drawing, and are among the numbers."
     lead = (
         "This π turns units across the boundaries of heads: a square is the share of a head's energy that"
-        f" comes from a head of A. If none stood for another, all would be {percent(1 / len(panels[0].shares))}."
+        f" comes from a head of A. If none stood for another, all would be {even}."
         if flat
         else f"Heads go as a whole. {percent(stay)} of them stay where they are."
     )

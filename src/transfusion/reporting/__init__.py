@@ -1,8 +1,8 @@
 """Reports: a run and what was measured of it, as one page of HTML.
 
 `reading` gathers the run's story, results and π; `bases` opens the models that are still there; `quality`,
-`heads` and `shares` compute what π and the weights tell; `pi` and `results` make sections of it, which
-`page` puts into one file with figures from `charts`.
+`heads` and `shares` compute what π and the weights tell; `pi`, `results` and `proofs` make sections of it,
+which `page` puts into one file with figures from `charts`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from transfusion.reporting.missing import missing
 from transfusion.reporting.page import Report
 from transfusion.reporting.parts import Command, Section
 from transfusion.reporting.pi import advice, by_layer, heads, task_vector, what_was_moved
+from transfusion.reporting.proofs import time_and_memory
 from transfusion.reporting.quality import qualities
 from transfusion.reporting.reading import STORY, Material, gather
-from transfusion.reporting.results import from_results, time_and_memory
+from transfusion.reporting.results import from_results
 from transfusion.reporting.shares import groups
 
 __all__ = ["Report", "report"]

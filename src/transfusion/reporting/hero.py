@@ -15,13 +15,13 @@ from transfusion.reporting.quality import Qualities
 from transfusion.reporting.reading import Material
 from transfusion.reporting.words import (
     RATES,
+    brief,
     gain_unit,
     gained,
     kind_of,
     layer_of,
     listed,
     measured,
-    number,
     percent,
     short,
     spoken,
@@ -108,7 +108,7 @@ def _measured(material: Material, *, a: str, b: str) -> list[Number]:
         curves = [one for one in told["curves"] if one.get("method")] or told["curves"]
         best = max(curves, key=lambda one: one["points"] and _gain_at_best(one, told["task"]["metric"]))
         point = min(best["points"], key=lambda one: abs(one["alpha"] - best["best"]))
-        return _gains(point, told, f"{best['label']}, α = {number(point['alpha'])}, the best of the sweep")
+        return _gains(point, told, f"{best['label']}, α = {brief(point['alpha'])}, the best of the sweep")
     return []
 
 

@@ -157,7 +157,9 @@ def by_layer(quality: Qualities) -> Section:
 
 
 def _lines(curves: list[Curve], quality: Qualities) -> Lines:
-    return Lines(curves, "layer", quality.name, f"{quality.name} by layer", _two, whole_x=True, zero=True)
+    return Lines(
+        curves, "layer", quality.name, f"{quality.name} by layer", _two, _two, whole_x=True, zero=True
+    )
 
 
 def _two(value: float) -> str:
@@ -203,7 +205,7 @@ def heads(panels: list[Panel], flat: bool) -> Section:
 
 
 def task_vector(groups: list[Group], quality: Qualities | None, ceiling: str | None) -> Section:
-    """Where the change lies, and how much of it can be expected to arrive."""
+    """Where the change lies, and how well that part is known in B."""
     total = sum(group.square for group in groups)
     shares = [(group.role, [group.square / total]) for group in groups]
     table = [
@@ -221,7 +223,7 @@ def task_vector(groups: list[Group], quality: Qualities | None, ceiling: str | N
             "tau",
             "Where τ lies",
             Bars(shares, ["share of ‖τ‖²"], "Share of the squared task vector by part of the model", _tenths),
-            Table(["part", "tensors", "share of ‖τ‖²", "expected to arrive", "null"], table),
+            Table(["part", "tensors", "share of ‖τ‖²", "known in B", "null"], table),
             "The share of ‖τ‖² in each part of the model: what the fine-tune changed most.",
         )
     ]
@@ -238,14 +240,14 @@ def _arriving(groups: list[Group], quality: Qualities | None) -> Iterator[Part]:
     rows = [(group.role, [group.found, group.null]) for group in known]
     yield Figure(
         "arriving",
-        "How much of it can be expected to arrive",
+        "How well the units that τ changes are known in B",
         Bars(
-            rows, ["expected to arrive"], "Quality of the axes that each part lives on", _two, "null", top=1
+            rows, ["known in B"], "Quality of the axes that each part lives on", _two, "null", top=1
         ),
-        Table(["part", "expected", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
+        Table(["part", "known in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
         f"A measure without data: for every tensor the mean {quality.name} of the axes that it lives on,"
-        " weighted by how much of ‖τ‖² is there. It tells how well the units that τ changes are known in B,"
-        " not what the change does there. At the null, nothing is to be expected.",
+        " weighted by how much of ‖τ‖² is there. At the null, τ cannot be expected to arrive. Far beyond it, it"
+        " arrives at the right units; what it does there, only an evaluation tells.",
     )
 
 

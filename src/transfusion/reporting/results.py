@@ -7,18 +7,19 @@ from typing import Any
 
 from transfusion.errors import DataError
 from transfusion.reporting.charts import Bars, Curve, Lines
-from transfusion.reporting.parts import Facts, Figure, Part, Prose, Section, Table, Tabs
+from transfusion.reporting.parts import Figure, Part, Prose, Section, Table, Tabs
+from transfusion.reporting.proofs import barriers, proofs
 from transfusion.reporting.reading import Material, Result
 from transfusion.reporting.words import (
     RATES,
+    brief,
     gain_unit,
     gained,
     measured,
     number,
+    numbered,
     percent,
-    seconds,
     short,
-    size,
 )
 
 
@@ -52,13 +53,13 @@ def _say(metric: str) -> Callable[[float], str]:
     return lambda value: measured(value, metric)
 
 
+def _scale(metric: str) -> Callable[[float], str]:
+    return percent if metric in RATES else brief
+
+
 def _about(data: Mapping[str, Any]) -> str:
     classes = f", {data['classes']} classes" if data.get("classes") else ""
     return f"{data['examples']} examples of {short(data['data'])} ({data['question']}{classes})"
-
-
-def _numbered(id: str, results: Sequence[Result], place: int) -> str:
-    return id if len(results) == 1 else f"{id}-{place + 1}"
 
 
 def evaluation(material: Material, results: list[Result]) -> Section:
@@ -90,7 +91,7 @@ def evaluation(material: Material, results: list[Result]) -> Section:
         title = f"{task['metric'][:1].upper()}{task['metric'][1:]} of each model"
         note = f"Task: {_about(task)}.{on}{against}"
         table = Table(head, rows, strong=_mine(material, told["models"]))
-        parts.append(Figure(_numbered("scores", results, place), title, chart, table, note, opened=True))
+        parts.append(Figure(numbered("scores", results, place), title, chart, table, note, opened=True))
     return Section("evaluation", "What came of it, measured", "", parts, "Evaluation")
 
 
@@ -107,12 +108,12 @@ def sweeps(material: Material, results: list[Result]) -> Section:
     for place, result in enumerate(results):
         told = result.told
         tabs = [
-            (what[:1].upper() + what[1:], _swept(told, what, f"{_numbered('sweep', results, place)}-{what}"))
+            (what[:1].upper() + what[1:], _swept(told, what, f"{numbered('sweep', results, place)}-{what}"))
             for what in ("task", "support")
             if told.get(what)
         ]
-        parts.append(Tabs(_numbered("sweep", results, place), "Measured on", tabs))
-        best = [(one["label"], number(one["best"]), *_at(one, one["best"], told)) for one in told["curves"]]
+        parts.append(Tabs(numbered("sweep", results, place), "Measured on", tabs))
+        best = [(one["label"], brief(one["best"]), *_at(one, one["best"], told)) for one in told["curves"]]
         head = ["", "best α", "gain on the task", "gain on the support"]
         parts.append(Table(head, best, "At the α that is best for the task"))
     return Section("alpha", "How much of τ to add", "B + α·π(τ) for many α. At α = 0 it is B.", parts, "α")
@@ -144,14 +145,14 @@ def _swept(told: Mapping[str, Any], what: str, id: str) -> Figure:
     rows = [
         (
             one["label"],
-            number(point["alpha"]),
+            brief(point["alpha"]),
             measured(point[what]["value"], metric),
             gained(point["gain"][what], metric),
         )
         for one in told["curves"]
         for point in one["points"]
     ]
-    chart = Lines(curves, "α", metric, f"{metric} on the {what} against α", _say(metric))
+    chart = Lines(curves, "α", metric, f"{metric} on the {what} against α", _say(metric), _scale(metric))
     head = ["", "α", metric, f"gain, {gain_unit(metric)}"]
     return Figure(id, f"{what[:1].upper()}{what[1:]}", chart, Table(head, rows), f"{_about(told[what])}.")
 
@@ -177,14 +178,27 @@ def fewshot(material: Material, results: list[Result]) -> Section:
         head = ["", "α = 1", "gain", "α learned", "gain"]
         shots = f"{told['shots']} examples of each class chose one α for every part of the model"
         parts += [Prose(f"{shots}; measured on {_about(told['task'])}."), Table(head, rows)]
+        id = numbered("fewshot", results, place)
         tabs = [
-            (one["label"], _coefficients(one, f"{_numbered('fewshot', results, place)}-{number}"))
+            (one["label"], _coefficients(one, f"{id}-{number}"))
             for number, one in enumerate(told["curves"])
             if one["coefficients"]
         ]
-        if tabs:
-            parts.append(Tabs(_numbered("fewshot", results, place), "Task vector", tabs))
+        parts += [Tabs(id, "Task vector", tabs)] if len(tabs) > 1 else [figure for _, figure in tabs]
+        parts += _learning(told["curves"], f"{id}-losses")
     return Section("fewshot", "α learned from a few examples", "", parts, "Few-shot")
+
+
+def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
+    """How the loss fell while α was learned."""
+    drawn = [
+        Curve(one["label"], list(enumerate(one["losses"], 1))) for one in curves if len(one["losses"]) > 1
+    ]
+    if not drawn:
+        return []
+    rows = [(one.label, str(epoch), brief(loss)) for one in drawn for epoch, loss in one.points]
+    chart = Lines(drawn, "epoch", "loss", "Loss while α was learned", brief, brief, whole_x=True)
+    return [Figure(id, "While α was learned", chart, Table(["", "epoch", "loss"], rows))]
 
 
 def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
@@ -204,92 +218,3 @@ def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
 
 def _pattern(name: str) -> str:
     return name if len(name) <= 28 else f"…{name[-27:]}"
-
-
-def barriers(material: Material, results: list[Result]) -> Section:
-    """The loss on the way from π(A) to B."""
-    parts: list[Part] = []
-    for place, result in enumerate(results):
-        told, id = result.told, _numbered("barrier", results, place)
-        tabs = []
-        for what, say in (("loss", number), ("accuracy", percent)):
-            curves = [
-                Curve(
-                    one["label"],
-                    [(point["alpha"], point[what]) for point in one["points"]],
-                    0 if one.get("method") else 1,
-                )
-                for one in told["curves"]
-            ]
-            rows = [
-                (one["label"], number(point["alpha"]), number(point["loss"]), percent(point["accuracy"], 1))
-                for one in told["curves"]
-                for point in one["points"]
-            ]
-            chart = Lines(curves, "α, from π(A) to B", what, f"{what} between π(A) and B", say)
-            figure = Figure(
-                f"{id}-{what}", what[:1].upper() + what[1:], chart, Table(["", "α", "loss", "accuracy"], rows)
-            )
-            tabs.append((what[:1].upper() + what[1:], figure))
-        heights = [
-            (
-                one["label"],
-                number(one["height"]),
-                "" if one["faithful"] else "π(A) does not compute what A computes",
-            )
-            for one in told["curves"]
-        ]
-        on = f"{told['examples']} examples of {short(told['data'])}, {told['question']}"
-        parts += [Tabs(id, "Measured", tabs), Table(["", "barrier", ""], heights, f"On {on}.")]
-    lead = (
-        "The loss of (1 − α)·π(A) + α·B. The barrier is how far it rises above the straight line between its"
-        " ends."
-    )
-    return Section("barrier", "The barrier between π(A) and B", lead, parts, "Barrier")
-
-
-def proofs(material: Material, results: list[Result]) -> Section:
-    """What running the models has shown."""
-    parts: list[Part] = []
-    for result in results:
-        told = result.told
-        if "equal" in told:
-            verdict = "computes what A computes" if told["equal"] else "does not compute what A computes"
-            rows = [
-                ("π(A)", verdict),
-                (
-                    "largest difference",
-                    f"{told['difference']:.2g} over {', '.join(told['outputs'])}, in float64",
-                ),
-            ]
-            rows += [("allowed", f"{told['tolerance']:.2g}")] if "tolerance" in told else []
-            rows += [("why", told["reason"])] if told.get("reason") else []
-            parts.append(Facts(rows))
-        elif "checks" in told:
-            passed = sum(bool(check["passed"]) for check in told["checks"])
-            parts.append(Facts([("table", f"{passed} of {len(told['checks'])} checks passed")]))
-        else:
-            share = f"{percent(told['found'])} of B's activations are predicted from A's"
-            beside = f"{percent(told['identity'])} with nothing moved, {percent(told['null'])} by chance"
-            parts.append(Facts([("π", share), ("beside", beside), ("shown", str(told.get("probes", "")))]))
-    return Section("proof", "Proof by running", "Both models through their own library.", parts, "Proof")
-
-
-def time_and_memory(told: Sequence[tuple[str, Mapping[str, Any]]]) -> Section | None:
-    """What every step took."""
-    steps = [(verb, run) for verb, run in told if run]
-    if not steps:
-        return None
-    bars = [(verb, [float(run["seconds"])]) for verb, run in steps]
-    machine = steps[-1][1]["machine"]
-    rows = [(verb, seconds(run["seconds"]), size(run["memory"])) for verb, run in steps]
-    cores = f"{machine['cores']} cores, {machine['threads']} thread(s)"
-    where = f"{machine['processor']}, {cores}, {machine['system']}"
-    versions = f"Python {machine['python']}, torch {machine['torch']}"
-    table = Table(["step", "time", "most memory"], rows)
-    chart = Bars(bars, ["seconds"], "Time of each step", seconds)
-    parts: list[Part] = [
-        Figure("time", "Time", chart, table, opened=True),
-        Facts([("machine", where), ("with", versions)]),
-    ]
-    return Section("time", "Time and memory", "", parts, "Time")

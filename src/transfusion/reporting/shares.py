@@ -1,4 +1,4 @@
-"""Shares: which part of the model a fine-tune changed, and how much of that can be expected to arrive."""
+"""Shares: which part of the model a fine-tune changed, and how well that part is known in B."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 KINDS = {
     "x": "stream before attention",
@@ -59,6 +59,11 @@ def number(value: float | None) -> str:
     return f"{value:.3f}".replace("-", "−") if abs(value) < 100 else f"{value:,.1f}".replace("-", "−")
 
 
+def brief(value: float) -> str:
+    """A number with three digits, as on a scale."""
+    return f"{round(value, 10) + 0.0:.3g}".replace("-", "−")
+
+
 def percent(value: float | None, digits: int = 0) -> str:
     """A share, in percent; −0 is 0."""
     if value is None:
@@ -104,6 +109,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def numbered(id: str, results: Sequence[object], place: int) -> str:
+    """An id of its own for each of several results."""
+    return id if len(results) == 1 else f"{id}-{place + 1}"
 
 
 def listed(items: Iterable[str]) -> str:

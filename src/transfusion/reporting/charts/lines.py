@@ -41,7 +41,9 @@ class Lines:
     label: str
     """Read aloud."""
     say: Callable[[float], str] = plain
-    """A value, in tips and on the scale."""
+    """A value, in tips."""
+    scale: Callable[[float], str] = plain
+    """A value, on the scale."""
     whole_x: bool = False
     zero: bool = False
     """Whether 0 is to be on the scale, with a line of its own."""
@@ -67,7 +69,7 @@ class Lines:
         for value in up:
             _, y = at(across[0], value)
             body.append(line(left, y, width - right, y, "zero" if self.zero and value == 0 else "grid"))
-            body.append(text(left - 8, y + 4, self.say(value), kind="tick", anchor="end"))
+            body.append(text(left - 8, y + 4, self.scale(value), kind="tick", anchor="end"))
         for value in across:
             x, _ = at(value, up[0])
             body.append(text(x, bottom + 20, plain(value), kind="tick", anchor="middle"))

@@ -211,6 +211,21 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
     assert panel.shares.sum(axis=1) == pytest.approx(np.ones(heads))
 
 
+def test_heads_in_groups_are_counted_one_by_one(made):
+    from transfusion.reporting.bases import Bases
+
+    a = made("llama")
+    pi = transfusion.align(a, a, method="random", seed=5)
+    groups, within = pi.maps["layer.1.group"].index[0], pi.maps["layer.1.rep"].index
+    wanted = [
+        source * len(row) + position for source, row in zip(groups, within, strict=True) for position in row
+    ]
+    assert len(wanted) > len(groups)
+    panel = next(one for one in panels(pi, Bases()) if one.id == "layer.1.rep")
+    assert panel.title == "layer 1 · attention heads"
+    assert [source for _, source, _ in panel.strongest()] == wanted
+
+
 def test_records_of_every_step_are_told(page, job):
     rows = [row[0] for row in section(page, "time").parts[0].table.rows]
     assert rows == ["align", "transport", "barrier", "evaluate", "fewshot", "sweep", "verify"]

@@ -16,6 +16,8 @@ from transfusion.reporting.bases import Bases
 from transfusion.reporting.words import kind_of, layer_of, spoken
 
 Matrix = NDArray[np.floating[Any]]
+REPEATED = "rep"
+"""The axis of heads within a group, where keys and values are shared."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ def panels(pi: Alignment, bases: Bases) -> list[Panel]:
         if not children or parents.get(id) is not None:
             continue
         if id in pi.maps:
-            found.append(Panel(id, _title(id), shares_of(pi.maps[id])))
+            within = next((child for child in children if kind_of(child).endswith(REPEATED)), None)
+            heads = _of_groups(pi, id, within) if within else None
+            found.append(heads or Panel(id, _title(id), shares_of(pi.maps[id])))
             continue
         for child in children:
             if flat and child in pi.maps and pi.sizes[child] % pi.sizes[id] == 0:
@@ -58,6 +62,18 @@ def panels(pi: Alignment, bases: Bases) -> list[Panel]:
                 if len(matrix) > pi.sizes[id]:
                     found.append(Panel(child, _title(child), _blocks(matrix, pi.sizes[id])))
     return found
+
+
+def _of_groups(pi: Alignment, id: str, within: str) -> Panel | None:
+    """Heads that share their keys in groups: a group goes somewhere, and its heads within it."""
+    groups, heads = pi.maps[id], pi.maps.get(within, Permutation.identity(pi.sizes[within], pi.sizes[id]))
+    if not (isinstance(groups, Permutation) and isinstance(heads, Permutation)):
+        return None
+    sources = pi.lineage(within)[:, None] * heads.size + heads.index
+    layer = layer_of(id)
+    title = spoken(kind_of(id).removesuffix("group") + "head")
+    title = title if layer is None else f"layer {layer} · {title}"
+    return Panel(within, title, np.asarray(np.eye(sources.size)[sources.reshape(-1)]))
 
 
 def shares_of(map_: Map) -> Matrix:

@@ -241,13 +241,11 @@ def _arriving(groups: list[Group], quality: Qualities | None) -> Iterator[Part]:
     yield Figure(
         "arriving",
         "How well the units that τ changes are known in B",
-        Bars(
-            rows, ["known in B"], "Quality of the axes that each part lives on", _two, "null", top=1
-        ),
+        Bars(rows, ["known in B"], "Quality of the axes that each part lives on", _two, "null", top=1),
         Table(["part", "known in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
         f"A measure without data: for every tensor the mean {quality.name} of the axes that it lives on,"
-        " weighted by how much of ‖τ‖² is there. At the null, τ cannot be expected to arrive. Far beyond it, it"
-        " arrives at the right units; what it does there, only an evaluation tells.",
+        " weighted by how much of ‖τ‖² is there. At the null, τ cannot be expected to arrive. Far beyond it,"
+        " it arrives at the right units; what it does there, only an evaluation tells.",
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
+    from transfusion.reporting import report
     from transfusion.transportation import apply, merge, transport
     from transfusion.verification import predict, verify
 
@@ -35,6 +36,7 @@ __all__ = [
     "inspect",
     "merge",
     "predict",
+    "report",
     "transport",
     "verify",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "inspect": "description",
     "merge": "transportation",
     "predict": "verification",
+    "report": "reporting",
     "transport": "transportation",
     "verify": "verification",
 }

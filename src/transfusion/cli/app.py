@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from transfusion import __version__
-from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.console import Talk, command, out, print_json
 from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
@@ -45,6 +45,7 @@ from transfusion.cli.options import (
     Regularisation,
     ResidualOption,
     Restarts,
+    Result,
     Samples,
     ScoreOption,
     Seed,
@@ -57,7 +58,8 @@ from transfusion.cli.options import (
     Vias,
     one_of,
 )
-from transfusion.cli.proofs import certify, draft, foretell, prove, turns
+from transfusion.cli.proofs import Proof, certify, draft, foretell, prove, turns
+from transfusion.cli.reporting import report
 from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
@@ -66,6 +68,7 @@ from transfusion.cli.work import (
     open_bases,
     report_alignment,
     show,
+    timed,
 )
 
 app = typer.Typer(
@@ -161,8 +164,10 @@ def align(
     mlp: MlpOption = None,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
+    from transfusion.record import Record
     from transfusion.writer import require_writable
 
+    record = Record("align", command())
     talk = Talk(quiet=quiet, verbose=verbose)
     models = open_bases(a, b, config, talk)
     if dry_run:
@@ -184,8 +189,9 @@ def align(
     search |= {"calibrate": as_place(calibrate), "probes": probes, "samples": samples, "mlp": mlp}
     choices = Choices(method, residual, inner, dtype, device, seed, jobs, search, advice)
     pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
+    pi = timed(pi, record)
     pi.save(output, force=force)
-    report_alignment(pi, output, as_json)
+    report_alignment(pi, output, record, as_json)
 
 
 @app.command()
@@ -224,7 +230,9 @@ def verify(
         typer.Option(show_default="as π names it", help="B: tell how much of what it computes π predicts."),
     ] = None,
     calibrate: CalibrateOption = None,
+    output: Result = None,
     as_json: Json = False,
+    force: Force = False,
 ) -> None:
     """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
 
@@ -233,15 +241,16 @@ def verify(
 
     With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
     """
+    proof = Proof.begun(output, files_of(a, via, architecture), force, as_json)
     if a is not None and via is not None and model is None:
         if onto is not None or turns(via):
-            foretell(a, onto, via, calibrate, as_json)
+            foretell(a, onto, via, calibrate, proof)
         elif calibrate is not None:
             raise typer.BadParameter("--calibrate goes with --onto")
         else:
-            prove(a, via, tolerance, as_json)
+            prove(a, via, tolerance, proof)
     elif architecture is not None and model is not None and a is None and via is None:
-        certify(architecture, model, config, as_json)
+        certify(architecture, model, config, proof)
     else:
         raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
@@ -249,6 +258,7 @@ def verify(
 app.command()(transport)
 app.command()(merge)
 app.command()(evaluate)
+app.command()(report)
 
 
 @app.command()
@@ -277,8 +287,10 @@ def barrier(
 ) -> None:
     """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
     from transfusion.cli import views
+    from transfusion.record import Record
     from transfusion.writer import publish_file, require_writable
 
+    record = Record("barrier", command())
     if not via and not vanilla:
         raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
     if output is not None:
@@ -288,9 +300,9 @@ def barrier(
     curves = Ways(points, shortcuts, limit, dtype, jobs).measure(
         open_bases(a, b, None, talk), via or [], data, talk, vanilla=vanilla
     )
-    result = as_story(curves)
+    result = record.of(as_story(curves))
     if output is not None:
-        publish_file(output, drawing(curves, output), force=force)
+        publish_file(output, drawing(curves, result, output), force=force)
         result = {"written": str(output), **result}
     if as_json:
         print_json(result)

@@ -102,11 +102,11 @@ def require_suffix(output: Path) -> None:
         matplotlib()
 
 
-def drawing(curves: dict[str, Barrier], output: Path) -> Callable[[Path], object]:
+def drawing(curves: dict[str, Barrier], result: dict[str, Any], output: Path) -> Callable[[Path], object]:
     """How to fill the file that the result goes to."""
     from transfusion.figures import draw_barriers
     from transfusion.writer import write_json
 
     if output.suffix == ".json":
-        return lambda staged: write_json(staged, as_story(curves))
+        return lambda staged: write_json(staged, result)
     return lambda staged: draw_barriers(curves, staged, output.suffix.removeprefix("."))

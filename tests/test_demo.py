@@ -23,7 +23,7 @@ SHORT_TEXT = text.Plan(
     tests=60,
     vocabulary=400,
     length=24,
-    words=80,
+    topics=16,
 )
 
 
@@ -172,13 +172,13 @@ def test_reviews_are_cut_at_their_ends_and_keep_their_verdicts():
     texts = reviews.load(200)
     assert {label for _, label in texts} == {0, 1}
     assert not any("<br" in text for text, _ in texts)
-    tokenizer = reviews.tokenizer_for([text for text, _ in texts], 500, 24)
-    found = reviews.read(texts, tokenizer, 24, 100)
+    tokenizer = reviews.tokenizer_for(reviews.endings(texts), 500, 24)
+    found = reviews.read(texts, tokenizer, 24, 16)
     assert found.ends.shape == found.begins.shape == (200, 24)
     assert found.labels.tolist() == [label for _, label in texts]
     last = tokenizer.decode(found.ends[0][1:-1]).split()[-1]
     assert texts[0][0].lower().rstrip().endswith(last)
-    assert torch.allclose(found.words.sum(1), torch.ones(200), atol=1e-5)
+    assert torch.allclose(found.ends_about.norm(dim=1), torch.ones(200), atol=1e-5)
 
 
 @pytest.mark.slow

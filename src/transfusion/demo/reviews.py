@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfusion.errors import DataError
 from transfusion.live import library
@@ -20,25 +20,28 @@ SOURCE = "imdb"
 """Of the package's two sources, the one with whole reviews."""
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(5)
-COMMON = 100
-"""So many of the most frequent pieces say nothing about a review."""
+LETTERS = 260
+"""So many letters of a review's beginning, and of its end, are read."""
+RARE = 5
+"""A piece that fewer passages hold tells nothing about them."""
 
 
 @dataclass(frozen=True)
 class Reviews:
-    """Beginnings and ends of reviews, what they say on the whole, and their verdicts: good is 1."""
+    """Beginnings and ends of reviews, what each passage is about, and the verdicts: good is 1."""
 
     begins: Tensor
     ends: Tensor
-    words: Tensor
-    """(reviews, words): which words a review holds, the rare ones with more weight; rows add up to one."""
+    begins_about: Tensor
+    ends_about: Tensor
     labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, some: slice) -> Reviews:
-        return Reviews(self.begins[some], self.ends[some], self.words[some], self.labels[some])
+        parts = (self.begins, self.ends, self.begins_about, self.ends_about, self.labels)
+        return Reviews(*(part[some] for part in parts))
 
 
 def load(count: int, *, seed: int = 0) -> list[tuple[str, int]]:
@@ -76,16 +79,34 @@ def tokenizer_for(texts: Sequence[str], vocabulary: int, length: int) -> Any:
     )
 
 
-def read(texts: Sequence[tuple[str, int]], tokenizer: Any, length: int, words: int) -> Reviews:
-    """Reviews in pieces: windows of one length, and bags of the words that tell reviews apart."""
-    every = tokenizer([text for text, _ in texts], add_special_tokens=False, verbose=False)["input_ids"]
-    room = length - 2
-    return Reviews(
-        torch.tensor([framed(ids[:room], length) for ids in every]),
-        torch.tensor([framed(ids[-room:], length) for ids in every]),
-        bags(every, len(tokenizer), words),
-        torch.tensor([label for _, label in texts]),
+def read(texts: Sequence[tuple[str, int]], tokenizer: Any, length: int, topics: int) -> Reviews:
+    """Passages in pieces, of one length, and what they are about."""
+    begins, ends = (
+        torch.tensor(
+            [
+                framed(ids[some], length)
+                for ids in tokenizer(passages, add_special_tokens=False, verbose=False)["input_ids"]
+            ]
+        )
+        for passages, some in (
+            (beginnings(texts), slice(length - 2)),
+            (endings(texts), slice(2 - length, None)),
+        )
     )
+    about = meanings(torch.cat([begins, ends]), len(tokenizer), topics)
+    return Reviews(
+        begins, ends, about[: len(begins)], about[len(begins) :], torch.tensor([label for _, label in texts])
+    )
+
+
+def beginnings(texts: Sequence[tuple[str, int]]) -> list[str]:
+    """The first words of every review."""
+    return [text[:LETTERS].rsplit(" ", 1)[0] for text, _ in texts]
+
+
+def endings(texts: Sequence[tuple[str, int]]) -> list[str]:
+    """The last words of every review."""
+    return [text[-LETTERS:].split(" ", 1)[-1] for text, _ in texts]
 
 
 def framed(ids: Sequence[int], length: int) -> list[int]:
@@ -93,15 +114,22 @@ def framed(ids: Sequence[int], length: int) -> list[int]:
     return [START, *ids, END, *(PAD for _ in range(length - len(ids) - 2))]
 
 
-def bags(every: Sequence[Sequence[int]], vocabulary: int, words: int) -> Tensor:
-    """(texts, words): which pieces each text holds, without the most frequent ones."""
-    held = torch.zeros(len(every), vocabulary)
-    for row, ids in zip(held, every, strict=True):
-        row[torch.tensor(ids, dtype=torch.int64)] = 1
-    chosen = held.sum(0).argsort(descending=True, stable=True)[COMMON : COMMON + words]
-    kept = held[:, chosen]
-    weighted = kept * torch.log(len(every) / (kept.sum(0) + 1))
-    return weighted / weighted.sum(1, keepdim=True).clamp_min(1e-9)
+def meanings(passages: Tensor, vocabulary: int, topics: int) -> Tensor:
+    """(passages, topics), of unit length: the directions in which the words of passages differ most.
+
+    This is latent semantic analysis: which words a passage holds, rare ones with more weight, seen along the
+    first singular vectors of all passages. What it says of them on average is taken away.
+    """
+    held = torch.zeros(len(passages), vocabulary).scatter_(1, passages, 1.0)
+    held[:, : len(SPECIAL)] = 0
+    counts = held.sum(0)
+    weights = torch.log(len(held) / counts.clamp_min(1)) * (counts >= RARE)
+    weighted = nn.functional.normalize(held * weights)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        directions = torch.svd_lowrank(weighted, topics, niter=2)[2]
+    seen = weighted @ directions
+    return nn.functional.normalize(seen - seen.mean(0))
 
 
 def save_tests(reviews: Reviews, file: Path) -> None:

@@ -1,8 +1,9 @@
 """The demo on text: a sentiment LoRA moves between two small encoders of real film reviews.
 
-Two BERTs learn, from different seeds and different reviews, to tell from a passage which words its review
-holds: the bases A and B. A gets a LoRA, and a head, that tell good reviews from bad ones. The adapter moves
-to B at its own rank, with A's head as it is, and is loaded there with PEFT.
+Two BERTs learn, from different seeds and different reviews, to tell what a passage is about (by latent
+semantic analysis, which needs no labels): the bases A and B. A gets a LoRA, and a head, that tell good
+reviews from bad ones. The adapter moves to B at its own rank, with A's head as it is, and is loaded there
+with PEFT.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ METHODS = {
     "functional": "π(LoRA), functional",
 }
 BERT = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 128,
+    "intermediate_size": 192,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.05,
@@ -54,21 +55,21 @@ AMONG = 50
 class Plan(NamedTuple):
     """How much is read, and how long everything takes."""
 
-    pretraining: Schedule = Schedule(500, 2e-3)
+    pretraining: Schedule = Schedule(400, 2e-3)
     tuning: Schedule = Schedule(200, 3e-3)
-    train: int = 12_000
+    train: int = 10_000
     """Reviews, half of them for each base."""
     tests: int = 2_000
     vocabulary: int = 3_000
     length: int = 32
-    words: int = 1_000
-    """Of so many words a base tells which ones a review holds."""
+    topics: int = 64
+    """In so many directions a base tells what a passage is about."""
     hidden: float = 0.1
     """The share of pieces that a base does not see while it learns."""
 
 
 class Base(NamedTuple):
-    """An encoder, and the head that tells words, which is no part of the model."""
+    """An encoder, and the head that tells what passages are about, which is no part of the model."""
 
     encoder: Any
     head: nn.Linear
@@ -88,9 +89,10 @@ class Workshop(NamedTuple):
     def opened(cls, plan: Plan, folder: Path, seed: int) -> Workshop:
         """Read the reviews, and make pieces of them."""
         texts = reviews.load(plan.tests + plan.train, seed=seed)
-        known = [text for text, _ in texts[plan.tests :]]
-        tokenizer = reviews.tokenizer_for(known[:4000], plan.vocabulary, plan.length)
-        every = reviews.read(texts, tokenizer, plan.length, plan.words)
+        known = texts[plan.tests :]
+        passages = [*reviews.beginnings(known), *reviews.endings(known)]
+        tokenizer = reviews.tokenizer_for(passages, plan.vocabulary, plan.length)
+        every = reviews.read(texts, tokenizer, plan.length, plan.topics)
         half = plan.tests + plan.train // 2
         halves = {"a": every[plan.tests : half], "b": every[half:]}
         return cls(plan, halves, every[: plan.tests], tokenizer, folder, seed)
@@ -101,7 +103,7 @@ class Workshop(NamedTuple):
         torch.manual_seed(10 * self.seed + number)
         sizes = {"vocab_size": len(self.tokenizer), "max_position_embeddings": plan.length}
         encoder = transformers.BertModel(transformers.BertConfig(**BERT, **sizes)).train()
-        head = nn.Linear(BERT["hidden_size"], plan.words)  # type: ignore[arg-type]
+        head = nn.Linear(BERT["hidden_size"], plan.topics)  # type: ignore[arg-type]
 
         def loss(generator: torch.Generator) -> Tensor:
             batch = draw(len(mine), plan.pretraining, generator)
@@ -109,9 +111,8 @@ class Workshop(NamedTuple):
             seen = torch.where(first, mine.begins[batch], mine.ends[batch])
             gone = torch.rand(seen.shape, generator=generator) < plan.hidden
             seen = seen.masked_fill(gone & (seen >= len(SPECIAL)), MASK)
-            told = head(pooled(encoder, seen)).log_softmax(-1)
-            missed: Tensor = -(mine.words[batch] * told).sum(1).mean()
-            return missed
+            about = torch.where(first, mine.begins_about[batch], mine.ends_about[batch])
+            return missed(nn.functional.normalize(head(pooled(encoder, seen))), about)
 
         learned = [*encoder.parameters(), *head.parameters()]
         fit(learned, loss, plan.pretraining, seed=10 * self.seed + number)
@@ -147,22 +148,18 @@ class Workshop(NamedTuple):
         count, among = len(self.test), min(AMONG, len(self.test))
         return Judged(
             data("ends of reviews", count, "is the review good?", 2),
-            data("ends of reviews", count, f"which of {among} reviews is it the end of?", among),
+            data("ends of reviews", count, f"which of {among} is it, by what it is about?", among),
         )
 
     def measure(self, model: Any, head: nn.Linear) -> Both:
         """A model for sentiment on the task, and its encoder on what the base could do before."""
         said = answers(lambda batch: verdicts(model, batch), self.test.ends)
         encoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).bert
-        told = answers(lambda batch: head(pooled(encoder, batch)).log_softmax(-1), self.test.ends)
+        told = answers(lambda batch: head(pooled(encoder, batch)), self.test.ends)
         among = min(AMONG, len(told))
         whole = len(told) // among * among
-        guesses = [
-            one @ words.T
-            for one, words in zip(
-                torch.split(told[:whole], among), torch.split(self.test.words[:whole], among), strict=True
-            )
-        ]
+        groups = (torch.split(part[:whole], among) for part in (told, self.test.ends_about))
+        guesses = [one @ about.T for one, about in zip(*groups, strict=True)]
         right = torch.arange(among).repeat(len(guesses))
         return Both(score(said, self.test.labels), score(torch.cat(guesses), right))
 
@@ -228,6 +225,12 @@ def move(shop: Workshop, method: str) -> Any:
     place = folder / f"b-{method}"
     transport(folder / "a-lora", base=folder / "a", onto=folder / "b", via=pi).save(place)
     return library("peft").PeftModel.from_pretrained(shop.classifier("b"), place).eval()
+
+
+def missed(told: Tensor, about: Tensor) -> Tensor:
+    """How far directions are from the right ones, and how badly each is told from those of the others."""
+    likeness = told @ about.T
+    return 1 - likeness.diag().mean() + nn.functional.cross_entropy(likeness / 0.1, torch.arange(len(about)))
 
 
 def pooled(encoder: Any, passages: Tensor) -> Tensor:

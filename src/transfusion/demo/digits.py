@@ -57,7 +57,7 @@ TURN, GROW, SHIFT = 0.2, 0.12, 0.22
 class Plan(NamedTuple):
     """How long everything takes."""
 
-    pretraining: Schedule = Schedule(500, 2e-3)
+    pretraining: Schedule = Schedule(400, 2e-3)
     continued: Schedule = Schedule(150, 1e-3)
     tuning: Schedule = Schedule(120, 1e-3)
     tests: int = 500

@@ -56,10 +56,12 @@ class Plan(NamedTuple):
     """How much is read, and how long everything takes."""
 
     pretraining: Schedule = Schedule(400, 2e-3)
-    tuning: Schedule = Schedule(200, 3e-3)
+    tuning: Schedule = Schedule(300, 5e-3)
     train: int = 10_000
     """Reviews, half of them for each base."""
     tests: int = 2_000
+    swept: int = 500
+    """Of the tests, so many are asked at every strength."""
     vocabulary: int = 3_000
     length: int = 32
     topics: int = 64
@@ -187,14 +189,15 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     measured = {row: shop.measure(model, b.head) for row, model in rows.items()}
     onto_b = evaluation(shop.judged, measured, list(rows)[-1])
     say("other strengths …")
-    strengths = swept(shop, b, next(iter(measured.values())), moved)
+    strengths = swept(shop._replace(test=shop.test[: shop.plan.swept]), b, plain, moved)
     write_result(folder, "evaluate", onto_b, "evaluation")
     write_result(folder, "sweep", strengths)
     return {"onto_b": onto_b, "sweep": strengths}
 
 
-def swept(shop: Workshop, b: Base, before: Both, moved: dict[str, Any]) -> dict[str, Any]:
+def swept(shop: Workshop, b: Base, plain: Any, moved: dict[str, Any]) -> dict[str, Any]:
     """The moved adapters at other strengths; the head that comes with them stays whole."""
+    before = shop.measure(plain, b.head)
 
     def at(model: Any, alpha: float) -> Both:
         with strength(model, alpha):

@@ -102,12 +102,11 @@ def _below(result: dict[str, Any]) -> str:
     lines = [
         f"Accuracy in %, gains in points over the first row. Task: {task['data']}, {task['question']}",
         f"Support, what the base could do before: {support['data']}, {support['question']}",
-        "Of the gap: which part of the way from the first row to the ceiling was made, without any data.",
+        f"Of the gap: the part of the way to the ceiling that is made without data. Seed {result['seed']}.",
     ]
     if "proof" in result:
         lines.append(
             "Shuffling changed nothing that the successor computes: largest difference"
             f" {result['proof']:.1g} in float64."
         )
-    lines.append(f"{result['run']['seconds']:.0f} seconds, seed {result['seed']}.")
     return "\n".join(lines)

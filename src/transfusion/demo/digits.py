@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from transfusion.demo.workplace import write_result
 from transfusion.interpolation import barrier, stories
 from transfusion.live import library
 from transfusion.matching import align
+from transfusion.record import Record
 from transfusion.transportation import apply, transport
 from transfusion.verification import verify
 from transfusion.writer import write_json
@@ -203,33 +204,29 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
         shop.save(model, name)
     say("aligning, and moving the fine-tune onto B …")
     moved = {method: move(folder, method, "b") for method in METHODS}
-    onto_b = table(shop, "B", b, moved, ceiling)
+    onto_b = table(shop, "B", (b, moved, ceiling), "evaluation")
     say("the same onto a successor of A whose units are shuffled …")
     successor = shop.taught(copy.deepcopy(a), plan.continued, 5)
     proof = shuffle(shop, successor)
     moved_on = {method: move(folder, method, "successor") for method in METHODS}
-    onto_successor = table(shop, "successor", load(folder / "successor"), moved_on, shop.tuned(successor, 6))
+    own = shop.tuned(successor, 6)
+    models = (load(folder / "successor"), moved_on, own)
+    onto_successor = table(shop, "successor", models, "evaluation-successor")
     say("other strengths, and the way from A to B …")
     strengths = swept(shop, b, moved)
-    way = {
-        name: barrier(folder / "a", folder / "b", via=pi, data=folder / "support.safetensors", points=7)
-        for name, pi in (("vanilla", None), ("guarded", folder / "pi-b-guarded.safetensors"))
-    }
-    write_result(folder, "evaluate", onto_b, "evaluation")
-    write_result(folder, "evaluate", onto_successor, "evaluation-successor")
-    write_result(folder, "sweep", strengths)
-    write_result(folder, "barrier", stories(way))
+    way = between(folder)
     return {
         "onto_b": onto_b,
         "onto_successor": onto_successor,
         "sweep": strengths,
-        "barrier": {name: one.height for name, one in way.items()},
+        "barrier": {curve["label"]: curve["height"] for curve in way["curves"]},
         "proof": proof,
     }
 
 
-def table(shop: Workshop, name: str, base: Any, moved: dict[str, Any], ceiling: Any) -> dict[str, Any]:
+def table(shop: Workshop, name: str, models: tuple[Any, dict[str, Any], Any], result: str) -> dict[str, Any]:
     """The base, what arrives by every method, and the base fine-tuned itself."""
+    record, (base, moved, ceiling) = Record("evaluate"), models
     rows = {
         f"{name} as it is": base,
         **{f"{name} + {how}": moved[method] for method, how in METHODS.items()},
@@ -237,12 +234,14 @@ def table(shop: Workshop, name: str, base: Any, moved: dict[str, Any], ceiling: 
     }
     draws = shop.plan.draws
     measured = {row: shop.measure(model, draws) for row, model in rows.items()}
-    return evaluation(shop.judged(draws), measured, list(rows)[-1])
+    story = evaluation(shop.judged(draws), measured, list(rows)[-1])
+    write_result(shop.folder, record, story, result)
+    return story
 
 
 def swept(shop: Workshop, b: Any, moved: dict[str, Any]) -> dict[str, Any]:
     """B + α·π(τ), which lies on the straight line through B and what was moved with α = 1."""
-    before = shop.measure(b, 1)
+    record, before = Record("sweep"), shop.measure(b, 1)
     start = {name: tensor.clone() for name, tensor in b.state_dict().items()}
     blend = copy.deepcopy(b)
 
@@ -253,24 +252,39 @@ def swept(shop: Workshop, b: Any, moved: dict[str, Any]) -> dict[str, Any]:
 
     curves = [curve(method, before, partial(at, method)) for method in SWEPT]
     names = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
-    return sweep(names, shop.judged(1), before, curves)
+    story = sweep(names, shop.judged(1), before, curves)
+    write_result(shop.folder, record, story)
+    return story
+
+
+def between(folder: Path) -> dict[str, Any]:
+    """The loss on the straight way from A to B, and from π(A) to B."""
+    record, ends = Record("barrier"), (folder / "a", folder / "b")
+    plain, moved = (
+        barrier(*ends, via=pi, data=folder / "support.safetensors", points=7)
+        for pi in (None, folder / "pi-b-guarded.safetensors")
+    )
+    story = stories({"vanilla": plain, "guarded": moved})
+    write_result(folder, record, story)
+    return story
 
 
 def shuffle(shop: Workshop, model: Any) -> float:
     """Save a model with its units shuffled; gives the largest difference that this makes."""
-    plain = shop.save(model, "successor-in-order")
+    record, plain = Record("verify"), shop.save(model, "successor-in-order")
     exact = align(plain, plain, method="random", residual="tied", seed=shop.seed)
     apply(exact, plain).save(shop.folder / "successor")
     exact.save(shop.folder / "pi-shuffled.safetensors")
     proof = verify(plain, via=exact)
-    write_result(shop.folder, "verify", {**vars(proof), "equal": proof.equal})
+    reason = None if proof.equal else proof.reason
+    write_result(shop.folder, record, {**asdict(proof), "reason": reason, "equal": proof.equal})
     return proof.difference
 
 
 def move(folder: Path, method: str, onto: str) -> Any:
     """Transport A's fine-tune onto a base in the folder, and load the result as a user would."""
-    pi = align(folder / "a", folder / onto, method=method)
-    pi.save(folder / f"pi-{onto}-{method}.safetensors")
+    pi = folder / f"pi-{onto}-{method}.safetensors"
+    align(folder / "a", folder / onto, method=method).save(pi)
     transport(folder / "a-tuned", base=folder / "a", onto=folder / onto, via=pi).save(
         place := folder / f"{onto}-{method}"
     )

@@ -24,6 +24,7 @@ from transfusion.demo.training import Schedule, draw, fit
 from transfusion.demo.workplace import write_result
 from transfusion.live import library
 from transfusion.matching import align
+from transfusion.record import Record
 from transfusion.transportation import transport
 
 METHODS = {
@@ -55,7 +56,7 @@ AMONG = 50
 class Plan(NamedTuple):
     """How much is read, and how long everything takes."""
 
-    pretraining: Schedule = Schedule(400, 2e-3)
+    pretraining: Schedule = Schedule(300, 2e-3)
     tuning: Schedule = Schedule(300, 5e-3)
     train: int = 10_000
     """Reviews, half of them for each base."""
@@ -181,6 +182,7 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     moved = {method: move(shop, method) for method in METHODS}
     plain = shop.classifier("b")
     plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
+    record = Record("evaluate")
     rows = {
         "B with A's head": plain,
         **{f"B + {how}": moved[method] for method, how in METHODS.items()},
@@ -188,23 +190,24 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     }
     measured = {row: shop.measure(model, b.head) for row, model in rows.items()}
     onto_b = evaluation(shop.judged, measured, list(rows)[-1])
+    write_result(folder, record, onto_b, "evaluation")
     say("other strengths …")
     strengths = swept(shop._replace(test=shop.test[: shop.plan.swept]), b, plain, moved)
-    write_result(folder, "evaluate", onto_b, "evaluation")
-    write_result(folder, "sweep", strengths)
     return {"onto_b": onto_b, "sweep": strengths}
 
 
 def swept(shop: Workshop, b: Base, plain: Any, moved: dict[str, Any]) -> dict[str, Any]:
     """The moved adapters at other strengths; the head that comes with them stays whole."""
-    before = shop.measure(plain, b.head)
+    record, before = Record("sweep"), shop.measure(plain, b.head)
 
     def at(model: Any, alpha: float) -> Both:
         with strength(model, alpha):
             return shop.measure(model, b.head)
 
     curves = [curve(method, before, partial(at, model)) for method, model in moved.items()]
-    return sweep({"finetuned": "a-lora", "base": "a", "onto": "b"}, shop.judged, before, curves)
+    story = sweep({"finetuned": "a-lora", "base": "a", "onto": "b"}, shop.judged, before, curves)
+    write_result(shop.folder, record, story)
+    return story
 
 
 @contextmanager
@@ -223,8 +226,8 @@ def strength(model: Any, alpha: float) -> Iterator[None]:
 def move(shop: Workshop, method: str) -> Any:
     """Transport A's adapter onto B, and load it there as a user would."""
     folder = shop.folder
-    pi = align(folder / "a", folder / "b", method=method)
-    pi.save(folder / f"pi-b-{method}.safetensors")
+    pi = folder / f"pi-b-{method}.safetensors"
+    align(folder / "a", folder / "b", method=method).save(pi)
     place = folder / f"b-{method}"
     transport(folder / "a-lora", base=folder / "a", onto=folder / "b", via=pi).save(place)
     return library("peft").PeftModel.from_pretrained(shop.classifier("b"), place).eval()

@@ -8,10 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from transfusion.alignment import Alignment
 from transfusion.errors import OutputError
 from transfusion.record import Record
 from transfusion.writer import publish_file, require_writable, staged_folder, write_json
@@ -30,21 +32,25 @@ def workplace(keep: Path | None, *, force: bool) -> Iterator[Path]:
             yield Path(folder)
         return
     with staged_folder(keep, force=force) as staged:
-        yield staged
-        _rename(staged, str(staged.resolve()), str(keep.resolve()))
+        yield (now := staged.resolve())
+        _rename(now, str(now), str(keep.resolve()))
 
 
 def _rename(folder: Path, before: str, after: str) -> None:
-    """Let every JSON file speak of the place where the folder will be."""
-    for file in folder.rglob("*.json"):
+    """Let everything in a folder speak of the place where the folder will be."""
+    for file in (*folder.rglob("*.json"), *folder.rglob("*.md")):
         text = file.read_text()
         if before in text:
             file.write_text(text.replace(before, after))
+    for file in folder.glob("pi-*.safetensors"):
+        pi = Alignment.load(file)
+        named = {end: getattr(pi.provenance, end).replace(before, after) for end in ("source", "target")}
+        replace(pi, provenance=replace(pi.provenance, **named)).save(file, force=True)
 
 
-def write_result(folder: Path, verb: str, result: Mapping[str, Any], name: str | None = None) -> None:
-    """A result as the verb of that name would have written it."""
-    write_json(folder / f"{name or verb}.json", Record(verb).of(dict(result)))
+def write_result(folder: Path, record: Record, result: Mapping[str, Any], name: str | None = None) -> None:
+    """A result as the verb of the record would have written it."""
+    write_json(folder / f"{name or record.verb}.json", record.of(dict(result)))
 
 
 def tell(folder: Path) -> Path | None:

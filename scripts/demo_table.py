@@ -38,7 +38,7 @@ def table(stories: dict[int, dict[str, Any]]) -> str:
         cells = [f"{one(row, 'task')}; {one(row, 'support')}" for row in rows]
         shares = [100 * row["share"] for row in rows if row["share"] is not None]
         told = f"{mean(shares):.0f} % ({', '.join(f'{share:.0f}' for share in shares)})" if shares else ""
-        name = rows[0]["model"]
+        name = rows[0]["name"]
         lines.append(f"| {name} | {' | '.join([*cells, told]).replace('-', '−')} |")
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def shown(result):
 
 
 def shares(story):
-    return {row["model"]: row["share"] for row in story["models"]}
+    return {row["name"]: row["share"] for row in story["models"]}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,11 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
     }
     told = {name: json.loads((place / f"{name}.json").read_text()) for name in verbs}
     assert {name: one["verb"] for name, one in told.items()} == verbs
-    assert told["evaluation"]["models"] == result["onto_b"]["models"]
+    names = [[row["name"] for row in story["models"]] for story in (told["evaluation"], result["onto_b"])]
+    assert names[0] == names[1]
     assert told["verify"]["equal"] is True
+    assert told["evaluation"]["against"] == str(place / "b")
+    assert all(Path(row["model"]).is_dir() for row in told["evaluation-successor"]["models"])
     assert result["proof"] < 1e-9
     assert len(said) == 5
 
@@ -88,9 +92,7 @@ def test_a_sweep_passes_through_the_base_and_through_what_was_moved(kept):
         points = {point["alpha"]: point for point in curve["points"]}
         assert list(points) == [0.0, *results.ALPHAS]
         assert points[0.0]["task"] == result["sweep"]["at_zero"]["task"]
-        row = next(
-            one for one in result["onto_b"]["models"] if one["model"].endswith(ENDINGS[curve["label"]])
-        )
+        row = next(one for one in result["onto_b"]["models"] if one["name"].endswith(ENDINGS[curve["label"]]))
         # the support of the table has the same images; the task has other draws
         assert points[1.0]["support"]["loss"] == pytest.approx(row["support"]["loss"], rel=1e-5)
 
@@ -154,14 +156,14 @@ def test_the_text_demo_moves_an_adapter_of_the_same_rank(kept_text):
     config = json.loads((place / "b-functional" / "adapter_config.json").read_text())
     assert config["r"] == text.LORA["r"]
     assert config["base_model_name_or_path"] == str(place / "b")
-    labels = [row["model"] for row in result["onto_b"]["models"]]
+    labels = [row["name"] for row in result["onto_b"]["models"]]
     assert labels[0] == "B with A's head"
     assert result["onto_b"]["support"]["classes"] == 50
 
 
 def test_a_lora_at_strength_one_is_the_lora(kept_text):
     _, result = kept_text
-    rows = {row["model"]: row for row in result["onto_b"]["models"]}
+    rows = {row["name"]: row for row in result["onto_b"]["models"]}
     for curve in result["sweep"]["curves"]:
         one = next(point for point in curve["points"] if point["alpha"] == 1.0)
         assert one["task"] == rows[f"B + {text.METHODS[curve['label']]}"]["task"]
@@ -197,16 +199,12 @@ def test_tables_show_gains_in_colour_and_shares_of_the_gap():
     def both(task, support):
         return results.Both({"value": task}, {"value": support})
 
-    rows = {
-        "B": both(0.30, 0.95),
-        "worse": both(0.28, 0.95),
-        "moved": both(0.50, 0.91),
-        "top": both(0.70, 0.9),
-    }
+    scores = {"B": (0.30, 0.95), "worse": (0.28, 0.95), "moved": (0.50, 0.91), "top": (0.70, 0.9)}
+    rows = [results.Row(name, Path(name), both(*found)) for name, found in scores.items()]
     result = {
         "demo": "digits",
         "seed": 0,
-        "onto_b": results.evaluation(judged, rows, "top"),
+        "onto_b": results.evaluation(judged, rows),
     }
     coloured = shown(result)
     for style, told in ((32, r"\+20\.0"), (32, r"\+50%"), (31, r"-2\.0"), (31, "-5%"), (2, r"\+0\.0")):
@@ -217,7 +215,7 @@ def test_tables_show_gains_in_colour_and_shares_of_the_gap():
 def test_a_share_of_no_gap_is_not_told():
     one = results.Both({"value": 0.5}, {"value": 0.5})
     judged = results.Judged(results.data("x", 1, "?", 2), results.data("x", 1, "?", 2))
-    story = results.evaluation(judged, {"B": one, "moved": one, "top": one}, "top")
+    story = results.evaluation(judged, [results.Row(name, Path(name), one) for name in ("B", "moved", "top")])
     assert set(shares(story).values()) == {None}
 
 

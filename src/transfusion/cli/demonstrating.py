@@ -77,7 +77,7 @@ def _table(title: str, story: dict[str, Any]) -> Table:
         if last:
             table.add_section()
         table.add_row(
-            row["model"],
+            row["name"],
             f"{100 * row['task']['value']:.1f}",
             _signed(gain and gain["task"]),
             Text("100%" if last else "") if share is None else _signed(100 * share, "%", 0),

@@ -6,6 +6,7 @@ words of `results`, which `workplace` keeps or throws away.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,19 @@ def run(
     with workplace(keep, force=force) as folder:
         found = which.run(folder, seed=seed, say=say, plan=plan)
         kind = "text" if on_text else "digits"
-        kept = str(keep) if keep else None
-        result = record.of({"demo": kind, "seed": seed, **found, "kept_in": kept})
+        result = record.of({"demo": kind, "seed": seed, **found, "kept_in": str(keep) if keep else None})
         write_json(folder / RESULT, result)
-        page = tell(folder) if report is not None else None
-        if page is not None and report is not None:
-            result["report"] = str(publish_report(page, report, result, force=force))
+        if keep is None and report is not None:
+            _tell(folder, report, result, force=force)
+    if keep is not None:
+        result = json.loads((keep / RESULT).read_text())
+        if report is not None:
+            _tell(keep, report, result, force=force)
     return result
+
+
+def _tell(folder: Path, report: Path, result: dict[str, Any], *, force: bool) -> None:
+    """Write the report to its place, if there is one, and note the place."""
+    page = tell(folder)
+    if page is not None:
+        result["report"] = str(publish_report(page, report, result, force=force))

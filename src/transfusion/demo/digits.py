@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from transfusion.demo.results import Both, Judged, answers, curve, data, evaluation, score, sweep
+from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
 from transfusion.demo.training import Schedule, draw, fit
 from transfusion.demo.workplace import write_result
 from transfusion.interpolation import barrier, stories
@@ -37,6 +37,7 @@ METHODS = {
     "functional": "π(τ), functional",
 }
 SWEPT = ("naive", "transfusion", "functional")
+SWEEP = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
 VIT = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -210,6 +211,7 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     proof = shuffle(shop, successor)
     moved_on = {method: move(folder, method, "successor") for method in METHODS}
     own = shop.tuned(successor, 6)
+    shop.save(own, "successor-tuned")
     models = (load(folder / "successor"), moved_on, own)
     onto_successor = table(shop, "successor", models, "evaluation-successor")
     say("other strengths, and the way from A to B …")
@@ -227,14 +229,18 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
 def table(shop: Workshop, name: str, models: tuple[Any, dict[str, Any], Any], result: str) -> dict[str, Any]:
     """The base, what arrives by every method, and the base fine-tuned itself."""
     record, (base, moved, ceiling) = Record("evaluate"), models
-    rows = {
-        f"{name} as it is": base,
-        **{f"{name} + {how}": moved[method] for method, how in METHODS.items()},
-        f"ceiling: {name} fine-tuned itself": ceiling,
+    where = name.lower()
+    named = {
+        where: (f"{name} as it is", base),
+        **{f"{where}-{method}": (f"{name} + {how}", moved[method]) for method, how in METHODS.items()},
+        f"{where}-tuned": (f"ceiling: {name} fine-tuned itself", ceiling),
     }
     draws = shop.plan.draws
-    measured = {row: shop.measure(model, draws) for row, model in rows.items()}
-    story = evaluation(shop.judged(draws), measured, list(rows)[-1])
+    rows = [
+        Row(called, shop.folder / place, shop.measure(model, draws))
+        for place, (called, model) in named.items()
+    ]
+    story = evaluation(shop.judged(draws), rows)
     write_result(shop.folder, record, story, result)
     return story
 
@@ -251,7 +257,7 @@ def swept(shop: Workshop, b: Any, moved: dict[str, Any]) -> dict[str, Any]:
         return shop.measure(blend, 1)
 
     curves = [curve(method, before, partial(at, method)) for method in SWEPT]
-    names = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
+    names = {what: str(shop.folder / name) for what, name in SWEEP.items()}
     story = sweep(names, shop.judged(1), before, curves)
     write_result(shop.folder, record, story)
     return story

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -52,23 +53,32 @@ def gain(now: Both, before: Both) -> dict[str, float]:
     }
 
 
-def evaluation(judged: Judged, rows: Mapping[str, Both], ceiling: str) -> dict[str, Any]:
-    """All models beside the first one; ``share`` is what part of the way to the ceiling each has come."""
-    against = next(iter(rows))
-    room = gain(rows[ceiling], rows[against])["task"]
+class Row(NamedTuple):
+    """A model that was measured: what to call it, and where it is."""
+
+    name: str
+    place: Path
+    both: Both
+
+
+def evaluation(judged: Judged, rows: Sequence[Row]) -> dict[str, Any]:
+    """All models beside the first one; ``share`` is the part of the way to the last, the ceiling."""
+    first, *_, last = rows
+    room = gain(last.both, first.both)["task"]
     models = []
-    for name, both in rows.items():
-        gained = gain(both, rows[against]) if name != against else None
-        moved = gained is not None and name != ceiling and room > 0
+    for row in rows:
+        gained = gain(row.both, first.both) if row is not first else None
+        moved = gained is not None and row is not last and room > 0
         models.append(
             {
-                "model": name,
-                **both._asdict(),
+                "model": str(row.place),
+                "name": row.name,
+                **row.both._asdict(),
                 "gain": gained,
                 "share": gained["task"] / room if gained and moved else None,
             }
         )
-    return {**judged._asdict(), "against": against, "ceiling": ceiling, "models": models}
+    return {**judged._asdict(), "against": str(first.place), "ceiling": str(last.place), "models": models}
 
 
 class Curve(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.demo import reviews
-from transfusion.demo.results import Both, Judged, answers, curve, data, evaluation, score, sweep
+from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
 from transfusion.demo.reviews import MASK, PAD, SPECIAL, Reviews
 from transfusion.demo.training import Schedule, draw, fit
 from transfusion.demo.workplace import write_result
@@ -49,6 +49,7 @@ LORA = {
     "target_modules": ["query", "key", "value", "dense"],
     "modules_to_save": ["classifier"],
 }
+SWEEP = {"finetuned": "a-lora", "base": "a", "onto": "b"}
 AMONG = 50
 """Reviews of which the right one is to be found."""
 
@@ -183,13 +184,15 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     plain = shop.classifier("b")
     plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
     record = Record("evaluate")
-    rows = {
-        "B with A's head": plain,
-        **{f"B + {how}": moved[method] for method, how in METHODS.items()},
-        "ceiling: B with a LoRA of its own": ceiling,
+    named = {
+        "b": ("B with A's head", plain),
+        **{f"b-{method}": (f"B + {how}", moved[method]) for method, how in METHODS.items()},
+        "b-lora": ("ceiling: B with a LoRA of its own", ceiling),
     }
-    measured = {row: shop.measure(model, b.head) for row, model in rows.items()}
-    onto_b = evaluation(shop.judged, measured, list(rows)[-1])
+    rows = [
+        Row(called, folder / place, shop.measure(model, b.head)) for place, (called, model) in named.items()
+    ]
+    onto_b = evaluation(shop.judged, rows)
     write_result(folder, record, onto_b, "evaluation")
     say("other strengths …")
     strengths = swept(shop._replace(test=shop.test[: shop.plan.swept]), b, plain, moved)
@@ -205,7 +208,8 @@ def swept(shop: Workshop, b: Base, plain: Any, moved: dict[str, Any]) -> dict[st
             return shop.measure(model, b.head)
 
     curves = [curve(method, before, partial(at, model)) for method, model in moved.items()]
-    story = sweep({"finetuned": "a-lora", "base": "a", "onto": "b"}, shop.judged, before, curves)
+    names = {what: str(shop.folder / name) for what, name in SWEEP.items()}
+    story = sweep(names, shop.judged, before, curves)
     write_result(shop.folder, record, story)
     return story
 

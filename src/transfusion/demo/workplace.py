@@ -20,6 +20,8 @@ from transfusion.writer import publish_file, require_writable, staged_folder, wr
 
 REPORT = Path("transfusion-demo") / "report.html"
 """Where the report of a demo is, from where the demo was started."""
+TOLD = ("evaluation", "sweep", "barrier", "verify")
+"""The results that a report shows, as far as a demo has them."""
 RESULT = "demo.json"
 """The whole result, in a kept folder and beside the report."""
 
@@ -59,9 +61,11 @@ def tell(folder: Path) -> Path | None:
         reporting = import_module("transfusion.reporting")
     except ModuleNotFoundError:
         return None
-    page = folder / "report.html"
-    reporting.report(folder, output=page)
-    return page
+    results = [folder / f"{name}.json" for name in TOLD if (folder / f"{name}.json").exists()]
+    ceiling = next(place for name in ("b-tuned", "b-lora") if (place := folder / name).exists())
+    pi = folder / "pi-b-functional.safetensors"
+    page = reporting.report(folder / "b-functional", results, via=pi, ceiling=ceiling)
+    return Path(page.save(folder / "report.html"))
 
 
 def require_place(place: Path, *, force: bool) -> None:

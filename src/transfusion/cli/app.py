@@ -5,13 +5,13 @@ Heavy libraries are imported inside the verbs, so that ``--help`` answers at onc
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from transfusion import __version__
 from transfusion.cli.console import Talk, command, out, print_json
+from transfusion.cli.demonstrating import demo
 from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
@@ -312,23 +312,4 @@ def barrier(
         out.print(f"written to {output}", markup=False)
 
 
-@app.command()
-def demo(
-    seed: Seed = 0,
-    keep: Annotated[
-        Path | None, typer.Option(show_default=False, help="Keep the models in this folder.")
-    ] = None,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train two small models on real digits, fine-tune one, and move that onto the other."""
-    from transfusion.cli import views
-    from transfusion.demo import run
-
-    talk = Talk(quiet=quiet, verbose=False)
-    result = run(seed=seed, keep=keep, force=force, say=talk.note)
-    if as_json:
-        print_json(result)
-    else:
-        out.print(views.demo(result))
+app.command()(demo)

@@ -78,16 +78,9 @@ def labels_of(alignments: Sequence[Alignment | None]) -> list[str]:
 
 def as_story(curves: dict[str, Barrier]) -> dict[str, Any]:
     """All ways as one result; what they have in common is said once."""
-    stories = {label: curve.story() for label, curve in curves.items()}
-    common = ("a", "b", "data", "examples", "question", "dtype")
-    first = next(iter(stories.values()))
-    return {
-        **{key: first[key] for key in common},
-        "curves": [
-            {"label": label, **{key: value for key, value in story.items() if key not in common}}
-            for label, story in stories.items()
-        ],
-    }
+    from transfusion.interpolation import stories
+
+    return stories(curves)
 
 
 def require_suffix(output: Path) -> None:

@@ -89,7 +89,7 @@ def slopes(line: Line, meter: Meter, alpha: Alpha, groups: Mapping[str, list[str
     with line.at(alpha):
         for loss, answers in meter.sums():
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            total, count = total + float(loss), count + answers
+            total, count = total + float(loss.detach()), count + answers
             for name, gradient in zip(names, gradients, strict=True):
                 if gradient is not None:
                     change = line.end[name] - line.start[name]

@@ -153,7 +153,7 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
         plain = transport(job["finetuned"], base=job["base"], onto=job["onto"], method="naive" if curve.method is None else "guarded")
         file = tmp_path / f"{curve.label}.json"
         file.write_text(json.dumps(curve.learned.coefficients))
-        assert Alpha.of(file) == curve.learned.alpha == found.alpha(curve.label)
+        assert Alpha.of(file) == curve.learned.alpha
         drawn_ones = drawn_from(job["data"], found)
         scored = job["data"].chosen([place for place in range(70) if place not in drawn_ones])
         how = {"via": job["via"]} if curve.method else {"method": "naive"}
@@ -162,7 +162,8 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
         assert loss_of(plain.save(tmp_path / f"{curve.label}-plain"), scored) == pytest.approx(
             curve.before.loss, abs=1e-6
         )
-    assert found.alpha() == found.curves[1].learned.alpha
+    assert found.naive == found.curves[0]
+    assert found.alpha == found.moved.learned.alpha == found.curves[1].learned.alpha
     story = found.story()
     assert story["training"] == {
         "data": "made up",

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfusion.figures.style import AXIS, frame, key, sheet, styles_of
+from transfusion.figures.style import AXIS, frame, key, named, sheet, signed, styles_of
 
 _OUTSIDE = "default"
-_GAP = 0.8
+_LESS_IS_BETTER = ("loss", "perplexity")
+_GAP = 0.6
 """Between one stack of layers and the next."""
 
 
@@ -19,32 +20,40 @@ def draw_fewshot(story: Mapping[str, Any], path: Path, format: str) -> None:
     stacks = _stacks(dict.fromkeys(pattern for curve in curves for pattern in curve["coefficients"]))
     places = _places(stacks)
     styles = styles_of(curve["method"] for curve in curves)
-    width = min(12.0, 5.2 + 0.3 * len(places))
-    with sheet(path, format, (width, 3.6)) as figure:
+    width = min(12.0, max(6.4, 2.4 + 0.32 * len(places)))
+    with sheet(path, format, (width, 4.0)) as figure:
         axes = figure.subplots()
         lines = [
             _curve(axes, curve["coefficients"], stacks, places, style)
             for curve, style in zip(curves, styles, strict=True)
         ]
-        every = story["training"]["examples"]
-        frame(axes, f"α learned for every layer from {every} examples, {story['shots']} shots a class")
-        axes.axhline(1, color=AXIS, linewidth=0.9, zorder=1)
+        training = story["training"]
+        frame(axes, f"Learned from {training['examples']} examples of {named(training['data'])}")
+        axes.set_ylabel("α of the layer")
+        axes.axhline(1, color=AXIS, linewidth=1.2, zorder=1)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_xticks(list(places.values()), [_number(pattern) for pattern in places])
         for name, patterns in stacks.items():
             middle = sum(places[pattern] for pattern in patterns) / len(patterns)
-            axes.annotate(
-                name or "the rest",
-                (middle, 0),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, -20 if name else -8),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=9,
-            )
-        labels = [_told(curve, story["task"]["metric"]) for curve in curves]
-        key(figure, lines, labels, "On the test, over B:\nwith α = 1 → with these α")
+            _under(axes, middle, name or "outside\nblocks", -20 if name else -6)
+        metric = story["task"]["metric"]
+        what = f"Change of the {metric}" if metric in _LESS_IS_BETTER else "Points over B"
+        title = f"{what} on the test: with α = 1 → with the learned α"
+        key(figure, lines, [_told(curve, metric) for curve in curves], title, columns=2)
+
+
+def _under(axes: Any, place: float, text: str, depth: int) -> None:
+    """A text below the axis."""
+    axes.annotate(
+        text,
+        (place, 0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, depth),
+        textcoords="offset points",
+        ha="center",
+        va="top",
+        fontsize=9,
+    )
 
 
 def _stacks(patterns: Mapping[str, None]) -> dict[str, list[str]]:
@@ -93,8 +102,8 @@ def _curve(
 
 
 def _told(curve: Mapping[str, Any], metric: str) -> str:
-    name = f"α·π(τ)  {curve['label']}" if curve["method"] else "α·τ  naive"
-    unit = "" if metric in ("loss", "perplexity") else " points"
-    digits = ".3f" if metric in ("loss", "perplexity") else ".1f"
-    plain, learned = curve["gain"]["plain"], curve["gain"]["learned"]
-    return f"{name}\n{plain:+{digits}} → {learned:+{digits}}{unit}"
+    """What a curve is, and what it is worth on the test."""
+    digits = ".3f" if metric in _LESS_IS_BETTER else ".1f"
+    plain, learned = (signed(curve["gain"][how], digits) for how in ("plain", "learned"))
+    name = f"B + α·π(τ), {curve['label']}" if curve["method"] else "B + α·τ, naive"
+    return f"{name}: {plain} → {learned}"

@@ -71,12 +71,13 @@ def frame(axes: Any, title: str) -> None:
         spine.set_color(AXIS)
 
 
-def key(figure: Any, lines: list[Any], labels: list[str], title: str, place: str = "right upper") -> None:
-    """What the curves are, each in its own colour, outside of the axes."""
+def key(figure: Any, lines: list[Any], labels: list[str], title: str = "", columns: int | None = None) -> None:
+    """What the curves are, each in its own colour: to the right of the axes or, in columns, above them."""
     made = figure.legend(
         lines,
         labels,
-        loc=f"outside {place}",
+        loc="outside right upper" if columns is None else "outside upper left",
+        ncols=columns or 1,
         title=title or None,
         title_fontsize=9,
         fontsize=10,
@@ -87,3 +88,14 @@ def key(figure: Any, lines: list[Any], labels: list[str], title: str, place: str
         alignment="left",
     )
     made.get_title().set_color(INK)
+
+
+def signed(value: float, digits: str = ".3g") -> str:
+    """A gain as people write it."""
+    return f"{value:+{digits}}".replace("-", "−") if value else "0"
+
+
+def named(data: str, length: int = 48) -> str:
+    """The data in few words: of a path the last part, and not all of what is long."""
+    short = data.rstrip("/").rpartition("/")[2] or data
+    return short if len(short) <= length else f"{short[: length - 1]}…"

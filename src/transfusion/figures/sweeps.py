@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfusion.figures.style import AXIS, INK, frame, key, sheet, styles_of
+from transfusion.figures.style import INK, LINE, frame, key, named, sheet, signed, styles_of
 
 _LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -19,18 +19,18 @@ def draw_sweep(story: Mapping[str, Any], path: Path, format: str) -> None:
     parts = [part for part in ("task", "support") if story[part] is not None]
     curves = story["curves"]
     styles = styles_of(curve["method"] for curve in curves)
-    with sheet(path, format, (7.6, 1.5 + 2.3 * len(parts))) as figure:
+    with sheet(path, format, (6.4, 1.2 + 2.2 * len(parts))) as figure:
         panels = figure.subplots(len(parts), 1, sharex=True, squeeze=False)[:, 0]
         for axes, part in zip(panels, parts, strict=True):
             lines = [_curve(axes, curve, part, style) for curve, style in zip(curves, styles, strict=True)]
             _frame(axes, story, part)
-        panels[-1].set_xlabel("α, how much of the change is added to B", loc="left")
-        labels = [f"{_sign(curve)}  {curve['label']}" if curve["method"] else _sign(curve) for curve in curves]
-        key(figure, lines, labels, "The change that is added\n(ring: the best α on the task)")
+        panels[-1].set_xlabel("α (ring: the best on the task)")
+        figure.align_ylabels()
+        key(figure, lines, [_label(curve) for curve in curves], columns=min(3, len(curves)))
 
 
-def _sign(curve: Mapping[str, Any]) -> str:
-    return "α·π(τ)" if curve["method"] else "α·τ  naive"
+def _label(curve: Mapping[str, Any]) -> str:
+    return f"B + α·π(τ), {curve['label']}" if curve["method"] else "B + α·τ, naive"
 
 
 def _curve(axes: Any, curve: Mapping[str, Any], part: str, style: dict[str, Any]) -> Any:
@@ -53,17 +53,14 @@ def _curve(axes: Any, curve: Mapping[str, Any], part: str, style: dict[str, Any]
 
 def _frame(axes: Any, story: Mapping[str, Any], part: str) -> None:
     about, zero = story[part], story["at_zero"][part]
-    metric = about["metric"]
-    if metric in _LESS_IS_BETTER:
-        what = f"change of the {metric}, less is better; B has {zero['value']:.3g}"
-    else:
-        what = f"gain in points of {metric} over B, which has {100 * zero['value']:.1f} %"
-    frame(axes, f"{part.capitalize()}: {Path(about['data']).name}, {what}")
+    metric, less = about["metric"], about["metric"] in _LESS_IS_BETTER
+    own = f"{zero['value']:.3g}" if less else f"{100 * zero['value']:.1f} %"
+    frame(axes, f"{part.capitalize()}: {named(about['data'])} (B: {metric} {own})")
+    axes.set_ylabel(f"Change of the {metric}\n(less is better)" if less else "Gain over B in points")
     axes.axhline(0, color=INK, linewidth=0.9, zorder=1)
-    axes.axvline(1, color=AXIS, linewidth=0.9, zorder=1)
-    low = min(point["alpha"] for curve in story["curves"] for point in curve["points"])
-    high = max(point["alpha"] for curve in story["curves"] for point in curve["points"])
-    room = 0.02 * (high - low or 1)
-    axes.set_xlim(min(0, low) - room, high + room)
-    if metric not in _LESS_IS_BETTER:
-        axes.yaxis.set_major_formatter(lambda value, place: f"{value:+.3g}" if value else "0")
+    axes.axvline(1, color=LINE, linewidth=0.9, zorder=1)
+    alphas = [point["alpha"] for curve in story["curves"] for point in curve["points"]]
+    room = 0.02 * (max(alphas) or 1)
+    axes.set_xlim(-room, max(alphas) + room)
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, place: signed(round(value, 9)))

@@ -136,6 +136,8 @@ def sweep(
             new_tokens=new_tokens,
             on_point=lambda name, point: step(f"{name} · α = {point.alpha:.3g} · {point.task_gain:+.3g}"),
         )
+    for note in found.notes:
+        talk.note(f"note: {note}")
     result = record.of(found.story())
     for file in output or ():
         _publish(file, result, "draw_sweep", force)
@@ -247,6 +249,8 @@ def fewshot(
             new_tokens=new_tokens,
             on_epoch=lambda name, epoch, loss: step(f"{name} · epoch {epoch} · loss {loss:.4g}"),
         )
+    for note in found.notes:
+        talk.note(f"note: {note}")
     result = record.of(found.story())
     for file, curve in ((output, found.moved), (naive_output, found.naive)):
         if file is not None and curve is not None:

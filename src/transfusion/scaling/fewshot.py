@@ -11,8 +11,8 @@ import torch
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
-from transfusion.dataset import Dataset
 from transfusion.evaluation import Data, Meter, Score, gain
+from transfusion.evaluation.evaluating import Given
 from transfusion.scaling.learning import EPOCHS, RATE, START, Learned, Schedule, learn
 from transfusion.scaling.line import NAIVE, Line, Lines
 from transfusion.scaling.shots import drawn, others, same_examples
@@ -68,6 +68,8 @@ class FewShot:
     zero: Score
     """B, with the fine-tune's head as it is where B has none of the kind."""
     curves: tuple[Fitted, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it was measured."""
 
     @property
     def moved(self) -> Fitted:
@@ -105,8 +107,8 @@ def fewshot(
     *,
     base: Base,
     onto: Base,
-    data: Data | Dataset | str | Path,
-    test: Data | Dataset | str | Path | None = None,
+    data: Given,
+    test: Given | None = None,
     via: Alignment | str | Path | None = None,
     shots: int = SHOTS,
     epochs: int = EPOCHS,
@@ -116,6 +118,7 @@ def fewshot(
     seed: int = 0,
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
     on_epoch: Callable[[str, int, float], None] = lambda label, epoch, loss: None,
@@ -140,7 +143,8 @@ def fewshot(
     schedule = Schedule(epochs, rate, start)
     asked = Data.of(data)
     asked_test = asked if test is None else Data.of(test)
-    lines = Lines.of(finetuned, base, onto, dtype=dtype, trust_base=trust_base, new_tokens=new_tokens)
+    opened = {"data": asked, "dtype": dtype, "device": device}
+    lines = Lines.of(finetuned, base, onto, **opened, trust_base=trust_base, new_tokens=new_tokens)
     whole = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
     places = drawn(whole, shots, seed)
     training = whole.chosen(places)
@@ -170,6 +174,7 @@ def fewshot(
         testing.story(),
         zero,
         tuple(curves),
+        tuple(dict.fromkeys((*training.notes, *testing.notes))),
     )
 
 

@@ -21,6 +21,7 @@ def fitting(module: nn.Module, asker: Asker, heaviest: Callable[[], Batch], coun
 
     All memory, not what happens to be free: the same machine chooses the same size every time.
     """
+    asker.ready()  # what it reads beforehand does not depend on how many examples there are
     filled = _filled(module, lambda: asker.answer(heaviest()))
     room = int(SHARE * _memory(next(module.parameters()).device)) // max(filled, 1)
     size = 1

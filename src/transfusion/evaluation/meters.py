@@ -72,8 +72,13 @@ class Meter:
             try:
                 return self._measured(size)
             except RuntimeError as error:
-                if not out_of_memory(error) or size == 1:
+                if not out_of_memory(error):
                     raise
+                if size == 1:
+                    raise DataError(
+                        f"{self.feed.label}: not even one example at a time fits into memory",
+                        hint="give smaller inputs, or a machine with more memory",
+                    ) from error
                 size //= 2
 
     def _measured(self, size: int) -> Score:

@@ -53,7 +53,7 @@ class Reader:
     def read(
         self, texts: Sequence[tuple[str, ...]], label: str, *, truncate: bool
     ) -> tuple[list[Tokens], int]:
-        """The tokens of all texts, and how many had to be cut; without leave to cut, long ones are refused."""
+        """The tokens of all texts, and how many were cut; without leave to cut, long ones are refused."""
         found, cut = [], 0
         for number, text in enumerate(texts, 1):
             tokens = self.encode(text)

@@ -68,5 +68,5 @@ class ZeroShot(Asker):
             parts.append(
                 normal(features(self.live, TEXT, inputs, self.dtype, self.label, gradients=gradients))
             )
-        ensemble = torch.cat(parts).unflatten(0, (self.classes, -1))
-        return normal(ensemble.mean(1))
+        single = torch.cat(parts)
+        return normal(single.reshape(self.classes, -1, single.shape[-1]).mean(1))

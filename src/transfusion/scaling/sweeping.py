@@ -60,7 +60,7 @@ class Curve:
     method: str | None
     """How π was found; none for τ as it is."""
     at_zero: Both
-    """At α = 0 of this line. It differs from the others' if the fine-tune has a head of its own, which moves."""
+    """At α = 0 of this line, which differs from the others' if the fine-tune's own head comes along."""
     points: tuple[Point, ...]
 
     @property
@@ -147,8 +147,16 @@ def sweep(
             "support: it has a head of its own, and one model is measured on both",
             hint="give the support without a head, or sweep it on its own",
         )
-    opened = {"data": asked, "dtype": dtype, "device": device}
-    lines = Lines.of(finetuned, base, onto, **opened, trust_base=trust_base, new_tokens=new_tokens)
+    lines = Lines.of(
+        finetuned,
+        base,
+        onto,
+        data=asked,
+        dtype=dtype,
+        device=device,
+        trust_base=trust_base,
+        new_tokens=new_tokens,
+    )
     task = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
     beside = other.meter(lines.reader, lines.live, dtype=dtype, batch=batch) if other is not None else None
     zero = measured(task, beside)

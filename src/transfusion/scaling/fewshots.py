@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,24 +144,31 @@ def fewshot(
     schedule = Schedule(epochs, rate, start)
     asked = Data.of(data)
     asked_test = asked if test is None else Data.of(test)
-    opened = {"data": asked, "dtype": dtype, "device": device}
-    lines = Lines.of(finetuned, base, onto, **opened, trust_base=trust_base, new_tokens=new_tokens)
+    lines = Lines.of(
+        finetuned,
+        base,
+        onto,
+        data=asked,
+        dtype=dtype,
+        device=device,
+        trust_base=trust_base,
+        new_tokens=new_tokens,
+    )
     whole = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
     places = drawn(whole, shots, seed)
     training = whole.chosen(places)
+    same = same_examples(asked, asked_test)
+    asked_test = replace(asked_test, limit=asked.limit) if same else asked_test
     testing = asked_test.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
-    apart = "other examples"
-    if same_examples(asked, asked_test):
-        testing, apart = testing.chosen(others(testing, places)), "the examples that were not drawn"
+    testing = testing.chosen(others(testing, places)) if same else testing
+    apart = "the examples that were not drawn" if same else "other examples"
     zero = testing.measure()
     ways: list[Alignment | None] = [None] if naive else []
     ways += alignments(lines, via, aligning)
     curves = []
     for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True):
         line = lines.along(pi)
-        found = learn(
-            line, training, schedule, lambda epoch, loss, label=label: on_epoch(label, epoch, loss)
-        )
+        found = learn(line, training, schedule, partial(on_epoch, label))
         curves.append(_fitted(label, line, found, testing, zero))
     told = {"data": training.feed.label, "examples": len(training), "of": len(whole), "test": apart}
     return FewShot(

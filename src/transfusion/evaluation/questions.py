@@ -87,7 +87,9 @@ class Matter:
             )
         self.classes.require_templates()
         reader = self._reader()
-        prompts, _ = reader.read(self.classes.prompts(), self.classes.label, truncate=self.truncate)
+        prompts, _ = reader.read(
+            self.classes.prompts(), self.classes.label, truncate=self.truncate, what="prompt"
+        )
         return ZeroShot(self.live, self.dtype, self.examples.label, self.classes, reader, prompts)
 
     # ── texts ────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import transfusion
 from cases.first import CLIP_TEXT, CLIP_VISION, OPEN_CLIP, _keep_open_clip, _open_clip
 from cases.vision import SIGLIP, SIGLIP_TEXT
-from families import BERT, CASES, VIT
+from families import BERT, CASES, GPT2, VIT
 from making import Case, case
 from transfusion.dataset import Dataset
 from transfusion.errors import ArchitectureError, DataError, MismatchError, SettingError
@@ -419,6 +419,27 @@ def test_pairs_are_told_apart(place, tmp_path):
     with torch.no_grad():
         loss, _ = score_of(torch.cat([model(**one).logits for one in whole]), [1] * len(rows))
     assert measured(folder, Data(table(tmp_path / "two.jsonl", rows))).loss == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("pad", [0, None])
+def test_a_decoder_that_classes_texts(pad, tmp_path):
+    """It answers at the last token of every text, which it finds by the padding, or one text at a time."""
+    import transformers
+
+    settings = {**GPT2, "vocab_size": WORDS, "num_labels": 2, "pad_token_id": pad, "n_positions": 40}
+    decoder = case("gpt2-texts", "gpt2", "GPT2ForSequenceClassification", "GPT2Config", settings)
+    folder = put_tokenizer(decoder.save(tmp_path / "decoder", 1))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = torch.cat([model(**_ids(tokenizer(text, return_tensors="pt"))).logits for text in TEXTS])
+    loss, _ = score_of(logits, [1] * len(TEXTS))
+    data = Data(table(tmp_path / "texts.jsonl", [{"text": text, "label": 1} for text in TEXTS]))
+    opened_model = Model.open(folder)
+    meter = data.meter(opened_model, data.live(opened_model), batch=4)
+    assert meter.measure().loss == pytest.approx(loss, abs=1e-5)
+    assert meter.batch == (4 if pad == 0 else 1)
+    assert bool(meter.notes) == (pad is None)
 
 
 def test_next_tokens_of_texts(place, tmp_path):

@@ -29,6 +29,7 @@ HALF = ([0.5] * 3, [0.5] * 3)
 _SQUARE = ("CLIP", "Bit", "Chinese")
 """Processors of transformers that take a single number for the shortest side; the others for a square."""
 _BILINEAR = ("ViT", "DINOv3ViT")
+SQUARE = "{label}: images are made square for it, where its own library keeps their proportions"
 ASSUMED = (
     "{label}: nothing in its folder says how images are prepared; they are cropped to the frame and scaled"
     " as for made-up images"
@@ -119,7 +120,11 @@ class Eye:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return () if self.preparation else (ASSUMED.format(label=self.subject.model.label),)
+        """What the user should know about images that are prepared in another way than the model's own."""
+        if self.preparation:
+            return ()
+        text = SQUARE if self.subject.takes("patches") else ASSUMED
+        return (text.format(label=self.subject.model.label),)
 
     def inputs(self, pictures: list[Picture]) -> dict[str, Tensor]:
         """The model's inputs for some pictures."""

@@ -128,7 +128,9 @@ def _transformers(subject: Subject, owner: Subject) -> Reader:
     limit = int(made.model_max_length)
     if limit < 1_000_000:  # the library writes a huge number where there is no limit
         room = limit if room is None else min(room, limit)
-    pad = made.pad_token_id if made.pad_token_id is not None else subject.token("pad", "eos")
+    of_tokenizer, of_config = made.pad_token_id, subject.token("pad")
+    pads = (of_tokenizer, of_config) if single else (of_config, of_tokenizer)  # classifiers look for theirs
+    pad = next((one for one in pads if one is not None), subject.token("eos"))
     return Reader(
         subject.name,
         call,

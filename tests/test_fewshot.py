@@ -31,7 +31,7 @@ def job(made, tmp_path_factory):
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path_factory.mktemp("job") / "tuned")
     images = torch.randn(70, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     data = Dataset.of("made up", {"pixel_values": images}, torch.arange(70) % 7)
-    return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b), "data": data}
+    return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b, advice=False), "data": data}
 
 
 def meter_of(lines: Lines, data, dtype=torch.float32, batch: int | None = None) -> Meter:
@@ -207,7 +207,7 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
     from test_folded import adapted, lora
 
     a, b = made("llama", 1), made("llama", 2)
-    adapter, data, pi = adapted(a, tmp_path / "adapter", lora()), examples(a, 8), align(a, b)
+    adapter, data, pi = adapted(a, tmp_path / "adapter", lora()), examples(a, 8), align(a, b, advice=False)
     found = fewshot(adapter, base=a, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
     assert (found.training["examples"], found.task["examples"]) == (5, 3)
     assert found.task["metric"] == "loss"

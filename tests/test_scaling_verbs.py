@@ -30,7 +30,7 @@ def job(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     tuned = finetuned(CASES["vit-classifier"], a, folder / "tuned")
-    pi = align(a, b).save(folder / "pi.safetensors")
+    pi = align(a, b, advice=False).save(folder / "pi.safetensors")
     images = torch.randn(42, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     data = folder / "data.safetensors"
     save_file({"pixel_values": images, "labels": torch.arange(42) % 7}, data)
@@ -151,7 +151,7 @@ def test_fewshot_writes_what_transport_takes(run, cli, job, tmp_path):
     assert (code, err) == (0, "")
     line = Lines.of(tuned, a, b)
     meter = Data.of(data).meter(line.reader, line.live)
-    with line.along(align(a, b)).at(Alpha.of(files["alpha.json"])):
+    with line.along(align(a, b, advice=False)).at(Alpha.of(files["alpha.json"])):
         held = meter.measure()
     assert evaluate(tmp_path / "moved", data=data).rows[0].task.loss == pytest.approx(held.loss, abs=1e-6)
     drawn = "".join(ElementTree.parse(files["all.svg"]).getroot().itertext())
@@ -193,7 +193,7 @@ def clip(tmp_path_factory):
 def test_zero_shot_along_the_line(clip, pets, tmp_path):
     tuned, a, b = clip
     data = Data(pets, classes=Classes("pets", PETS, TEMPLATES))
-    pi = align(a, b)
+    pi = align(a, b, advice=False)
     found = sweep(tuned, base=a, onto=b, via=pi, data=data, alphas=[0, 0.5, 1], naive=False)
     assert "zero-shot" in found.task["question"]
     for point in found.curves[0].points:
@@ -207,7 +207,10 @@ def test_slopes_of_zero_shot(clip, pets):
     tuned, a, b = clip
     data = Data(pets, classes=Classes("pets", PETS, TEMPLATES))
     lines = Lines.of(tuned, a, b, data=data, dtype=torch.float64)
-    line, meter = lines.along(align(a, b)), data.meter(lines.reader, lines.live, dtype=torch.float64, batch=5)
+    line, meter = (
+        lines.along(align(a, b, advice=False)),
+        data.meter(lines.reader, lines.live, dtype=torch.float64, batch=5),
+    )
     groups = groups_of(line)
     assert all(one == "default" or one.startswith("vision_model.") for one in groups)
     here = {pattern: 0.3 + 0.2 * place for place, pattern in enumerate(groups)}

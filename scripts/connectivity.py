@@ -33,10 +33,9 @@ from torch import Tensor, nn
 
 from transfusion.cli import views
 from transfusion.cli.console import out
-from transfusion.cli.ways import as_story
 from transfusion.dataset import Dataset
 from transfusion.figures import draw_barriers
-from transfusion.interpolation import Barrier, barrier
+from transfusion.interpolation import Barrier, barrier, stories
 from transfusion.matching import align
 from transfusion.methods import METHODS
 from transfusion.model import Model
@@ -247,7 +246,7 @@ def main() -> None:
     examples = replace(Dataset.load(data), label=f"{task.name} (test)")
     curves = measured(asked.methods, Model.open(a), Model.open(b), examples, asked.points, say)
     named = dict(zip("ab", (f"{task.name}, seed {seed}" for seed in asked.seeds), strict=True))
-    story = as_story(curves) | named
+    story = stories(curves) | named
     picture: Path = asked.figure
     publish_file(picture.with_suffix(".json"), lambda staged: write_json(staged, story), force=True)
     publish_file(picture, lambda staged: draw_barriers(curves, staged, picture.suffix[1:]), force=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transfusion.matching import align
     from transfusion.model import Model
     from transfusion.reporting import report
+    from transfusion.scaling import fewshot, sweep
     from transfusion.transportation import apply, merge, transport
     from transfusion.verification import predict, verify
 
@@ -33,10 +34,12 @@ __all__ = [
     "apply",
     "barrier",
     "evaluate",
+    "fewshot",
     "inspect",
     "merge",
     "predict",
     "report",
+    "sweep",
     "transport",
     "verify",
 ]
@@ -49,10 +52,12 @@ _HOMES = {
     "apply": "transportation",
     "barrier": "interpolation",
     "evaluate": "evaluation",
+    "fewshot": "scaling",
     "inspect": "description",
     "merge": "transportation",
     "predict": "verification",
     "report": "reporting",
+    "sweep": "scaling",
     "transport": "transportation",
     "verify": "verification",
 }

@@ -20,12 +20,10 @@ from transfusion.cli.options import (
     ArchitectureFile,
     CalibrateOption,
     Config,
-    Data,
     Device,
     DryRun,
     Dtype,
     EvidenceOption,
-    Figure,
     Force,
     HeadsOption,
     InnerOption,
@@ -52,15 +50,13 @@ from transfusion.cli.options import (
     Soft,
     StartOption,
     Sweeps,
-    Treatment,
     Vectors,
     Verbose,
-    Vias,
-    one_of,
 )
 from transfusion.cli.proofs import Proof, certify, draft, foretell, prove, turns
 from transfusion.cli.reporting import report
-from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
+from transfusion.cli.scaling import fewshot, sweep
+from transfusion.cli.ways import barrier
 from transfusion.cli.work import (
     Choices,
     as_place,
@@ -255,61 +251,5 @@ def verify(
         raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
 
-app.command()(transport)
-app.command()(merge)
-app.command()(evaluate)
-app.command()(report)
-
-
-@app.command()
-def barrier(
-    a: ModelArgument,
-    b: ModelArgument,
-    data: Data,
-    via: Vias = None,
-    points: Annotated[int, typer.Option(min=2, help="How many values of α, ends included.")] = 11,
-    shortcuts: Treatment = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many examples.", show_default="all")
-    ] = None,
-    vanilla: Annotated[
-        bool, typer.Option("--vanilla/--no-vanilla", help="Also the way from A itself, with nothing moved.")
-    ] = True,
-    output: Figure = None,
-    dtype: Annotated[
-        str, typer.Option(help="Compute in float32 or float64.", callback=one_of(("float32", "float64")))
-    ] = "float32",
-    architecture: ArchitectureFile = None,
-    jobs: Jobs = None,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
-    from transfusion.cli import views
-    from transfusion.record import Record
-    from transfusion.writer import publish_file, require_writable
-
-    record = Record("barrier", command())
-    if not via and not vanilla:
-        raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
-    if output is not None:
-        require_suffix(output)
-        require_writable(output, force=force, inputs=files_of(a, b, data, *(via or ())), folder=False)
-    talk = Talk(quiet=quiet, verbose=False)
-    curves = Ways(points, shortcuts, limit, dtype, jobs).measure(
-        open_bases(a, b, None, talk), via or [], data, talk, vanilla=vanilla
-    )
-    result = record.of(as_story(curves))
-    if output is not None:
-        publish_file(output, drawing(curves, result, output), force=force)
-        result = {"written": str(output), **result}
-    if as_json:
-        print_json(result)
-        return
-    out.print(views.barrier(result))
-    if output is not None:
-        out.print(f"written to {output}", markup=False)
-
-
-app.command()(demo)
+for verb in (transport, merge, evaluate, sweep, barrier, fewshot, report, demo):
+    app.command()(verb)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,15 @@ class Feed(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def labels(self) -> Tensor | None:
+        """One class for every example; none if there is no such thing."""
+        ...
+
+    def chosen(self, places: Sequence[int]) -> Feed:
+        """Some of the examples, counted from 0."""
+        ...
+
     def batches(self, size: int) -> Iterator[Batch]: ...
 
     def heaviest(self) -> Batch: ...
@@ -48,6 +57,16 @@ class Tensors:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """One class for every example; none where positions have classes."""
+        known = self.data.labels
+        return known if known is not None and known.ndim == 1 else None
+
+    def chosen(self, places: Sequence[int]) -> Tensors:
+        """Some of the examples."""
+        return Tensors(self.data.chosen(places))
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Some at a time."""

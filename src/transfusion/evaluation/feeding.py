@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,16 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    @property
+    def labels(self) -> Tensor:
+        """One class for every picture."""
+        return self.targets
+
+    def chosen(self, places: Sequence[int]) -> Pictures:
+        """Some of the pictures."""
+        pictures = [self.pictures[place] for place in places]
+        return replace(self, pictures=pictures, targets=self.targets[list(places)])
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Some at a time."""
@@ -53,6 +63,16 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """One class for every text, if texts have classes."""
+        return self.targets
+
+    def chosen(self, places: Sequence[int]) -> Texts:
+        """Some of the texts."""
+        targets = None if self.targets is None else self.targets[list(places)]
+        return replace(self, tokens=[self.tokens[place] for place in places], targets=targets)
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Some at a time, in their order."""

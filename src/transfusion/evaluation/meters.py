@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,11 +100,25 @@ class Meter:
 
     def losses(self) -> Iterator[Tensor]:
         """The mean loss of every batch, with gradients to the live model's parameters."""
+        for loss, count in self.sums():
+            yield loss / count
+
+    def sums(self) -> Iterator[tuple[Tensor, int]]:
+        """The loss of every batch as a sum, with gradients, and how many answers count in it."""
         for batch in self.feed.batches(self.batch):
             with torch.enable_grad():
                 logits, targets = self.asker.answer(batch, gradients=True)
-                if bool((targets != IGNORED).any()):
-                    yield _cross_entropy(logits, targets, "mean")
+                if count := int((targets != IGNORED).sum()):
+                    yield _cross_entropy(logits, targets, "sum"), count
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The class of every example; none where examples have no class of their own."""
+        return None if self.asker.classes is None else self.feed.labels
+
+    def chosen(self, places: Sequence[int]) -> Meter:
+        """The same for some of the examples only, counted from 0."""
+        return replace(self, feed=self.feed.chosen(places))
 
     def _score(self, loss: float, answers: Tensor, right: Tensor) -> Score:
         metrics = {name: RATES[name](answers, right) for name in dict.fromkeys((ACCURACY, *self.rates))}

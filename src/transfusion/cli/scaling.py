@@ -1,0 +1,313 @@
+"""The verbs that choose α by examples: sweep, and fewshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transfusion.cli.console import Talk, command
+from transfusion.cli.evaluating import (
+    BatchOption,
+    ClassesOption,
+    HeadOption,
+    ImageOption,
+    LabelOption,
+    Limit,
+    MetricOption,
+    Precision,
+    SplitOption,
+    SupportClasses,
+    SupportData,
+    SupportHead,
+    SupportSplit,
+    TaskData,
+    Templates,
+    TextOption,
+    Truncate,
+    support_data,
+    task_data,
+)
+from transfusion.cli.options import (
+    ArchitectureFile,
+    CalibrateOption,
+    Config,
+    Device,
+    Force,
+    InnerOption,
+    Jobs,
+    Json,
+    MethodOption,
+    NewTokensOption,
+    Quiet,
+    ResidualOption,
+    Seed,
+    TrustBase,
+    Vias,
+)
+from transfusion.cli.scaled import Job, as_alphas, publish, require_places, tell
+from transfusion.cli.work import Choices, as_dtype
+
+_TEST = "The test"
+Finetuned = Annotated[str, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")]
+BaseOption = Annotated[
+    str, typer.Option("--base", show_default=False, help="A: the base that was fine-tuned.")
+]
+OntoOption = Annotated[str, typer.Option("--onto", show_default=False, help="B: the base to move it onto.")]
+Naive = Annotated[bool, typer.Option("--naive/--no-naive", help="Also B + α·τ, with nothing moved.")]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        show_default=False,
+        help="Where to write: a figure (.png, .svg, .pdf) or .json; may be given several times.",
+    ),
+]
+
+
+def sweep(
+    finetuned: Finetuned,
+    base: BaseOption,
+    onto: OntoOption,
+    data: TaskData,
+    support: SupportData = None,
+    via: Vias = None,
+    alphas: Annotated[
+        str | None,
+        typer.Option(
+            show_default="12 values from 0.01 to 2, 1 among them",
+            help="first:last:count, or values with commas between them.",
+        ),
+    ] = None,
+    naive: Naive = True,
+    output: Files = None,
+    classes: ClassesOption = None,
+    template: Templates = None,
+    head: HeadOption = None,
+    split: SplitOption = None,
+    text: TextOption = None,
+    image: ImageOption = None,
+    label: LabelOption = None,
+    metric: MetricOption = None,
+    limit: Limit = None,
+    truncate: Truncate = False,
+    support_classes: SupportClasses = None,
+    support_split: SupportSplit = None,
+    support_head: SupportHead = None,
+    batch: BatchOption = None,
+    method: MethodOption = None,
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    calibrate: CalibrateOption = None,
+    new_tokens: NewTokensOption = "refuse",
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    dtype: Precision = "float32",
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    trust_base: TrustBase = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure B + α·π(τ) and B + α·τ for many α, without writing any model, and draw the gains over B."""
+    import torch
+
+    from transfusion.cli.gains import of_sweep
+    from transfusion.cli.ways import require_suffix
+    from transfusion.record import Record
+    from transfusion.scaling import ALPHAS
+    from transfusion.scaling import sweep as measure
+
+    record, talk = Record("sweep", command()), Talk(quiet=quiet, verbose=False)
+    values = as_alphas(alphas, ALPHAS)
+    for file in output or ():
+        require_suffix(file)
+    require_places(output or [], (finetuned, base, onto, data, support, *(via or ())), force=force)
+    task = task_data(
+        data,
+        split=split,
+        text=text,
+        image=image,
+        label=label,
+        classes=classes,
+        template=template,
+        limit=limit,
+        head=head,
+        metric=metric,
+        truncate=truncate,
+    )
+    kept = support_data(
+        support,
+        split=support_split,
+        classes=support_classes,
+        template=template,
+        limit=limit,
+        head=support_head,
+        truncate=truncate,
+    )
+    job = Job((finetuned, base, onto), config=config, jobs=jobs, talk=talk)
+    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    ways = job.alignments(via or [], choices, calibrate)
+    with talk.points(len(values) * (len(ways) + naive)) as step:
+        found = measure(
+            job.tuned,
+            base=job.bases[0],
+            onto=job.bases[1],
+            data=task,
+            support=kept,
+            via=ways,
+            alphas=values,
+            naive=naive,
+            batch=batch,
+            dtype=as_dtype(dtype) or torch.float32,
+            device=device,
+            trust_base=trust_base,
+            new_tokens=new_tokens,
+            on_point=lambda name, point: step(f"{name} · α = {point.alpha:.3g} · {point.task_gain:+.3g}"),
+        )
+    for note in found.notes:
+        talk.note(f"note: {note}")
+    result = record.of(found.story())
+    for file in output or ():
+        publish(file, result, "draw_sweep", force=force)
+    tell(result, of_sweep(result), output or [], as_json)
+
+
+def fewshot(
+    finetuned: Finetuned,
+    base: BaseOption,
+    onto: OntoOption,
+    data: TaskData,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", show_default=False, help="The α file of π(τ), for 'transport --alpha'."
+        ),
+    ],
+    test: Annotated[
+        str | None,
+        typer.Option(
+            show_default="what was not drawn",
+            help="Examples to measure on; what was drawn for training is left out.",
+            rich_help_panel=_TEST,
+        ),
+    ] = None,
+    via: Annotated[
+        str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")
+    ] = None,
+    shots: Annotated[int, typer.Option(min=1, help="Examples of every class; of texts, all texts.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="How often all of them are looked at.")] = 40,
+    rate: Annotated[float, typer.Option(help="How far Adam moves the coefficients at a time.")] = 0.05,
+    start: Annotated[float, typer.Option(min=0, help="Where the coefficients begin.")] = 1.0,
+    naive: Naive = True,
+    naive_output: Annotated[
+        Path | None, typer.Option(show_default=False, help="The α file of τ as it is.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            show_default=False,
+            help="Everything that was measured, as .json, or drawn (.png, .svg, .pdf); may be given several"
+            " times.",
+        ),
+    ] = None,
+    classes: ClassesOption = None,
+    template: Templates = None,
+    head: HeadOption = None,
+    split: SplitOption = None,
+    text: TextOption = None,
+    image: ImageOption = None,
+    label: LabelOption = None,
+    metric: MetricOption = None,
+    limit: Limit = None,
+    truncate: Truncate = False,
+    test_split: Annotated[
+        str | None,
+        typer.Option(show_default="as --split", help="As --split, of the test.", rich_help_panel=_TEST),
+    ] = None,
+    batch: BatchOption = None,
+    method: MethodOption = None,
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    calibrate: CalibrateOption = None,
+    new_tokens: NewTokensOption = "refuse",
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    dtype: Precision = "float32",
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    trust_base: TrustBase = False,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Learn one α for every layer from a few examples of every class, for 'transport --alpha'."""
+    import torch
+
+    from transfusion.cli.gains import of_fewshot
+    from transfusion.cli.ways import require_suffix
+    from transfusion.record import Record
+    from transfusion.scaling import fewshot as learn
+
+    record, talk = Record("fewshot", command()), Talk(quiet=quiet, verbose=False)
+    if naive_output is not None and not naive:
+        raise typer.BadParameter("--naive-output needs what --no-naive leaves out")
+    for file in results or ():
+        require_suffix(file)
+    places = [output, *([naive_output] if naive_output else []), *(results or [])]
+    require_places(places, (finetuned, base, onto, data, test, via), force=force)
+    drawn = task_data(
+        data,
+        split=split,
+        text=text,
+        image=image,
+        label=label,
+        classes=classes,
+        template=template,
+        limit=limit,
+        head=head,
+        metric=metric,
+        truncate=truncate,
+    )
+    measured = replace(drawn, reference=test or data, split=test_split or split)
+    job = Job((finetuned, base, onto), config=config, jobs=jobs, talk=talk)
+    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    ways = job.alignments([via] if via else [], choices, calibrate)
+    with talk.points((epochs + 1) * (1 + naive)) as step:
+        found = learn(
+            job.tuned,
+            base=job.bases[0],
+            onto=job.bases[1],
+            data=drawn,
+            test=measured,
+            via=ways[0],
+            shots=shots,
+            epochs=epochs,
+            rate=rate,
+            start=start,
+            naive=naive,
+            seed=seed,
+            batch=batch,
+            dtype=as_dtype(dtype) or torch.float32,
+            device=device,
+            trust_base=trust_base,
+            new_tokens=new_tokens,
+            on_epoch=lambda name, epoch, loss: step(f"{name} · epoch {epoch} · loss {loss:.4g}"),
+        )
+    for note in found.notes:
+        talk.note(f"note: {note}")
+    result = record.of(found.story())
+    learned = {output: found.moved}
+    if naive_output is not None and found.naive is not None:
+        learned[naive_output] = found.naive
+    for place, curve in learned.items():
+        publish(place, curve.learned.coefficients, force=force)
+    for file in results or ():
+        publish(file, result, "draw_fewshot", force=force)
+    tell(result, of_fewshot(result), places, as_json)

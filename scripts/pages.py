@@ -53,7 +53,7 @@ def options(verb: str) -> str:
         return f"*This version has no verb `{verb}`.*\n"
     hints = get_type_hints(command.callback)
     panels: dict[str, list[tuple[str, str, str]]] = {}
-    for one in command.params:
+    for one in sorted(command.params, key=lambda one: bool(one.param_type_name != "argument")):
         if one.name != "help" and not getattr(one, "hidden", False):
             panel = getattr(one, "rich_help_panel", None) or ""
             panels.setdefault(panel, []).append((_written(one), _default(one), _about(one, hints)))

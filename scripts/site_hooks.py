@@ -37,7 +37,7 @@ BESIDE = {
 _CODE = re.compile(r"^<!-- code: (\S+) (\S+) -->$", re.MULTILINE)
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 _PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]*pictures/([\w-]+\.svg))"\s*/?>')
-_ELSEWHERE = re.compile(r"<script[^>]*\bsrc=\"https?://[^>]*></script>")
+_SCRIPT = re.compile(r"<script\b[^>]*>.*?</script>", re.DOTALL)
 
 
 def on_config(config: Any) -> Any:
@@ -81,7 +81,7 @@ def on_files(files: Files, config: Any) -> Files:
             text = (ROOT / source).read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changes.md")
             files.append(File.generated(config, place, content=text))
         else:
-            files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+            files.append(File(source, str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 
 
@@ -121,13 +121,16 @@ def on_page_content(content: str, page: Any, **_: Any) -> str:
     content = _MATH.sub(_formula, content)
     content = _PICTURE.sub(lambda found: _drawn(found[1], found[3]), content)
     if page.file.src_uri.endswith(".ipynb"):
-        content = _ELSEWHERE.sub("", content)
+        content = _SCRIPT.sub(lambda found: "" if "://" in found[0] else found[0], content)
     return content
 
 
 def _formula(found: re.Match[str]) -> str:
     display = "block" if found[1] == "div" else "inline"
-    formula = convert(html.unescape(found[3]).strip(), display=display)
+    written = html.unescape(found[3]).strip()
+    formula = convert(written, display=display)
+    if "\\" in formula:
+        raise PluginError(f"a formula has a command that cannot be drawn: {written}")
     return f'<div class="formula">{formula}</div>' if display == "block" else formula
 
 

@@ -27,7 +27,8 @@ def text(x: float, y: float, words: str, size: int = 15, colour: str = "ink", an
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str = "line", extra: str = "") -> str:
-    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" style="stroke:var(--{colour});stroke-width:2;{extra}"/>'
+    style = f"stroke:var(--{colour});stroke-width:2;{extra}"
+    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" style="{style}"/>'
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = "ink", extra: str = "") -> str:
@@ -58,9 +59,8 @@ def box(x: float, y: float, width: float, height: float, fill: str = "soft", str
 def picture(width: int, height: int, *parts: str) -> str:
     body = "\n".join(parts)
     font = "font-family=\"system-ui, 'Helvetica Neue', Arial, sans-serif\""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {font}>\n{STYLE}\n{body}\n</svg>\n'
-    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {font}>'
+    return f"{head}\n{STYLE}\n{body}\n</svg>\n"
 
 
 def idea() -> str:
@@ -98,11 +98,9 @@ def _net(x: float, order: tuple[int, ...], changed: int | None, title: str) -> l
     parts = [text(x + 100, 40, title, 16)]
     for place, kind in enumerate(order):
         colour = KINDS[kind]
-        for y in (120, 195):
-            parts.append(line(x + 10, y, x + 100, places[place], colour, "opacity:.7"))
+        parts += [line(x + 10, y, x + 100, places[place], colour, "opacity:.7") for y in (120, 195)]
         parts.append(line(x + 100, places[place], x + 190, 157, colour, "opacity:.7"))
-    for y in (120, 195):
-        parts.append(circle(x + 10, y, 8, "line"))
+    parts += [circle(x + 10, y, 8, "line") for y in (120, 195)]
     parts.append(circle(x + 190, 157, 8, "line"))
     for place, kind in enumerate(order):
         if place == changed:
@@ -118,7 +116,13 @@ def order() -> str:
         *_net(20, (0, 1, 2, 3), 1, "A: τ changes unit b"),
         *_net(265, (2, 0, 3, 1), 1, "B + τ: hits unit a"),
         *_net(510, (2, 0, 3, 1), 3, "B + π(τ): hits unit b"),
-        text(365, 305, "All three compute the same before the change: the order of hidden units means nothing.", 14, "faint"),
+        text(
+            365,
+            305,
+            "All three compute the same before the change: the order of hidden units means nothing.",
+            14,
+            "faint",
+        ),
     ]
     return picture(730, 320, *parts)
 
@@ -168,7 +172,15 @@ def heads() -> str:
                 parts.append(text(x + 30 + 40 * place, y + 36, str(unit), 14, "paper"))
         if column < 2:
             parts.append(arrow(x + 155, 160, x + 225, 160, "faint"))
-    parts.append(text(370, 305, "A unit never leaves its head: a softmax belongs to each head, not to all of them.", 14, "faint"))
+    parts.append(
+        text(
+            370,
+            305,
+            "A unit never leaves its head: a softmax belongs to each head, not to all of them.",
+            14,
+            "faint",
+        )
+    )
     return picture(740, 320, *parts)
 
 
@@ -189,8 +201,20 @@ def stream() -> str:
     parts += [
         text(220, 188, "shortcut: P_mid·P_inᵀ", 13, "two"),
         text(520, 188, "shortcut: P_out·P_midᵀ", 13, "two"),
-        text(370, 40, "A branch reads the stream through weights, which can be reordered. A shortcut has none.", 14, "faint"),
-        text(370, 300, "Under a tied stream all three maps are one, and both shortcuts are the identity again.", 14, "faint"),
+        text(
+            370,
+            40,
+            "A branch reads the stream through weights, which can be reordered. A shortcut has none.",
+            14,
+            "faint",
+        ),
+        text(
+            370,
+            300,
+            "Under a tied stream all three maps are one, and both shortcuts are the identity again.",
+            14,
+            "faint",
+        ),
     ]
     return picture(740, 320, *parts)
 
@@ -203,7 +227,11 @@ def gap() -> str:
         line(60, 250, 340, 250),
         line(410, 250, 690, 250),
     ]
-    for x, height, name, colour in ((95, 60, "B", "line"), (175, 130, "B + π(τ)", "two"), (255, 190, "ceiling", "one")):
+    for x, height, name, colour in (
+        (95, 60, "B", "line"),
+        (175, 130, "B + π(τ)", "two"),
+        (255, 190, "ceiling", "one"),
+    ):
         parts += [box(x, 250 - height, 55, height, colour, "none"), text(x + 27, 272, name, 14)]
     parts += [
         line(60, 190, 335, 190, "faint", "stroke-dasharray:4 4"),
@@ -211,7 +239,11 @@ def gap() -> str:
         arrow(162, 188, 162, 122, "two"),
         text(330, 130, "gap", 15, "one", "start"),
     ]
-    for x, height, name, colour in ((445, 190, "B", "line"), (525, 180, "B + π(τ)", "two"), (605, 160, "ceiling", "one")):
+    for x, height, name, colour in (
+        (445, 190, "B", "line"),
+        (525, 180, "B + π(τ)", "two"),
+        (605, 160, "ceiling", "one"),
+    ):
         parts += [box(x, 250 - height, 55, height, colour, "none"), text(x + 27, 272, name, 14)]
     parts += [
         text(200, 300, "share = (moved − B) / (ceiling − B)", 14, "faint"),

@@ -145,13 +145,16 @@ def _swept(told: Any) -> str:
     rows = []
     for curve in told["curves"]:
         best = next(point for point in curve["points"] if point["alpha"] == curve["best"])
-        rows.append((curve["label"], f"{curve['best']:g}", *(_gain(best["gain"][of]) for of in ("task", "support"))))
+        rows.append(
+            (curve["label"], f"{curve['best']:g}", *(_gain(best["gain"][of]) for of in ("task", "support")))
+        )
     return _table(("", "best α", "gain on the task", "on the support"), rows)
 
 
 def _few(told: Any) -> str:
     rows = [
-        (curve["label"], _gain(curve["gain"]["plain"]), _gain(curve["gain"]["learned"])) for curve in told["curves"]
+        (curve["label"], _gain(curve["gain"]["plain"]), _gain(curve["gain"]["learned"]))
+        for curve in told["curves"]
     ]
     return _table(("", "gain at α = 1", f"with α learned from {told['shots']} a class"), rows)
 

@@ -78,7 +78,9 @@ def on_files(files: Files, config: Any) -> Files:
             text = f"# `{source}`\n\n```python\n{(ROOT / source).read_text()}```\n"
             files.append(File.generated(config, place, content=text))
         elif source.endswith(".md"):
-            text = (ROOT / source).read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changes.md")
+            text = (
+                (ROOT / source).read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changes.md")
+            )
             files.append(File.generated(config, place, content=text))
         else:
             files.append(File(source, str(ROOT), config.site_dir, config.use_directory_urls))

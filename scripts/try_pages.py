@@ -80,9 +80,7 @@ def prepared(place: Path, folder: Path) -> None:
             shutil.copytree(place / name, folder / name)
 
 
-def tried(
-    page: Path, place: Path, alike: Callable[[str, str], bool] = agree
-) -> tuple[str, list[str]]:
+def tried(page: Path, place: Path, alike: Callable[[str, str], bool] = agree) -> tuple[str, list[str]]:
     """A page with what its commands print now, and where it told something else."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -107,7 +105,9 @@ def main() -> None:
     failed = False
     for page in pages:
         text, wrong = tried(page, place)
-        print(f"{page}: {len(wrong)} of {len(list(examples(page.read_text())))} examples print something else")
+        print(
+            f"{page}: {len(wrong)} of {len(list(examples(page.read_text())))} examples print something else"
+        )
         if "--write" in sys.argv:
             page.write_text(text)
         else:

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import draw_pictures
 import pages
 import try_pages
 from transfusion.architectures import families
 
+ROOT = Path(__file__).parent.parent
 VERBS = ROOT / "docs" / "verbs"
 WITH_MODELS = ("first-minute.md", "verbs/inspect.md", "verbs/transport.md", "verbs/merge.md")
 
@@ -99,8 +97,9 @@ def test_formulas_code_and_pictures_are_in_the_pages(site):
 
 
 def test_code_that_is_gone_stops_the_build():
-    import site_hooks
     from mkdocs.exceptions import PluginError
+
+    import site_hooks
 
     shown = site_hooks.code("transfusion/alpha.py", "Alpha.at")
     assert shown.startswith('```python title="src/transfusion/alpha.py, line ')
@@ -110,8 +109,9 @@ def test_code_that_is_gone_stops_the_build():
 
 
 def test_formulas_that_cannot_be_drawn_stop_the_build():
-    import site_hooks
     from mkdocs.exceptions import PluginError
+
+    import site_hooks
 
     page = type("Page", (), {"file": type("File", (), {"src_uri": "a.md"})})
     good = site_hooks.on_page_content(r'<span class="arithmatex">\(x &lt; \tau\)</span>', page)

@@ -65,9 +65,8 @@ def _present(nav: list[Any], docs: Path) -> list[Any]:
     return kept
 
 
-@event_priority(100)
-def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside docs/ before the notebooks are looked for; remove those that wait."""
+def with_pages_beside(files: Files, config: Any) -> Files:
+    """Add the pages that lie outside docs/, before the notebooks are looked for; remove those that wait."""
     for file in list(files):
         if _awaited(file.src_uri):
             files.remove(file)
@@ -85,6 +84,9 @@ def on_files(files: Files, config: Any) -> Files:
         else:
             files.append(File(source, str(ROOT), config.site_dir, config.use_directory_urls))
     return files
+
+
+on_files: Any = event_priority(100)(with_pages_beside)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

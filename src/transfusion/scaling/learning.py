@@ -134,17 +134,3 @@ def learn(
         optimizer.step()
         values.clamp_(min=0)
     return Learned(tried[losses.index(min(losses))], tuple(losses))
-
-
-@contextmanager
-def _slopes_only_of(module: nn.Module, wanted: Collection[nn.Parameter]) -> Iterator[None]:
-    """Within the block, only these parameters have gradients; a tower without is not run for them."""
-    before = {parameter: parameter.requires_grad for parameter in module.parameters()}
-    try:
-        module.requires_grad_(False)
-        for parameter in wanted:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter, required in before.items():
-            parameter.requires_grad_(required)

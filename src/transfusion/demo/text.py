@@ -57,8 +57,8 @@ AMONG = 50
 class Plan(NamedTuple):
     """How much is read, and how long everything takes."""
 
-    pretraining: Schedule = Schedule(300, 2e-3)
-    tuning: Schedule = Schedule(300, 5e-3)
+    pretraining: Schedule = Schedule(400, 2e-3)
+    tuning: Schedule = Schedule(200, 3e-3)
     train: int = 10_000
     """Reviews, half of them for each base."""
     tests: int = 2_000

@@ -50,7 +50,7 @@ def options(verb: str) -> str:
     """The arguments and options of one verb; a panel of its own for those that have one in the help."""
     command = commands().get(verb)
     if command is None:
-        return f"*This version has no verb `{verb}`.*\n"
+        raise SystemExit(f"a page wants the options of {verb}, which is no verb")
     hints = get_type_hints(command.callback)
     panels: dict[str, list[tuple[str, str, str]]] = {}
     for one in sorted(command.params, key=lambda one: bool(one.param_type_name != "argument")):

@@ -4,7 +4,6 @@
 - ``<!-- code: transfusion/alpha.py Alpha.at -->`` becomes the code of that name as it is now.
 - Pictures that are SVG become a part of the page, in the colours of its theme.
 - CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which lie beside docs/, become pages.
-- Pages in the navigation whose verb or file does not exist yet are left out of it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ast
 import html
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,6 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from pages import commands
 
 ROOT = Path(__file__).parent.parent
 BESIDE = {
@@ -40,39 +34,9 @@ _PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]*pictures/([\w-]+\.svg))"\s
 _SCRIPT = re.compile(r"<script\b[^>]*>.*?</script>", re.DOTALL)
 
 
-def on_config(config: Any) -> Any:
-    """Leave pages out of the navigation that are not there yet."""
-    config.nav = _present(config.nav, Path(config.docs_dir))
-    return config
-
-
-def _awaited(place: str) -> bool:
-    """Whether a page is about a verb that this version does not have."""
-    folder, _, name = place.rpartition("/")
-    return folder == "verbs" and name != "index.md" and name.removesuffix(".md") not in commands()
-
-
-def _present(nav: list[Any], docs: Path) -> list[Any]:
-    kept: list[Any] = []
-    for entry in nav:
-        title, target = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
-        if isinstance(target, list):
-            kept.append({title: _present(target, docs)})
-        elif _awaited(target):
-            continue
-        elif (docs / target).exists() or (ROOT / BESIDE.get(target, "/nowhere")).exists():
-            kept.append(entry)
-    return kept
-
-
 def with_pages_beside(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside docs/, before the notebooks are looked for; remove those that wait."""
-    for file in list(files):
-        if _awaited(file.src_uri):
-            files.remove(file)
+    """Add the pages that lie outside docs/, before the notebooks are looked for."""
     for place, source in BESIDE.items():
-        if not (ROOT / source).exists():
-            continue
         if source.endswith(".py"):
             text = f"# `{source}`\n\n```python\n{(ROOT / source).read_text()}```\n"
             files.append(File.generated(config, place, content=text))
@@ -100,6 +64,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def code(file: str, name: str) -> str:
     """A function, a class or a method as a block of code, with where it stands."""
     path = ROOT / "src" / file
+    if not path.exists():
+        raise PluginError(f"src/{file} is not there; a page of docs/ wants to show its {name}")
     lines = path.read_text().splitlines()
     first, last = _extent(path, name)
     text = "\n".join(lines[first - 1 : last])

@@ -106,6 +106,13 @@ def test_code_that_is_gone_stops_the_build():
     assert "    def at(" not in shown
     with pytest.raises(PluginError, match=r"alpha.py has no Alpha.nowhere"):
         site_hooks.code("transfusion/alpha.py", "Alpha.nowhere")
+    with pytest.raises(PluginError, match=r"src/transfusion/nowhere.py is not there"):
+        site_hooks.code("transfusion/nowhere.py", "Alpha.at")
+
+
+def test_options_of_what_is_no_verb_are_refused():
+    with pytest.raises(SystemExit, match="nowhere, which is no verb"):
+        pages.filled("<!-- generated: options nowhere -->\n<!-- end -->")
 
 
 def test_formulas_that_cannot_be_drawn_stop_the_build():

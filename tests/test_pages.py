@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,10 +164,37 @@ def test_examples_print_what_they_say(page, place):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
-def test_examples_of_trained_models_print_what_they_say(place):
-    """Their numbers depend on the machine; all else does not."""
+@pytest.fixture(scope="module")
+def kept(place) -> Path:
+    """What a demo keeps, beside the models."""
     try_pages.run("transfusion demo --keep kept", place)
+    return place / "kept"
+
+
+@pytest.mark.slow
+def test_what_results_hold_is_told(kept):
+    """Every key of every result of the demo is in docs/files.md."""
+    told = (ROOT / "docs" / "files.md").read_text()
+    results = sorted(kept.glob("*.json"))
+    assert len(results) == 6
+    for file in results:
+        missing = {key for key in keys(json.loads(file.read_text())) if f"`{key}`" not in told}
+        assert not missing, f"docs/files.md does not tell of {missing} in {file.name}"
+
+
+def keys(value: Any) -> set[str]:
+    """The keys of a result, but for names of methods under ``barrier``."""
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    if not isinstance(value, dict):
+        return set()
+    inner = (one for key, one in value.items() if key != "barrier")
+    return set(value).union(*map(keys, inner))
+
+
+@pytest.mark.slow
+def test_examples_of_trained_models_print_what_they_say(place, kept):
+    """Their numbers depend on the machine; all else does not."""
     rest = {f"verbs/{verb}.md" for verb in pages.commands()} - set(WITH_MODELS)
     for page in sorted(rest):
         _, wrong = try_pages.tried(ROOT / "docs" / page, place, try_pages.agree_but_for_numbers)

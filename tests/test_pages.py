@@ -151,9 +151,9 @@ def test_examples_are_compared_but_for_numbers():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with the models of the examples."""
+    """A folder with the models of the examples, made as a reader makes them: an adapter names its base by that path."""
     folder = tmp_path_factory.mktemp("place")
-    subprocess.run([sys.executable, ROOT / "scripts" / "make_models.py", folder / "models"], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_models.py", "models"], cwd=folder, check=True)
     return folder
 
 

@@ -2,9 +2,9 @@
 
 Every block of ``console`` in a page is run, page by page, in a folder of its own in PLACE, where the models
 lie that scripts/make_models.py made (``models``, made from within PLACE: the adapter names its base by that
-path) and, if it is there, what ``transfusion demo --keep kept`` made. What the commands print is compared with
-the page; ``…`` stands for anything. With ``--write`` the page gets what was printed, where that was not what it
-told. Blocks of ``sh`` are not run.
+path) and, if it is there, what ``transfusion demo --keep kept`` made. What the commands print is compared
+with the page; ``…`` stands for anything. With ``--write`` the page gets what was printed, where that was not
+what it told. Blocks of ``sh`` are not run.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from transfusion.cli.given import given
 Port = Annotated[int, typer.Option(min=1, help="Where it listens.")]
 
 
-def place(host: str, port: Port = 80) -> str:
+def place(host: Annotated[str, typer.Option()], port: Port = 80) -> str:
     return f"{host}:{port}"
 
 

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from transfer import __main__ as table
-from transfer.data import END, NAMES, PAD, START, UNKNOWN, Texts
-from transfer.tasks import CIFAR, MNIST, PAIRS, TEXT, Encoder, Shift, missed
+from experiments.pairs.data import END, NAMES, PAD, START, UNKNOWN, Texts
+from experiments.pairs.tasks import CIFAR, MNIST, PAIRS, TEXT, Encoder, Shift, missed
 
 
 def reviews() -> Texts:

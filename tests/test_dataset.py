@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 
 from transfusion.dataset import Dataset
 from transfusion.errors import DataError
+from transfusion.evaluation import Meter
 from transfusion.interpolation import barrier
 from transfusion.live import Live
-from transfusion.measuring import Meter, Question
+from transfusion.measuring import Question
 from transfusion.model import Model
 
 IMAGES = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,6 +75,12 @@ class Dataset:
             return self
         labels = None if self.labels is None else self.labels[:count]
         return replace(self, inputs={name: t[:count] for name, t in self.inputs.items()}, labels=labels)
+
+    def chosen(self, places: Sequence[int]) -> Dataset:
+        """Some of the examples, counted from 0."""
+        index = torch.as_tensor(places, dtype=torch.long)
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, inputs={name: t[index] for name, t in self.inputs.items()}, labels=labels)
 
     def batches(self, size: int) -> Iterator[Dataset]:
         """The examples, some at a time."""

@@ -23,9 +23,9 @@ from transfusion.alignment import Alignment
 from transfusion.architecture import Architecture
 from transfusion.dataset import Dataset
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
+from transfusion.evaluation import Meter
 from transfusion.live import Live
 from transfusion.maps import Permutation
-from transfusion.measuring import Meter, Question
 from transfusion.model import Model, Reference, require_same_shape
 
 POINTS = 11
@@ -87,7 +87,7 @@ class Barrier:
     b: str
     data: str
     examples: int
-    question: Question
+    question: str
     dtype: str
 
     @property
@@ -163,7 +163,8 @@ def barrier(
     measured: list[Point] = []
     for alpha in alphas:
         with way.at(alpha):
-            measured.append(Point(alpha, *meter.measure()))
+            score = meter.measure()
+        measured.append(Point(alpha, score.loss, score.accuracy or 0.0))
         on_point(measured[-1])
     story = alignment.provenance if alignment is not None else None
     return Barrier(

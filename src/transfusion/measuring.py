@@ -1,17 +1,16 @@
-"""Loss and accuracy of a live model on examples: classes of whole inputs, of positions, or the next token."""
+"""What examples ask of a live model: classes of whole inputs, of positions, or the next token."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transfusion.dataset import Dataset
-from transfusion.errors import ArchitectureError, DataError, SettingError
+from transfusion.errors import ArchitectureError, DataError
 from transfusion.live import Live, in_dtype
 from transfusion.probes import run
 from transfusion.probing.subject import vocabulary
@@ -28,59 +27,16 @@ class Question(StrEnum):
     NEXT = "next token"
 
 
-class Score(NamedTuple):
-    """The mean cross-entropy, and the share of right answers."""
-
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Meter:
-    """A live model and the examples to measure it on, which have been found to fit."""
-
-    live: Live
-    data: Dataset
-    question: Question
-    dtype: torch.dtype
-    batch: int
-
-    @classmethod
-    def of(cls, live: Live, data: Dataset, dtype: torch.dtype, batch: int) -> Meter:
-        """Find out what the examples ask of the model; refuse those that it cannot answer."""
-        if batch < 1:
-            raise SettingError(f"batch = {batch}: no examples at a time", hint="give 1 or more")
-        _require_inputs(live, data)
-        logits = _logits(live, data.limited(1), dtype)
-        question = _question(live, data, logits, dtype)
-        if question is not Question.NEXT and data.labels is None:
-            raise DataError(f"{data.label}: no labels in it", hint="add a tensor 'labels', one per example")
-        if data.labels is not None:
-            _require_labels(live, data, logits)
-        return cls(live, data, question, dtype, batch)
-
-    def measure(self) -> Score:
-        """The model as it is at this moment, on all examples."""
-        loss, right, count = torch.zeros((), dtype=torch.float64), 0, 0
-        for part in self.data.batches(self.batch):
-            logits, targets = _logits(self.live, part, self.dtype), _targets(part)
-            if self.question is Question.NEXT:
-                logits, targets = logits[:, :-1], targets[:, 1:]
-            logits, targets = logits.flatten(0, -2), targets.flatten()
-            loss += nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-            right += int((logits.argmax(-1) == targets).sum())
-            count += int((targets != IGNORED).sum())
-        if not count:
-            raise DataError(
-                f"{self.data.label}: nothing in it counts: every label is {IGNORED} or hidden by the mask",
-                hint="give labels for something",
-            )
-        if not torch.isfinite(loss):
-            raise DataError(
-                f"{self.data.label}: the loss is not a finite number",
-                hint="look at the scale of the inputs, or compute in float64",
-            )
-        return Score(float(loss) / count, right / count)
+def question_of(live: Live, data: Dataset, dtype: torch.dtype) -> tuple[Question, int]:
+    """What the examples ask of the model, and of how many answers one is right; or why it cannot be asked."""
+    _require_inputs(live, data)
+    logits = logits_of(live, data.label, data.limited(1).inputs, dtype)
+    question = _question(live, data, logits, dtype)
+    if question is not Question.NEXT and data.labels is None:
+        raise DataError(f"{data.label}: no labels in it", hint="add a tensor 'labels', one per example")
+    if data.labels is not None:
+        _require_labels(live, data, logits)
+    return question, logits.shape[-1]
 
 
 def _name(live: Live) -> str:
@@ -100,15 +56,22 @@ def _require_inputs(live: Live, data: Dataset) -> None:
     )
 
 
-def _logits(live: Live, data: Dataset, dtype: torch.dtype) -> Tensor:
+def logits_of(
+    live: Live, label: str, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, gradients: bool = False
+) -> Tensor:
     """The scores that a model gives to classes, in their fixed order."""
     try:
-        inputs = in_dtype(data.inputs, dtype)
-        outputs = run(live.module, live.family, inputs, double=dtype is torch.float64)
+        outputs = run(
+            live.module,
+            live.family,
+            in_dtype(inputs, dtype),
+            double=dtype is torch.float64,
+            gradients=gradients,
+        )
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
-            f"{data.label}: {_name(live)} cannot be run on it ({reason})",
+            f"{label}: {_name(live)} cannot be run on it ({reason})",
             hint="check the names, shapes and types of the inputs",
         ) from error
     name = "output" if live.family.library == "timm" else "logits"
@@ -142,11 +105,10 @@ def _predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
     if read not in live.inputs or vocabulary(live.module) != classes:
         return False
-    probe = Dataset.of("probe", live.inputs, None)
     changed = live.inputs[read].clone()
     changed[:, -1] = (changed[:, -1] + 1) % classes
-    other = Dataset.of("probe", {**live.inputs, read: changed}, None)
-    before, after = (_logits(live, one, dtype)[:, :-1] for one in (probe, other))
+    other = {**live.inputs, read: changed}
+    before, after = (logits_of(live, "probe", one, dtype)[:, :-1] for one in (live.inputs, other))
     return bool(torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())))
 
 
@@ -170,7 +132,7 @@ def _require_labels(live: Live, data: Dataset, logits: Tensor) -> None:
         )
 
 
-def _targets(data: Dataset) -> Tensor:
+def targets_of(data: Dataset) -> Tensor:
     """The right answers; a text without labels is its own."""
     if data.labels is not None:
         return data.labels

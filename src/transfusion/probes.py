@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isqrt
 from typing import Any
 
@@ -84,11 +84,15 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def run(
-    module: nn.Module, family: Family, inputs: Mapping[str, Tensor], *, double: bool = True
+    module: nn.Module,
+    family: Family,
+    inputs: Mapping[str, Tensor],
+    *,
+    double: bool = True,
+    gradients: bool = False,
 ) -> dict[str, Tensor]:
     """Everything that a model computes from the inputs, by name; in float64 throughout, if ``double``."""
-    throughout = _DoubleThroughout() if double else nullcontext()
-    with torch.no_grad(), throughout, plain_experts(module):
+    with torch.set_grad_enabled(gradients), throughout(double), plain_experts(module):
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
@@ -96,6 +100,11 @@ def run(
             return {"output": module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library == "transformers" else {}
         return dict(_tensors(module(**inputs, **kwargs)))
+
+
+def throughout(double: bool) -> AbstractContextManager[Any]:
+    """Within the block, everything is computed in float64, if ``double``."""
+    return _DoubleThroughout() if double else nullcontext()
 
 
 class _DoubleThroughout(TorchFunctionMode):

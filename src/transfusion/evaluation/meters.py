@@ -1,0 +1,128 @@
+"""Meters: a live model, examples for it and a question, measured as often as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.dataset import Dataset
+from transfusion.errors import DataError, SettingError
+from transfusion.evaluation.asking import Asker, Feed, Headed, Tensors
+from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Score, perplexity
+from transfusion.live import Live
+from transfusion.measuring import IGNORED, Question, question_of
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A live model and the examples to measure it on, which have been found to fit."""
+
+    live: Live
+    feed: Feed
+    asker: Asker
+    batch: int
+    headline: str = ACCURACY
+    """The metric that `Score.value` is."""
+    rates: tuple[str, ...] = (ACCURACY,)
+    """What else is computed from the answers."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it was measured."""
+    on_examples: Callable[[int], None] = lambda count: None
+
+    @classmethod
+    def of(cls, live: Live, data: Dataset, dtype: torch.dtype, batch: int) -> Meter:
+        """Find out what the examples ask of the model; refuse those that it cannot answer."""
+        if batch < 1:
+            raise SettingError(f"batch = {batch}: no examples at a time", hint="give 1 or more")
+        question, classes = question_of(live, data, dtype)
+        spoken = question is Question.NEXT
+        asker = Headed(live, dtype, question, data.label, None if spoken else classes)
+        return cls(live, Tensors(data), asker, batch, headline=LOSS if spoken else ACCURACY)
+
+    @property
+    def question(self) -> str:
+        """What is asked, in words."""
+        return self.asker.question
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def following(self, on_examples: Callable[[int], None]) -> Meter:
+        """The same, which tells how many examples it has seen, batch by batch."""
+        return replace(self, on_examples=on_examples)
+
+    def story(self) -> dict[str, Any]:
+        """What is measured, for a file or another program."""
+        return {
+            "data": self.feed.label,
+            "examples": len(self),
+            "question": str(self.question),
+            "metric": self.headline,
+            "classes": self.asker.classes,
+        }
+
+    def measure(self) -> Score:
+        """The model as it is at this moment, on all examples."""
+        loss = torch.zeros((), dtype=torch.float64)
+        said: list[Tensor] = []
+        true: list[Tensor] = []
+        for batch in self.feed.batches(self.batch):
+            logits, targets = self.asker.answer(batch)
+            counting = targets != IGNORED
+            loss += _cross_entropy(logits, targets, "sum").double().cpu()
+            said.append(logits.argmax(-1)[counting].cpu())
+            true.append(targets[counting].cpu())
+            self.on_examples(len(batch.targets))
+        answers, right = torch.cat(said), torch.cat(true)
+        self._require(len(right), loss)
+        return self._score(float(loss) / len(right), answers, right)
+
+    def losses(self) -> Iterator[Tensor]:
+        """The mean loss of every batch, with gradients to the live model's parameters."""
+        for loss, count in self.sums():
+            yield loss / count
+
+    def sums(self) -> Iterator[tuple[Tensor, int]]:
+        """The loss of every batch as a sum, with gradients, and how many answers count in it."""
+        for batch in self.feed.batches(self.batch):
+            with torch.enable_grad():
+                logits, targets = self.asker.answer(batch, gradients=True)
+                if count := int((targets != IGNORED).sum()):
+                    yield _cross_entropy(logits, targets, "sum"), count
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The class of every example; none where examples have no class of their own."""
+        return None if self.asker.classes is None else self.feed.labels
+
+    def chosen(self, places: Sequence[int]) -> Meter:
+        """The same for some of the examples only, counted from 0."""
+        return replace(self, feed=self.feed.chosen(places))
+
+    def _score(self, loss: float, answers: Tensor, right: Tensor) -> Score:
+        metrics = {name: RATES[name](answers, right) for name in dict.fromkeys((ACCURACY, *self.rates))}
+        metrics[LOSS] = loss
+        if self.asker.tokens:
+            metrics[PERPLEXITY] = perplexity(loss)
+        return Score(self.headline, metrics[self.headline], loss, metrics[ACCURACY], metrics)
+
+    def _require(self, count: int, loss: Tensor) -> None:
+        label = self.feed.label
+        if not count:
+            raise DataError(
+                f"{label}: nothing in it counts: every label is {IGNORED} or hidden by the mask",
+                hint="give labels for something",
+            )
+        if not torch.isfinite(loss):
+            raise DataError(
+                f"{label}: the loss is not a finite number",
+                hint="look at the scale of the inputs, or compute in float64",
+            )
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)

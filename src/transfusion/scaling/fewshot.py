@@ -1,0 +1,172 @@
+"""Few shots: one coefficient α for every layer, learned from a few examples (the paper's table)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transfusion.alignment import Alignment
+from transfusion.alpha import Alpha
+from transfusion.dataset import Dataset
+from transfusion.evaluation import Data, Meter, Score, gain
+from transfusion.scaling.learning import EPOCHS, RATE, START, Learned, Schedule, learn
+from transfusion.scaling.line import NAIVE, Line, Lines
+from transfusion.scaling.shots import drawn, others, same_examples
+from transfusion.scaling.sweeping import alignments, labels_of
+from transfusion.transportation import NewTokens
+from transfusion.transportation.journey import Base, Finetune
+
+SHOTS = 10
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One line, with α = 1 and with what was learned."""
+
+    label: str
+    method: str | None
+    """How π was found; none for τ as it is."""
+    learned: Learned
+    before: Score
+    """On the test, with α = 1."""
+    after: Score
+    """On the test, with the learned coefficients."""
+    gains: tuple[float, float]
+    """Of both, over B."""
+
+    def story(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "label": self.label,
+            "method": self.method,
+            "coefficients": self.learned.coefficients,
+            "losses": list(self.learned.losses),
+            "plain": self.before.story(),
+            "learned": self.after.story(),
+            "gain": {"plain": self.gains[0], "learned": self.gains[1]},
+        }
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """What a few examples of every class are worth, on π(τ) and on τ."""
+
+    finetuned: str
+    base: str
+    onto: str
+    shots: int
+    seed: int
+    schedule: Schedule
+    training: dict[str, Any]
+    """What was learned from: data, examples, and how the test was kept apart."""
+    task: dict[str, Any]
+    """What was measured: data, examples, question, metric."""
+    zero: Score
+    """B, with the fine-tune's head as it is where B has none of the kind."""
+    curves: tuple[Fitted, ...]
+
+    def alpha(self, label: str | None = None) -> Alpha:
+        """The learned coefficients: of π(τ), or of the curve with a label."""
+        found = [one for one in self.curves if (one.label == label if label else one.method is not None)]
+        return found[0].learned.alpha
+
+    def story(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "finetuned": self.finetuned,
+            "base": self.base,
+            "onto": self.onto,
+            "shots": self.shots,
+            "seed": self.seed,
+            **self.schedule.story(),
+            "training": self.training,
+            "task": self.task,
+            "zero": self.zero.story(),
+            "curves": [curve.story() for curve in self.curves],
+        }
+
+
+def fewshot(
+    finetuned: Finetune,
+    *,
+    base: Base,
+    onto: Base,
+    data: Data | Dataset | str | Path,
+    test: Data | Dataset | str | Path | None = None,
+    via: Alignment | str | Path | None = None,
+    shots: int = SHOTS,
+    epochs: int = EPOCHS,
+    rate: float = RATE,
+    start: float = START,
+    naive: bool = True,
+    seed: int = 0,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    trust_base: bool = False,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
+    on_epoch: Callable[[str, int, float], None] = lambda label, epoch, loss: None,
+    **aligning: Any,
+) -> FewShot:
+    """Learn one α for every layer from a few examples of every class, on B + α·π(τ) and on B + α·τ.
+
+    The examples are drawn from ``data`` by the seed, and both are measured on ``test``, with α = 1 and with
+    what was learned. Without ``test``, or if it is the same, the test is what was not drawn. The result is
+    what `transport` takes:
+
+    >>> found = transfusion.fewshot(
+    ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
+    ...     data="data.safetensors", shots=1, epochs=2,
+    ... )
+    >>> found.task["examples"], list(found.alpha().patterns)  # of 20, one for each of 7 classes was drawn
+    (13, ['layers.0.*', 'layers.1.*'])
+    >>> moved = transfusion.transport(
+    ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors", alpha=found.alpha()
+    ... )
+    """
+    schedule = Schedule(epochs, rate, start)
+    asked = Data.of(data)
+    asked_test = asked if test is None else Data.of(test)
+    lines = Lines.of(finetuned, base, onto, dtype=dtype, trust_base=trust_base, new_tokens=new_tokens)
+    whole = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
+    places = drawn(whole, shots, seed)
+    training = whole.chosen(places)
+    testing = asked_test.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
+    apart = "other examples"
+    if same_examples(asked, asked_test):
+        testing, apart = testing.chosen(others(testing, places)), "the examples that were not drawn"
+    zero = testing.measure()
+    ways: list[Alignment | None] = [None] if naive else []
+    ways += alignments(lines, via, aligning)
+    curves = []
+    for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True):
+        line = lines.along(pi)
+        found = learn(
+            line, training, schedule, lambda epoch, loss, label=label: on_epoch(label, epoch, loss)
+        )
+        curves.append(_fitted(label, line, found, testing, zero))
+    told = {"data": training.feed.label, "examples": len(training), "of": len(whole), "test": apart}
+    return FewShot(
+        lines.label,
+        lines.a.label,
+        lines.b.label,
+        shots,
+        seed,
+        schedule,
+        told,
+        testing.story(),
+        zero,
+        tuple(curves),
+    )
+
+
+def _fitted(label: str, line: Line, found: Learned, test: Meter, zero: Score) -> Fitted:
+    scores = []
+    for alpha in (Alpha(), found.alpha):
+        with line.at(alpha):
+            scores.append(test.measure())
+    before, after = scores
+    return Fitted(label, line.method, found, before, after, (gain(before, zero), gain(after, zero)))

@@ -1,0 +1,228 @@
+"""The sweep: B + α·π(τ) measured for many α, beside B + α·τ (the paper's figure of gains)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transfusion.alignment import Alignment
+from transfusion.dataset import Dataset
+from transfusion.errors import SettingError
+from transfusion.evaluation import Data, Meter, Score, gain
+from transfusion.evaluation.scores import LESS_IS_BETTER
+from transfusion.matching import align
+from transfusion.scaling.line import NAIVE, Line, Lines
+from transfusion.transportation import NewTokens
+from transfusion.transportation.journey import Base, Finetune
+
+ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
+"""The values that are measured if nobody says otherwise: the paper's range, and 1, which is τ as it is."""
+
+
+@dataclass(frozen=True)
+class Both:
+    """A score on the task and, if there is one, on the support set."""
+
+    task: Score
+    support: Score | None
+
+    def story(self) -> dict[str, Any]:
+        """Both, for a file or another program."""
+        return {"task": self.task.story(), "support": self.support and self.support.story()}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model on a line, and how good it is."""
+
+    alpha: float
+    scores: Both
+    task_gain: float
+    """Over α = 0."""
+    support_gain: float | None
+
+    def story(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        gains = {"task": self.task_gain, "support": self.support_gain}
+        return {"alpha": self.alpha, **self.scores.story(), "gain": gains}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What was measured along one line."""
+
+    label: str
+    method: str | None
+    """How π was found; none for τ as it is."""
+    at_zero: Both
+    """At α = 0 of this line. It differs from the others' if the fine-tune has a head of its own, which moves."""
+    points: tuple[Point, ...]
+
+    @property
+    def best(self) -> Point:
+        """The best point on the task; of several that are equal, the one with the least loss."""
+        sign = -1 if self.points[0].scores.task.metric in LESS_IS_BETTER else 1
+        return max(self.points, key=lambda one: (sign * one.scores.task.value, -one.scores.task.loss))
+
+    def story(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "label": self.label,
+            "method": self.method,
+            "at_zero": self.at_zero.story(),
+            "points": [point.story() for point in self.points],
+            "best": self.best.alpha,
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Curves of several lines over the same α, beside one reference."""
+
+    finetuned: str
+    base: str
+    onto: str
+    task: dict[str, Any]
+    """What was measured: data, examples, question, metric."""
+    support: dict[str, Any] | None
+    at_zero: Both
+    """The reference of all gains: B, with the fine-tune's head as it is where B has none of the kind."""
+    curves: tuple[Curve, ...]
+
+    def story(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "finetuned": self.finetuned,
+            "base": self.base,
+            "onto": self.onto,
+            "task": self.task,
+            "support": self.support,
+            "at_zero": self.at_zero.story(),
+            "curves": [curve.story() for curve in self.curves],
+        }
+
+
+def sweep(
+    finetuned: Finetune,
+    *,
+    base: Base,
+    onto: Base,
+    data: Data | Dataset | str | Path,
+    support: Data | Dataset | str | Path | None = None,
+    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
+    alphas: Iterable[float] = ALPHAS,
+    naive: bool = True,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    trust_base: bool = False,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
+    on_point: Callable[[str, Point], None] = lambda label, point: None,
+    **aligning: Any,
+) -> Sweep:
+    """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well. Nothing is written.
+
+    Several ``via`` give a curve each. Without any, the bases are aligned first, with ``aligning`` passed on.
+
+    >>> found = transfusion.sweep(
+    ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
+    ...     data="data.safetensors", alphas=[0.5, 1],
+    ... )
+    >>> [curve.label for curve in found.curves], [point.alpha for point in found.curves[0].points]
+    (['naive', 'guarded'], [0.5, 1.0])
+    >>> found.curves[1].best.task_gain == found.story()["curves"][1]["points"][0]["gain"]["task"]
+    True
+    """
+    chosen = asked_alphas(alphas)
+    asked, other = Data.of(data), Data.of(support) if support is not None else None
+    lines = Lines.of(finetuned, base, onto, dtype=dtype, trust_base=trust_base, new_tokens=new_tokens)
+    task = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
+    beside = other.meter(lines.reader, lines.live, dtype=dtype, batch=batch) if other is not None else None
+    zero = measured(task, beside)
+    ways: list[Alignment | None] = [None] if naive else []
+    ways += alignments(lines, via, aligning)
+    curves = tuple(
+        _curve(lines.along(pi), label, chosen, (task, beside), zero, on_point)
+        for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True)
+    )
+    told = beside.story() if beside is not None else None
+    return Sweep(lines.label, lines.a.label, lines.b.label, task.story(), told, zero, curves)
+
+
+def alignments(
+    lines: Lines,
+    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None,
+    aligning: dict[str, Any],
+) -> list[Alignment]:
+    """The given π; or a new one."""
+    if via is None or (isinstance(via, Sequence) and not isinstance(via, str) and not via):
+        return [align(lines.a, lines.b, **aligning)]
+    if aligning:
+        raise SettingError(
+            f"{', '.join(aligning)}: says how to align, and via is aligned already",
+            hint="leave it out; or it is misspelled",
+        )
+    given = [via] if isinstance(via, Alignment | str | Path) else list(via)
+    return [one if isinstance(one, Alignment) else Alignment.load(one) for one in given]
+
+
+def _curve(
+    line: Line,
+    label: str,
+    alphas: Sequence[float],
+    meters: tuple[Meter, Meter | None],
+    zero: Both,
+    on_point: Callable[[str, Point], None],
+) -> Curve:
+    points: list[Point] = []
+    with line.at(0.0):
+        own = measured(*meters) if line.carries else zero
+    for alpha in alphas:
+        with line.at(alpha):
+            points.append(point_of(alpha, measured(*meters), zero))
+        on_point(label, points[-1])
+    return Curve(label, line.method, own, tuple(points))
+
+
+def measured(task: Meter, support: Meter | None) -> Both:
+    """The live model as it is at this moment."""
+    return Both(task.measure(), support.measure() if support is not None else None)
+
+
+def point_of(alpha: float, scores: Both, zero: Both) -> Point:
+    """A point with its gains over a reference."""
+    beside = None
+    if scores.support is not None and zero.support is not None:
+        beside = gain(scores.support, zero.support)
+    return Point(alpha, scores, gain(scores.task, zero.task), beside)
+
+
+def asked_alphas(given: Iterable[float]) -> list[float]:
+    """The values of α in rising order, each once."""
+    values = sorted({float(alpha) for alpha in given})
+    if not values:
+        raise SettingError("alphas: no values", hint="give some, such as 0.5, 1, 1.5")
+    for value in values:
+        if not isfinite(value) or value < 0:
+            raise SettingError(
+                f"alphas: {value:g} is not a number of at least 0", hint="1 adds all of τ, 0 nothing"
+            )
+    return values
+
+
+def labels_of(ways: Sequence[Alignment | None], plain: str) -> list[str]:
+    """The methods' names; where they are the same, what their streams do, and then numbers."""
+    stories = [pi.provenance if pi is not None else None for pi in ways]
+    names = [story.method if story else plain for story in stories]
+    whole = [
+        f"{name} ({story.policy.residual})" if story and names.count(name) > 1 else name
+        for name, story in zip(names, stories, strict=True)
+    ]
+    return [
+        f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
+        for place, label in enumerate(whole)
+    ]

@@ -60,6 +60,14 @@ class SmallClips:
         made_by = asdict(self) | {"seed": own, "names": NAMES, "templates": TEMPLATES, "each": images.EACH}
         return kept(key(f"clip-{which}-seed-{seed}", made_by), lambda: self._taught(which, own), MODELS)
 
+    def about(self) -> str:
+        """In words."""
+        vision, text = self.config["vision_cfg"], self.config["text_cfg"]
+        return (
+            f"small CLIPs (images {vision['layers']} × {vision['width']}, texts {text['layers']} ×"
+            f" {text['width']}), each taught {self.schedule.steps} steps on its own half of the data"
+        )
+
     def _taught(self, which: str, seed: int) -> Any:
         torch.manual_seed(seed)
         model = open_clip.CLIP(**self.config)

@@ -144,9 +144,7 @@ def fewshot(
     curves = []
     for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True):
         line = lines.along(pi)
-        found = learn(
-            line, training, schedule, lambda epoch, loss, label=label: on_epoch(label, epoch, loss)
-        )
+        found = learn(line, training, schedule, lambda epoch, loss, label=label: on_epoch(label, epoch, loss))
         curves.append(_fitted(label, line, found, testing, zero))
     told = {"data": training.feed.label, "examples": len(training), "of": len(whole), "test": apart}
     return FewShot(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,9 @@ class Lines:
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
         a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
-        if not isinstance(finetuned, str | Path | Model):
-            finetuned = Model.open(finetuned)
-        elif not isinstance(finetuned, Model) and not is_adapter(finetuned):
+        if not isinstance(finetuned, str | Path | Model) or (
+            not isinstance(finetuned, Model) and not is_adapter(finetuned)
+        ):
             finetuned = Model.open(finetuned)
         naive = align(a, b, method=NAIVE, advice=False)
         moved = _whole(Journey.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)

@@ -1,0 +1,91 @@
+"""The full scale: the paper's own bases and datasets, fetched from the hub.
+
+The paper names bases, datasets and α. Where it is silent, these are the usual settings of work on task vectors:
+AdamW at 1e-5 with a weight decay of 0.1, batches of 128, 2 000 steps, the first 200 of them a warm-up, then half
+a cosine; the head that the captions make stays frozen. Text towers learn with the same settings, under a
+linear head on the embedding; pairs are given as one text. The classifiers for the barrier learn for 100 epochs.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import torch
+
+from experiments.bases import Released
+from experiments.settings import ImageTask, Lmc, Scale, TextTask
+from experiments.tuning import Schedule
+from transfusion.dataset import Dataset
+from transfusion.errors import DataError
+from transfusion.evaluation import Data
+from transfusion.live import library
+
+MODEL, A, B = "ViT-B-16", "commonpool_l_s1b_b8k", "datacomp_l_s1b_b8k"
+TUNING = Schedule(steps=2000, rate=1e-5, batch=128, warm=0.1, decay=0.1)
+GLUE = "nyu-mll/glue"
+CONTEXT = 77
+
+
+def _image(paper: str, reference: str, classes: str, label: str = "label") -> ImageTask:
+    def data(split: str) -> Data:
+        return Data(reference, split=split, classes=classes, label=label)
+
+    return ImageTask(paper, paper, reference, TUNING, partial(data, "train"), partial(data, "test"))
+
+
+def _text(paper: str, config: str, columns: tuple[str, ...]) -> TextTask:
+    return TextTask(
+        paper,
+        paper,
+        f"{GLUE}:{config}",
+        TUNING,
+        2,
+        partial(glue, config, columns, "train"),
+        partial(glue, config, columns, "validation"),  # the tests of GLUE have no labels
+    )
+
+
+@cache
+def glue(config: str, columns: tuple[str, ...], split: str) -> Dataset:
+    """A task of GLUE in CLIP's pieces of words, cut where it is longer than CLIP reads."""
+    datasets = library("datasets", extra="data")
+    try:
+        found = datasets.load_dataset(GLUE, config, split=split)
+    except Exception as error:  # whatever stands between here and the hub
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{GLUE}:{config}: cannot be fetched ({reason})",
+            hint="the full scale needs the network, or the cache of datasets; --small needs neither",
+        ) from error
+    texts = [" ".join(row) for row in zip(*(found[name] for name in columns), strict=True)]
+    tokens = library("open_clip").SimpleTokenizer(context_length=CONTEXT)(texts)
+    return Dataset.of(f"{GLUE}:{config} ({split})", {"input_ids": tokens}, torch.tensor(found["label"]))
+
+
+FULL = Scale(
+    name="full",
+    bases=Released(MODEL, A, B),
+    images=(
+        _image("EuroSAT", "tanganke/eurosat", "eurosat"),
+        _image("DTD", "tanganke/dtd", "dtd"),
+        _image("GTSRB", "tanganke/gtsrb", "gtsrb"),
+        _image("SVHN", "ufldl-stanford/svhn:cropped_digits", "svhn"),
+    ),
+    support=lambda: Data("axiong/imagenet-r", split="test", classes="imagenet-r", label="wnid"),
+    support_about="ImageNet-R",
+    texts=(
+        _text("QQP", "qqp", ("question1", "question2")),
+        _text("SST2", "sst2", ("sentence",)),
+        _text("RTE", "rte", ("sentence1", "sentence2")),
+        _text("CoLA", "cola", ("sentence",)),
+    ),
+    lmc=Lmc(
+        about="two ViT-B/16 taught CIFAR-10 from scratch for 100 epochs",
+        vit={"image_size": 224, "patch_size": 16, "num_labels": 10},
+        epochs=100,
+        rate=5e-4,
+        batch=256,
+        side=224,
+        images=10_000,
+    ),
+)

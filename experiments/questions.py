@@ -1,0 +1,108 @@
+"""What is asked of CLIPs: the class of an image by captions, or of a text by a linear head on its embedding.
+
+Data that are tensors already are asked here; everything else is asked by `transfusion.evaluation` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.dataset import Dataset
+from transfusion.evaluation import Data, Meter
+from transfusion.evaluation.asking import Asker, Batch, Tensors
+from transfusion.live import Live, library
+from transfusion.model import Model
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Captioned(Asker):
+    """Which caption is nearest to an image; the captions' embeddings stay as they are."""
+
+    live: Live
+    captions: Tensor
+    """One embedding of unit length for every class."""
+    question: str = "nearest caption"
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return len(self.captions)
+
+    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """As the live model sees images at this moment."""
+        module, there = self.live.module, self.captions.device
+        with torch.set_grad_enabled(gradients):
+            seen = nn.functional.normalize(
+                module.encode_image(batch.inputs["pixel_values"].to(there)), dim=-1
+            )
+            return module.logit_scale.exp() * seen @ self.captions.T, batch.targets.to(there)
+
+
+@dataclass(frozen=True)
+class Classified(Asker):
+    """What a linear head says about the embedding of a text."""
+
+    live: Live
+    head: nn.Linear
+    question: str = "class of a text by a linear head"
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return self.head.out_features
+
+    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """As the live model reads at this moment."""
+        there = self.head.weight.device
+        with torch.set_grad_enabled(gradients):
+            read = self.live.module.encode_text(batch.inputs["input_ids"].to(there))
+            return self.head(read), batch.targets.to(there)
+
+
+@torch.no_grad()
+def embedded(module: nn.Module, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """The zero-shot head: for every class, the mean direction of its captions."""
+    context = module.context_length
+    tokens = library("open_clip").SimpleTokenizer(context_length=context)
+    there = next(module.parameters()).device
+    found = []
+    for name in names:
+        said = module.encode_text(tokens([form.format(name) for form in templates]).to(there))
+        found.append(nn.functional.normalize(said, dim=-1).mean(0))
+    return nn.functional.normalize(torch.stack(found), dim=-1)
+
+
+@dataclass(frozen=True)
+class Shown(Data):
+    """Prepared images whose classes have names, for CLIPs."""
+
+    names: tuple[str, ...] = ()
+
+    def meter(
+        self, model: Model, live: Live, *, dtype: torch.dtype = torch.float32, batch: int | None = None
+    ) -> Meter:
+        """A meter whose captions are embedded by the live model as it is now."""
+        assert isinstance(self.reference, Dataset)
+        asker = Captioned(live, embedded(live.module, self.names, self.templates))
+        return Meter(live, Tensors(self.reference), asker, batch or BATCH)
+
+
+@dataclass(frozen=True)
+class Read(Data):
+    """Texts in CLIP's pieces, and the head that a fine-tune brings."""
+
+    linear: nn.Linear | None = None
+
+    def meter(
+        self, model: Model, live: Live, *, dtype: torch.dtype = torch.float32, batch: int | None = None
+    ) -> Meter:
+        """A meter of what the head says about what the live model reads."""
+        assert isinstance(self.reference, Dataset)
+        assert self.linear is not None
+        there = next(live.module.parameters()).device
+        head = self.linear.to(there)
+        return Meter(live, Tensors(self.reference), Classified(live, head), batch or BATCH)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from transfusion.cli.options import SHORTCUTS
-from transfusion.cli.ways import labels_of
+from transfusion.cli.ways import ways_of
 from transfusion.interpolation import Shortcuts
 from transfusion.matching import align
 
@@ -148,7 +148,7 @@ def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):
 
 
 def test_labels_without_any_pi():
-    assert labels_of([None]) == ["vanilla"]
+    assert ways_of([None]) == ["vanilla"]
 
 
 def test_the_choices_on_the_command_line_are_all_there_are():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
+    from transfusion.scaling import fewshot, sweep
     from transfusion.transportation import apply, merge, transport
     from transfusion.verification import predict, verify
 
@@ -30,9 +31,11 @@ __all__ = [
     "align",
     "apply",
     "barrier",
+    "fewshot",
     "inspect",
     "merge",
     "predict",
+    "sweep",
     "transport",
     "verify",
 ]
@@ -44,9 +47,11 @@ _HOMES = {
     "align": "matching",
     "apply": "transportation",
     "barrier": "interpolation",
+    "fewshot": "scaling",
     "inspect": "description",
     "merge": "transportation",
     "predict": "verification",
+    "sweep": "scaling",
     "transport": "transportation",
     "verify": "verification",
 }

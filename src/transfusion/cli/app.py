@@ -57,6 +57,7 @@ from transfusion.cli.options import (
     one_of,
 )
 from transfusion.cli.proofs import certify, draft, foretell, prove, turns
+from transfusion.cli.scaling import fewshot, sweep
 from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
 from transfusion.cli.work import (
     Choices,
@@ -247,6 +248,8 @@ def verify(
 
 app.command()(transport)
 app.command()(merge)
+app.command()(sweep)
+app.command()(fewshot)
 
 
 @app.command()

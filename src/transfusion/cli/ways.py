@@ -47,7 +47,7 @@ class Ways:
         data = Dataset.load(file).limited(self.limit)
         curves: dict[str, Barrier] = {}
         with talk.points(self.points * len(alignments)) as step:
-            for label, pi in zip(labels_of(alignments), alignments, strict=True):
+            for label, pi in zip(ways_of(alignments), alignments, strict=True):
                 curves[label] = barrier(
                     *models,
                     via=pi,
@@ -62,18 +62,11 @@ class Ways:
         return curves
 
 
-def labels_of(alignments: Sequence[Alignment | None]) -> list[str]:
-    """The methods' names; where they are the same, what their streams do, and then numbers."""
-    stories = [pi.provenance if pi else None for pi in alignments]
-    names = [story.method if story else VANILLA for story in stories]
-    whole = [
-        f"{name} ({story.policy.residual})" if story and names.count(name) > 1 else name
-        for name, story in zip(names, stories, strict=True)
-    ]
-    return [
-        f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
-        for place, label in enumerate(whole)
-    ]
+def ways_of(alignments: Sequence[Alignment | None]) -> list[str]:
+    """What to call every way: the method, and what tells two of one method apart."""
+    from transfusion.scaling.sweeping import labels_of
+
+    return labels_of(alignments, VANILLA)
 
 
 def as_story(curves: dict[str, Barrier]) -> dict[str, Any]:

@@ -69,10 +69,20 @@ class FewShot:
     """B, with the fine-tune's head as it is where B has none of the kind."""
     curves: tuple[Fitted, ...]
 
-    def alpha(self, label: str | None = None) -> Alpha:
-        """The learned coefficients: of π(τ), or of the curve with a label."""
-        found = [one for one in self.curves if (one.label == label if label else one.method is not None)]
-        return found[0].learned.alpha
+    @property
+    def moved(self) -> Fitted:
+        """What was learned on π(τ)."""
+        return next(curve for curve in self.curves if curve.method is not None)
+
+    @property
+    def naive(self) -> Fitted | None:
+        """What was learned on τ, if it was asked for."""
+        return next((curve for curve in self.curves if curve.method is None), None)
+
+    @property
+    def alpha(self) -> Alpha:
+        """The coefficients for π(τ), which `transport` takes."""
+        return self.moved.learned.alpha
 
     def story(self) -> dict[str, Any]:
         """Everything, for a file or another program."""
@@ -121,10 +131,10 @@ def fewshot(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
     ...     data="data.safetensors", shots=1, epochs=2,
     ... )
-    >>> found.task["examples"], list(found.alpha().patterns)  # of 20, one for each of 7 classes was drawn
-    (13, ['layers.0.*', 'layers.1.*'])
+    >>> found.task["examples"], list(found.alpha.patterns)  # of 20, one for each of 7 classes was drawn
+    (13, ['encoder.layer.0.*', 'encoder.layer.1.*', 'encoder.layer.2.*'])
     >>> moved = transfusion.transport(
-    ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors", alpha=found.alpha()
+    ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors", alpha=found.alpha
     ... )
     """
     schedule = Schedule(epochs, rate, start)

@@ -6,12 +6,13 @@ layer: ordinary backward passes of the model as it is, and one number for each l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfusion.alpha import Alpha, layer_of
 from transfusion.errors import MismatchError, SettingError
@@ -86,16 +87,30 @@ def slopes(line: Line, meter: Meter, alpha: Alpha, groups: Mapping[str, list[str
     parameters = [line.live.module.get_parameter(name) for name in names]
     each = dict.fromkeys(names, 0.0)
     total, count = 0.0, 0
-    with line.at(alpha):
+    with line.at(alpha), _only(line.live.module, parameters):
         for loss, answers in meter.sums():
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            total, count = total + float(loss), count + answers
+            total, count = total + float(loss.detach()), count + answers
             for name, gradient in zip(names, gradients, strict=True):
                 if gradient is not None:
                     change = line.end[name] - line.start[name]
                     each[name] += float((gradient * change).sum(dtype=torch.float64))
     sums = [sum(each[name] for name in group) / count for group in groups.values()]
     return total / count, torch.tensor(sums, dtype=torch.float64)
+
+
+@contextmanager
+def _only(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Within the block, gradients flow to these parameters and to no others, which saves their work."""
+    wanted = {id(parameter) for parameter in parameters}
+    before = {parameter: parameter.requires_grad for parameter in module.parameters()}
+    try:
+        for parameter in before:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, asked in before.items():
+            parameter.requires_grad_(asked)
 
 
 def learn(

@@ -42,6 +42,8 @@ class Line:
     """The same at α = 1."""
     names: Mapping[str, str]
     """What the tables call them."""
+    carries: bool = False
+    """Whether it brings something at α = 0 already: the fine-tune's own head, moved."""
 
     @contextmanager
     def at(self, alpha: Alpha | float) -> Iterator[None]:
@@ -57,12 +59,6 @@ class Line:
     def moved(self) -> list[str]:
         """The parameters that depend on α, by their names in memory."""
         return [name for name, start in self.start.items() if not torch.equal(start, self.end[name])]
-
-    @property
-    def carries(self) -> bool:
-        """Whether it brings something at α = 0 already: the fine-tune's own head, moved."""
-        own = dict(self.live.module.named_parameters())
-        return any(not torch.equal(start, own[name]) for name, start in self.start.items())
 
 
 @dataclass(frozen=True)
@@ -122,16 +118,19 @@ class Lines:
         entries = {entry.name: entry for entry in moved.entries}
         start: dict[str, Tensor] = {}
         end: dict[str, Tensor] = {}
+        carries = False
         for name, here in own.items():
             there, entry = arrived[name].data, entries.get(names[name])
             if entry is not None and entry.action is Action.CARRIED:
                 here = there
             elif entry is not None and entry.added:
                 here = torch.cat([here[: -entry.added], there[-entry.added :]])
-            if not torch.equal(here, there) or not torch.equal(here, own[name]):
+            brought = not torch.equal(here, own[name])
+            carries = carries or brought
+            if brought or not torch.equal(here, there):
                 start[name], end[name] = here, there
         method = alignment.provenance.method if alignment is not None else None
-        return Line(method, self.live, start, end, {name: names[name] for name in start})
+        return Line(method, self.live, start, end, {name: names[name] for name in start}, carries)
 
 
 def _whole(journey: Journey, finetuned: Finetune, **options: Any) -> Transport:

@@ -178,9 +178,10 @@ def _curve(
     zero: Both,
     on_point: Callable[[str, Point], None],
 ) -> Curve:
-    points: list[Point] = []
-    with line.at(0.0):
-        own = measured(*meters) if line.carries else zero
+    own, points = zero, list[Point]()
+    if line.carries:
+        with line.at(0.0):
+            own = measured(*meters)
     for alpha in alphas:
         with line.at(alpha):
             points.append(point_of(alpha, measured(*meters), zero))

@@ -1,0 +1,83 @@
+"""How sweep and fewshot look on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_LESS_IS_BETTER = ("loss", "perplexity")
+
+
+def of_sweep(result: Mapping[str, Any]) -> RenderableType:
+    """Every α with what it gains over B, curve by curve; the best on the task stands out."""
+    curves = result["curves"]
+    parts = [part for part in ("task", "support") if result[part] is not None]
+    table = Table()
+    table.add_column("\nα", justify="right")
+    for curve in curves:
+        for place, part in enumerate(parts):
+            table.add_column(Text(f"{curve['label'] if place == 0 else ''}\n{part}"), justify="right")
+            table.add_column("\ngain", justify="right")
+    zero = result["at_zero"]
+    empty = [cell for part in parts for cell in (_value(zero[part], result[part]["metric"]), "")]
+    table.add_row("0", *(empty * len(curves)), style="dim")
+    for row in zip(*(curve["points"] for curve in curves), strict=True):
+        cells: list[Text] = []
+        for curve, point in zip(curves, row, strict=True):
+            style = "bold" if point["alpha"] == curve["best"] else ""
+            for part in parts:
+                metric = result[part]["metric"]
+                cells += [Text(_value(point[part], metric), style=style), _gain(point["gain"][part], metric)]
+        table.add_row(f"{row[0]['alpha']:.3g}", *cells)
+    best = ", ".join(f"{curve['label']} {curve['best']:.3g}" for curve in curves)
+    lines = [*(_about(part, result[part]) for part in parts), f"Best α on the task: {best}."]
+    return Group(table, Text("\n".join(lines), style="dim"))
+
+
+def of_fewshot(result: Mapping[str, Any]) -> RenderableType:
+    """B, every line with α = 1 and with what was learned, and the coefficients."""
+    metric = result["task"]["metric"]
+    table = Table()
+    for column in ("", metric if metric in _LESS_IS_BETTER else f"{metric} in %", "gain", "α by layer"):
+        table.add_column(column, justify="right" if column and "α" not in column else "left")
+    table.add_row("B as it is", _value(result["zero"], metric), "", "", style="dim")
+    for curve in result["curves"]:
+        what = f"B + α·π(τ), {curve['label']}" if curve["method"] else "B + α·τ"
+        learned = " ".join(f"{value:.2f}" for value in curve["coefficients"].values())
+        for how, alphas in (("plain", "1"), ("learned", learned)):
+            gain = _gain(curve["gain"][how], metric)
+            table.add_row(f"{what}, {_HOW[how]}", _value(curve[how], metric), gain, alphas)
+    training = result["training"]
+    lines = [
+        f"Learned from {training['examples']} examples of {training['data']}, {result['shots']} shots, seed"
+        f" {result['seed']}.",
+        _about("test", result["task"]) + f" They are {training['test']}.",
+    ]
+    return Group(table, Text("\n".join(lines), style="dim"))
+
+
+_HOW = {"plain": "α = 1", "learned": "α learned"}
+
+
+def _about(part: str, data: Mapping[str, Any]) -> str:
+    metric = data["metric"]
+    how = "less is better, gains are plain differences" if metric in _LESS_IS_BETTER else "gains in points"
+    return (
+        f"{part.capitalize()}: {metric} ({data['question']}) on {data['examples']} examples of {data['data']};"
+        f" {how}."
+    )
+
+
+def _value(score: Mapping[str, Any], metric: str) -> str:
+    return f"{score['value']:.4f}" if metric in _LESS_IS_BETTER else f"{100 * score['value']:.1f}"
+
+
+def _gain(value: float, metric: str) -> Text:
+    less, least = metric in _LESS_IS_BETTER, 0.0005 if metric in _LESS_IS_BETTER else 0.05
+    if abs(value) < least:
+        return Text(f"{value:+.3f}" if less else f"{value:+.1f}", style="dim")
+    return Text(f"{value:+.3f}" if less else f"{value:+.1f}", style="green" if (value < 0) == less else "red")

@@ -13,6 +13,7 @@ from functools import cache, partial
 import torch
 
 from experiments.bases import Released
+from experiments.questions import pieces
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
 from transfusion.dataset import Dataset
@@ -58,8 +59,8 @@ def glue(config: str, columns: tuple[str, ...], split: str) -> Dataset:
             hint="the full scale needs the network, or the cache of datasets; --small needs neither",
         ) from error
     texts = [" ".join(row) for row in zip(*(found[name] for name in columns), strict=True)]
-    tokens = library("open_clip").SimpleTokenizer(context_length=CONTEXT)(texts)
-    return Dataset.of(f"{GLUE}:{config} ({split})", {"input_ids": tokens}, torch.tensor(found["label"]))
+    inputs = {"input_ids": pieces(texts, CONTEXT)}
+    return Dataset.of(f"{GLUE}:{config} ({split})", inputs, torch.tensor(found["label"]))
 
 
 FULL = Scale(

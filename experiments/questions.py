@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,15 +65,24 @@ class Classified(Asker):
             return self.head(read), batch.targets.to(there)
 
 
+@cache
+def _splitter(context: int) -> Any:
+    return library("open_clip").SimpleTokenizer(context_length=context)
+
+
+def pieces(texts: list[str], context: int) -> Tensor:
+    """Texts in CLIP's pieces of words, cut where they are longer than the context."""
+    found: Tensor = _splitter(context)(texts)
+    return found
+
+
 @torch.no_grad()
 def embedded(module: nn.Module, names: Sequence[str], templates: Sequence[str]) -> Tensor:
     """The zero-shot head: for every class, the mean direction of its captions."""
-    context = module.context_length
-    tokens = library("open_clip").SimpleTokenizer(context_length=context)
     there = next(module.parameters()).device
     found = []
     for name in names:
-        said = module.encode_text(tokens([form.format(name) for form in templates]).to(there))
+        said = module.encode_text(pieces([form.format(name) for form in templates], module.context_length).to(there))
         found.append(nn.functional.normalize(said, dim=-1).mean(0))
     return nn.functional.normalize(torch.stack(found), dim=-1)
 

@@ -19,7 +19,7 @@ from transfusion.dataset import Dataset
 TRAINED, TESTED = 6000, 2000
 TEXTS = 8000
 TUNING = Schedule(steps=250, rate=4e-4, batch=64)
-READING = Schedule(steps=300, rate=4e-4, batch=64)
+READING = Schedule(steps=200, rate=4e-4, batch=64)
 
 
 def shown(label: str, examples: Examples, names: tuple[str, ...], seen: Seen, seed: int) -> Shown:

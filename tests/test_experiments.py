@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-open_clip = pytest.importorskip("open_clip")
+pytest.importorskip("open_clip")
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
+import open_clip
 from safetensors.torch import load_file
 
 import experiments.__main__ as program
@@ -64,14 +66,15 @@ class Untrained:
         return "bases as chance made them"
 
 
-def stripes(seed: int, count: int = 60) -> Shown:
-    """Images that are dark above or below."""
+def corners(seed: int, count: int = 60) -> Shown:
+    """Images with a light corner, and names for the corners."""
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(2, (count,), generator=generator)
-    pixels = 0.3 * torch.randn(count, 3, 8, 8, generator=generator)
-    pixels[:, :, :4] += (2 * labels - 1)[:, None, None, None]
-    data = Dataset.of("stripes", {"pixel_values": pixels}, labels)
-    return Shown(data, names=("light one", "dark one"), templates=("a {}.", "the {}"))
+    labels = torch.arange(count) % 4
+    pixels = 0.5 * torch.randn(count, 2, 2, 3, 4, 4, generator=generator)
+    pixels[torch.arange(count), labels // 2, labels % 2] += 1.0
+    whole = pixels.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, 8, 8)
+    data = Dataset.of("corners", {"pixel_values": whole}, labels)
+    return Shown(data, names=("first", "second", "third", "last"), templates=("a {} one.", "the {}"))
 
 
 def letters(seed: int, count: int = 60) -> Dataset:
@@ -90,11 +93,11 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
         name="tiny",
         bases=Untrained(tmp_path / "bases"),
         images=tuple(
-            ImageTask(name, "stripes", "", schedule, partial(stripes, 1), partial(stripes, 2))
+            ImageTask(name, "corners", "", schedule, partial(corners, 1), partial(corners, 2))
             for name in VISUAL.tasks
         ),
-        support=partial(stripes, 3),
-        support_about="other stripes",
+        support=partial(corners, 3),
+        support_about="other corners",
         texts=tuple(
             TextTask(name, "letters", "", schedule, 2, partial(letters, 1), partial(letters, 2))
             for name in LANGUAGE.tasks
@@ -179,7 +182,7 @@ def test_a_base_that_cannot_be_fetched_is_an_error_with_a_hint(
 def test_the_rate_rises_and_then_falls_to_nothing() -> None:
     shares = [Schedule(steps=100, rate=1.0).share(step) for step in range(100)]
     assert shares[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert all(before >= after for before, after in zip(shares[10:], shares[11:], strict=False))
+    assert all(before >= after for before, after in pairwise(shares[10:]))
     assert shares[-1] < 0.001
 
 
@@ -299,7 +302,7 @@ def test_the_figure_of_strengths_is_drawn(
     curves = story["found"]["DTD"][0]["curves"]
     assert [point["alpha"] for point in curves["naive"]] == [0.5, 1.0]
     drawn = figure.read_text()
-    assert "stripes" in drawn
+    assert "corners" in drawn
     assert "B + α·τ" in drawn
 
 

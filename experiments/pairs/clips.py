@@ -19,6 +19,7 @@ from experiments.pairs.data import CACHE
 from experiments.pairs.images import NAMES, SIDE, TEMPLATES, Seen
 from experiments.pairs.tasks import STARTS, TEXT, missed
 from experiments.pairs.training import kept, key
+from experiments.questions import pieces
 from experiments.tuning import Schedule, follow
 
 MODELS = CACHE / "experiments"
@@ -111,8 +112,7 @@ class Saved:
 
 def tokens(texts: list[str]) -> Tensor:
     """Texts in the pieces of words that CLIP reads."""
-    found: Tensor = open_clip.SimpleTokenizer(context_length=CONTEXT)(texts)
-    return found
+    return pieces(texts, CONTEXT)
 
 
 @cache

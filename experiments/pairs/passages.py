@@ -58,12 +58,6 @@ def order(review: Review, other: Review, chance: random.Random) -> Asked:
     return " ".join(words), label
 
 
-def pair(review: Review, other: Review, chance: random.Random) -> Asked:
-    """Do two passages praise or blame alike?"""
-    half, label = WORDS // 2, int(review.praise == other.praise)
-    return " ".join((*review.words[-half:], "|", *other.words[-half:])), label
-
-
 def copy(review: Review, other: Review, chance: random.Random) -> Asked:
     """Does the second half say the same as the first, with some words left out?"""
     half, label = WORDS // 2, chance.randrange(2)
@@ -75,7 +69,7 @@ def copy(review: Review, other: Review, chance: random.Random) -> Asked:
 
 
 KINDS: dict[str, Callable[[Review, Review, random.Random], Asked]] = {
-    one.__name__: one for one in (verdict, ending, order, pair, copy)
+    one.__name__: one for one in (verdict, ending, order, copy)
 }
 
 

@@ -96,7 +96,8 @@ class Lines:
         naive = align(a, b, method=NAIVE, advice=False)
         moved = _whole(Journey.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = moved.module().to(dtype).eval()
-        held = Model.open(module)
+        known = hasattr(module, "config")  # modules of transformers; the others do not say what they are
+        held = Model.open(module) if known else Model.open(module, config=moved.config())
         live = Live(module, held.family, held.architecture, {}).drawn(held, dtype=dtype)
         grown = any(entry.added for entry in moved.entries)
         reader = finetuned if grown and isinstance(finetuned, Model) else b

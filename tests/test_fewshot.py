@@ -147,18 +147,26 @@ def test_no_coefficient_falls_below_zero(planted):
 def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path):
     found = fewshot(**job, shots=3, epochs=6, seed=1)
     assert [curve.label for curve in found.curves] == ["naive", "guarded"]
+    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
+    meter = meter_of(lines, job["data"])
+    scored = job["data"].chosen(others(meter, drawn(meter, 3, seed=1)))
     for curve in found.curves:
         assert len(curve.learned.losses) == 7
         assert all(after < before for before, after in pairwise(curve.learned.losses))
-        plain = transport(job["finetuned"], base=job["base"], onto=job["onto"], method="naive" if curve.method is None else "guarded")
+        plain = transport(
+            job["finetuned"],
+            base=job["base"],
+            onto=job["onto"],
+            method="naive" if curve.method is None else "guarded",
+        )
         file = tmp_path / f"{curve.label}.json"
         file.write_text(json.dumps(curve.learned.coefficients))
         assert Alpha.of(file) == curve.learned.alpha
-        drawn_ones = drawn_from(job["data"], found)
-        scored = job["data"].chosen([place for place in range(70) if place not in drawn_ones])
         how = {"via": job["via"]} if curve.method else {"method": "naive"}
         moved = transport(job["finetuned"], base=job["base"], onto=job["onto"], alpha=file, **how)
-        assert loss_of(moved.save(tmp_path / curve.label), scored) == pytest.approx(curve.after.loss, abs=1e-6)
+        assert loss_of(moved.save(tmp_path / curve.label), scored) == pytest.approx(
+            curve.after.loss, abs=1e-6
+        )
         assert loss_of(plain.save(tmp_path / f"{curve.label}-plain"), scored) == pytest.approx(
             curve.before.loss, abs=1e-6
         )
@@ -176,22 +184,6 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
         for what in ("plain", "learned"):
             gain = 100 * (curve[what]["value"] - story["zero"]["value"])
             assert curve["gain"][what] == pytest.approx(gain)
-
-
-def drawn_from(data, found) -> list[int]:
-    """The places that a run has learned from."""
-
-    class Whole:
-        labels = data.labels
-        feed = data
-
-        class asker:
-            classes = 7
-
-        def __len__(self):
-            return len(data)
-
-    return drawn(Whole(), found.shots, found.seed)
 
 
 def test_a_run_is_the_same_every_time(job):

@@ -102,7 +102,10 @@ def test_an_adapter_is_folded_in(made, tmp_path):
 
 def test_models_in_memory_and_a_rotation(made, tmp_path):
     a, b = (build(Model.open(made("vit-classifier", seed)), torch.float32) for seed in (1, 2))
-    tuned = build(Model.open(finetuned(CASES["vit-classifier"], made("vit-classifier", 1), tmp_path / "t")), torch.float32)
+    tuned = build(
+        Model.open(finetuned(CASES["vit-classifier"], made("vit-classifier", 1), tmp_path / "t")),
+        torch.float32,
+    )
     data = examples(made("vit-classifier", 1))
     pi = align(a, b, method="functional")
     found = sweep(tuned, base=a, onto=b, via=[pi], data=data, alphas=[0.5], naive=False)

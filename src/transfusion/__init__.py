@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transfusion.alignment import Alignment
     from transfusion.description import inspect
     from transfusion.errors import TransfusionError
+    from transfusion.evaluation import evaluate
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
@@ -31,6 +32,7 @@ __all__ = [
     "align",
     "apply",
     "barrier",
+    "evaluate",
     "fewshot",
     "inspect",
     "merge",
@@ -47,6 +49,7 @@ _HOMES = {
     "align": "matching",
     "apply": "transportation",
     "barrier": "interpolation",
+    "evaluate": "evaluation",
     "fewshot": "scaling",
     "inspect": "description",
     "merge": "transportation",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import isfinite
@@ -21,15 +21,14 @@ from torch import Tensor
 
 from transfusion.alignment import Alignment
 from transfusion.architecture import Architecture
-from transfusion.dataset import Dataset
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
-from transfusion.evaluation import Meter
+from transfusion.evaluation import Data
+from transfusion.evaluation.evaluating import Given
 from transfusion.live import Live
 from transfusion.maps import Permutation
 from transfusion.model import Model, Reference, require_same_shape
 
 POINTS = 11
-BATCH = 64
 FAITHFUL = 1e-4
 """How much of its loss π(A) may differ from A by rounding alone."""
 
@@ -124,10 +123,10 @@ def barrier(
     b: Model | Reference,
     *,
     via: Alignment | str | Path | None,
-    data: Dataset | str | Path,
+    data: Given,
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
     dtype: torch.dtype = torch.float32,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> Barrier:
@@ -156,9 +155,9 @@ def barrier(
         a = a.under(alignment.provenance.policy)
         if chosen is Shortcuts.ROUNDED:
             _require_permutations(alignment, a.architecture)
-    examples = data if isinstance(data, Dataset) else Dataset.load(data)
-    way = _Way.between(a, b, alignment, chosen, dtype)
-    meter = Meter.of(way.live, examples, dtype, batch)
+    asked = Data.of(data)
+    way = _Way.between(a, b, asked, alignment, chosen, dtype)
+    meter = asked.meter(a, way.live, dtype=dtype, batch=batch)
     loss_of_a = meter.measure().loss
     measured: list[Point] = []
     for alpha in alphas:
@@ -176,8 +175,8 @@ def barrier(
         loss_of_a=loss_of_a,
         a=a.label,
         b=b.label,
-        data=examples.label,
-        examples=len(examples),
+        data=meter.feed.label,
+        examples=len(meter),
         question=meter.question,
         dtype=str(dtype).removeprefix("torch."),
     )
@@ -195,9 +194,18 @@ class _Way:
 
     @classmethod
     def between(
-        cls, a: Model, b: Model, alignment: Alignment | None, shortcuts: Shortcuts, dtype: torch.dtype
+        cls,
+        a: Model,
+        b: Model,
+        data: Data,
+        alignment: Alignment | None,
+        shortcuts: Shortcuts,
+        dtype: torch.dtype,
     ) -> _Way:
-        live, other = Live.of(a, dtype), Live.of(b, dtype)
+        live, other = data.live(a, dtype), data.live(b, dtype)
+        if alignment is not None:  # a head that is borrowed does not know of it
+            policy = alignment.provenance.policy
+            live = replace(live, architecture=live.architecture.under(policy))
         first = {name: parameter.data for name, parameter in live.module.named_parameters()}
         last = {name: parameter.data for name, parameter in other.module.named_parameters()}
         _require_same_module(live, other, (a.label, b.label), first, last)

@@ -39,6 +39,14 @@ def question_of(live: Live, data: Dataset, dtype: torch.dtype) -> tuple[Question
     return question, logits.shape[-1]
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch says that there is no memory left."""
+    told = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in told or "can't allocate memory" in told)
+    )
+
+
 def _name(live: Live) -> str:
     return type(live.module).__name__
 
@@ -60,16 +68,20 @@ def logits_of(
     live: Live, label: str, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, gradients: bool = False
 ) -> Tensor:
     """The scores that a model gives to classes, in their fixed order."""
+    device = next(live.module.parameters()).device
+    given = {name: one.to(device) for name, one in in_dtype(inputs, dtype).items()}
     try:
         outputs = run(
             live.module,
             live.family,
-            in_dtype(inputs, dtype),
+            given,
             double=dtype is torch.float64,
             gradients=gradients,
         )
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
+        if out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{label}: {_name(live)} cannot be run on it ({reason})",
             hint="check the names, shapes and types of the inputs",
@@ -95,12 +107,12 @@ def _question(live: Live, data: Dataset, logits: Tensor, dtype: torch.dtype) -> 
     if logits.ndim == 2:
         return Question.CLASS
     shifted = data.labels is not None and "decoder_input_ids" in data.inputs
-    if shifted or not _predicts(live, logits.shape[-1], dtype):
+    if shifted or not predicts(live, logits.shape[-1], dtype):
         return Question.POSITION
     return Question.NEXT
 
 
-def _predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
+def predicts(live: Live, classes: int, dtype: torch.dtype) -> bool:
     """Whether a model speaks of the next token: its classes are tokens, and no position sees later ones."""
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
     if read not in live.inputs or vocabulary(live.module) != classes:

@@ -12,6 +12,7 @@ import typer
 
 from transfusion import __version__
 from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
     AcceptOption,
@@ -19,12 +20,10 @@ from transfusion.cli.options import (
     ArchitectureFile,
     CalibrateOption,
     Config,
-    Data,
     Device,
     DryRun,
     Dtype,
     EvidenceOption,
-    Figure,
     Force,
     HeadsOption,
     InnerOption,
@@ -50,15 +49,12 @@ from transfusion.cli.options import (
     Soft,
     StartOption,
     Sweeps,
-    Treatment,
     Vectors,
     Verbose,
-    Vias,
-    one_of,
 )
 from transfusion.cli.proofs import certify, draft, foretell, prove, turns
 from transfusion.cli.scaling import fewshot, sweep
-from transfusion.cli.ways import Ways, as_story, drawing, require_suffix
+from transfusion.cli.ways import barrier
 from transfusion.cli.work import (
     Choices,
     as_place,
@@ -250,55 +246,10 @@ app.command()(transport)
 app.command()(merge)
 app.command()(sweep)
 app.command()(fewshot)
+app.command()(evaluate)
 
 
-@app.command()
-def barrier(
-    a: ModelArgument,
-    b: ModelArgument,
-    data: Data,
-    via: Vias = None,
-    points: Annotated[int, typer.Option(min=2, help="How many values of α, ends included.")] = 11,
-    shortcuts: Treatment = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many examples.", show_default="all")
-    ] = None,
-    vanilla: Annotated[
-        bool, typer.Option("--vanilla/--no-vanilla", help="Also the way from A itself, with nothing moved.")
-    ] = True,
-    output: Figure = None,
-    dtype: Annotated[
-        str, typer.Option(help="Compute in float32 or float64.", callback=one_of(("float32", "float64")))
-    ] = "float32",
-    architecture: ArchitectureFile = None,
-    jobs: Jobs = None,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
-    from transfusion.cli import views
-    from transfusion.writer import publish_file, require_writable
-
-    if not via and not vanilla:
-        raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
-    if output is not None:
-        require_suffix(output)
-        require_writable(output, force=force, inputs=files_of(a, b, data, *(via or ())), folder=False)
-    talk = Talk(quiet=quiet, verbose=False)
-    curves = Ways(points, shortcuts, limit, dtype, jobs).measure(
-        open_bases(a, b, None, talk), via or [], data, talk, vanilla=vanilla
-    )
-    result = as_story(curves)
-    if output is not None:
-        publish_file(output, drawing(curves, output), force=force)
-        result = {"written": str(output), **result}
-    if as_json:
-        print_json(result)
-        return
-    out.print(views.barrier(result))
-    if output is not None:
-        out.print(f"written to {output}", markup=False)
+app.command()(barrier)
 
 
 @app.command()

@@ -114,6 +114,13 @@ class Talk:
             task = bar.add_task("", total=total, what="building the models")
             yield lambda name: bar.update(task, advance=1, what=name)
 
+    @contextmanager
+    def examples(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar over examples, pass by pass."""
+        with self._bar("{task.completed}/{task.total} {task.fields[what]}") as bar:
+            task = bar.add_task("", total=None, what="building the models")
+            yield lambda what, done, total: bar.update(task, completed=done, total=total, what=what)
+
     def _bar(self, text: str) -> Progress:
         return Progress(
             SpinnerColumn(),

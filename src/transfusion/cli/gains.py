@@ -67,8 +67,8 @@ def _about(part: str, data: Mapping[str, Any]) -> str:
     metric = data["metric"]
     how = "less is better, gains are plain differences" if metric in _LESS_IS_BETTER else "gains in points"
     return (
-        f"{part.capitalize()}: {metric} ({data['question']}) on {data['examples']} examples of {data['data']};"
-        f" {how}."
+        f"{part.capitalize()}: {metric} ({data['question']}) on {data['examples']} examples of"
+        f" {data['data']}; {how}."
     )
 
 

@@ -54,10 +54,6 @@ Vias = Annotated[
     list[str] | None,
     typer.Option("--via", show_default=False, help="A file of π; may be given several times to compare."),
 ]
-Data = Annotated[
-    Path,
-    typer.Option(show_default=False, help="Examples: a .safetensors or .npz with inputs by name and labels."),
-]
 Figure = Annotated[
     Path | None,
     typer.Option(

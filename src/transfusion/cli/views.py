@@ -158,6 +158,59 @@ def barrier(result: dict[str, Any]) -> RenderableType:
     return Group(table, Text("\n".join(lines), style="dim"))
 
 
+def evaluation(result: dict[str, Any]) -> RenderableType:
+    """Models row by row: the task, the support, and the gains over the reference."""
+    shown = [part for part in ("task", "support") if result[part]]
+    table = Table()
+    table.add_column("model")
+    for part in shown:
+        table.add_column(f"{part}\n{_metric_name(result[part]['metric'])}", justify="right")
+        if result["against"]:
+            table.add_column("\ngain", justify="right")
+    for row in result["models"]:
+        cells: list[str | Text] = [Text(row["model"])]
+        for part in shown:
+            metric = result[part]["metric"]
+            cells.append(_metric_value(metric, row[part]["value"]))
+            if result["against"]:
+                itself = row["model"] == result["against"]
+                cells.append(Text("") if itself else _gain(metric, row["gain"][part]))
+        table.add_row(*cells)
+    lines = [_about(part, result[part]) for part in shown]
+    if result["against"]:
+        lines.append(f"Gains are over {result['against']}, in points for rates.")
+    if any(result[part]["metric"] in FALLING for part in shown):
+        lines.append("Of a loss and a perplexity less is better, and a negative gain is the good one.")
+    return Group(table, Text("\n".join(lines), style="dim"))
+
+
+FALLING = ("loss", "perplexity")
+"""Metrics of which less is better."""
+
+
+def _metric_name(metric: str) -> str:
+    return metric if metric in FALLING else f"{metric} %"
+
+
+def _metric_value(metric: str, value: float) -> str:
+    return f"{value:.4f}" if metric in FALLING else f"{100 * value:.2f}"
+
+
+def _gain(metric: str, gain: float) -> Text:
+    """A gain with its sign: green where it is better, red where it is worse."""
+    text = f"{gain:+.4f}" if metric in FALLING else f"{gain:+.2f}"
+    if float(text) == 0:
+        return Text(text, style="dim")
+    return Text(text, style="green" if (gain > 0) != (metric in FALLING) else "red")
+
+
+def _about(part: str, told: dict[str, Any]) -> str:
+    classes = f" of {told['classes']}" if told["classes"] else ""
+    return (
+        f"{part.capitalize()}: {told['question']}{classes}, on {told['examples']} examples of {told['data']}."
+    )
+
+
 def demo(result: dict[str, Any]) -> RenderableType:
     """The demo's two tables: gains over the base, on the task and on what the base could do before."""
     return Group(

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from transfusion.cli.console import Talk
-from transfusion.cli.work import as_dtype
+import typer
+
+from transfusion.cli.console import Talk, command, out, print_json
+from transfusion.cli.evaluating import (
+    BatchOption,
+    ClassesOption,
+    HeadOption,
+    ImageOption,
+    LabelOption,
+    Limit,
+    Precision,
+    SplitOption,
+    TaskData,
+    Templates,
+    TextOption,
+    Truncate,
+    task_data,
+)
+from transfusion.cli.options import (
+    ArchitectureFile,
+    Figure,
+    Force,
+    Jobs,
+    Json,
+    ModelArgument,
+    Quiet,
+    Treatment,
+    Vias,
+)
+from transfusion.cli.scaled import require_places, use_threads
+from transfusion.cli.work import as_dtype, open_bases
 from transfusion.errors import OutputError
 
 if TYPE_CHECKING:
     from transfusion.alignment import Alignment
+    from transfusion.evaluation import Data
     from transfusion.interpolation import Barrier
     from transfusion.model import Model
 
@@ -26,25 +56,20 @@ class Ways:
 
     points: int
     shortcuts: str | None
-    limit: int | None
+    batch: int | None
     dtype: str
-    jobs: int | None
 
     def measure(
-        self, models: tuple[Model, Model], via: list[str], file: Path, talk: Talk, *, vanilla: bool
+        self, models: tuple[Model, Model], via: list[str], data: Data, talk: Talk, *, vanilla: bool
     ) -> dict[str, Barrier]:
         """One way per π, and the one without, by label, with a bar."""
         import torch
 
         from transfusion.alignment import Alignment
-        from transfusion.dataset import Dataset
         from transfusion.interpolation import barrier
 
-        if self.jobs:
-            torch.set_num_threads(self.jobs)
         alignments: list[Alignment | None] = [None] if vanilla else []
         alignments += [Alignment.load(path) for path in via]
-        data = Dataset.load(file).limited(self.limit)
         curves: dict[str, Barrier] = {}
         with talk.points(self.points * len(alignments)) as step:
             for label, pi in zip(ways_of(alignments), alignments, strict=True):
@@ -54,6 +79,7 @@ class Ways:
                     data=data,
                     points=self.points,
                     shortcuts=self.shortcuts,
+                    batch=self.batch,
                     dtype=as_dtype(self.dtype) or torch.float32,
                     on_point=lambda point, label=label: step(  # type: ignore[misc]
                         f"{label} · α = {point.alpha:.3g} · loss {point.loss:.4g}"
@@ -95,11 +121,78 @@ def require_suffix(output: Path) -> None:
         matplotlib()
 
 
-def drawing(curves: dict[str, Barrier], output: Path) -> Callable[[Path], object]:
-    """How to fill the file that the result goes to."""
+def barrier(
+    a: ModelArgument,
+    b: ModelArgument,
+    data: TaskData,
+    via: Vias = None,
+    points: Annotated[int, typer.Option(min=2, help="How many values of α, ends included.")] = 11,
+    shortcuts: Treatment = None,
+    vanilla: Annotated[
+        bool, typer.Option("--vanilla/--no-vanilla", help="Also the way from A itself, with nothing moved.")
+    ] = True,
+    output: Figure = None,
+    classes: ClassesOption = None,
+    template: Templates = None,
+    head: HeadOption = None,
+    split: SplitOption = None,
+    text: TextOption = None,
+    image: ImageOption = None,
+    label: LabelOption = None,
+    limit: Limit = None,
+    truncate: Truncate = False,
+    batch: BatchOption = None,
+    dtype: Precision = "float32",
+    architecture: ArchitectureFile = None,
+    jobs: Jobs = None,
+    as_json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
+    from transfusion.cli import views
+    from transfusion.record import Record
+
+    record, talk = Record("barrier", command()), Talk(quiet=quiet, verbose=False)
+    if not via and not vanilla:
+        raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
+    if output is not None:
+        require_suffix(output)
+        require_places([output], (a, b, data, *(via or ())), force=force)
+    use_threads(jobs)
+    asked = task_data(
+        data,
+        split=split,
+        text=text,
+        image=image,
+        label=label,
+        classes=classes,
+        template=template,
+        limit=limit,
+        head=head,
+        metric=None,
+        truncate=truncate,
+    )
+    models = open_bases(a, b, None, talk)
+    curves = Ways(points, shortcuts, batch, dtype).measure(models, via or [], asked, talk, vanilla=vanilla)
+    result = record.of(as_story(curves))
+    if output is not None:
+        _publish(curves, result, output, force)
+        result = {"written": str(output), **result}
+    if as_json:
+        print_json(result)
+        return
+    out.print(views.barrier(result))
+    if output is not None:
+        out.print(f"written to {output}", markup=False)
+
+
+def _publish(curves: dict[str, Barrier], result: dict[str, Any], output: Path, force: bool) -> None:
     from transfusion.figures import draw_barriers
-    from transfusion.writer import write_json
+    from transfusion.writer import publish_file, write_json
 
     if output.suffix == ".json":
-        return lambda staged: write_json(staged, as_story(curves))
-    return lambda staged: draw_barriers(curves, staged, output.suffix.removeprefix("."))
+        publish_file(output, lambda staged: write_json(staged, result), force=force)
+        return
+    kind = output.suffix.removeprefix(".")
+    publish_file(output, lambda staged: draw_barriers(curves, staged, kind), force=force)

@@ -42,6 +42,8 @@ class Feed(Protocol):
 
     def batches(self, size: int) -> Iterator[Batch]: ...
 
+    def heaviest(self) -> Batch: ...
+
 
 @dataclass(frozen=True)
 class Tensors:
@@ -71,6 +73,10 @@ class Tensors:
         for part in self.data.batches(size):
             yield Batch(part.inputs, targets_of(part))
 
+    def heaviest(self) -> Batch:
+        """The example that takes most memory: all take the same."""
+        return next(self.batches(1))
+
 
 class Asker(ABC):
     """A question to a live model."""
@@ -80,6 +86,9 @@ class Asker(ABC):
     """How many answers there are to choose from; none for tokens."""
     tokens = False
     """Whether every token is an answer of its own."""
+
+    def ready(self) -> None:  # noqa: B027
+        """Prepare for a pass over the examples, in which the model does not change."""
 
     @abstractmethod
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:

@@ -8,26 +8,33 @@ from pathlib import Path
 import torch
 
 from transfusion.dataset import Dataset
-from transfusion.errors import SettingError
+from transfusion.errors import DataError, SettingError
+from transfusion.evaluation.classes import Classes
+from transfusion.evaluation.fitting import MOST, fitting
+from transfusion.evaluation.heads import LinearHead, is_linear_head, with_head_of
 from transfusion.evaluation.meters import Meter
+from transfusion.evaluation.questions import Matter
+from transfusion.evaluation.scores import ACCURACY, F1, LOSS, METRICS, PERPLEXITY, RATES
+from transfusion.examples import Columns, Examples, read
+from transfusion.examples.known import TASKS
 from transfusion.live import Live
 from transfusion.model import Model
 
-BATCH = 64
+TENSORS = (".safetensors", ".npz")
 
 
 @dataclass(frozen=True)
 class Data:
     """Where the examples are, and how they are to be understood, as far as the user said so."""
 
-    reference: str | Path | Dataset
-    """A folder, a file, a hub id, or tensors in memory."""
+    reference: str | Path | Dataset | Examples
+    """A folder, a file or a hub id; or examples in memory."""
     split: str | None = None
     text: tuple[str, ...] = ()
     """The columns with the text: one, or two for pairs."""
     image: str | None = None
     label: str | None = None
-    classes: str | Path | None = None
+    classes: str | Path | Classes | None = None
     """A file of class names and templates, or the name of one that ships with the package."""
     templates: tuple[str, ...] = ()
     """Instead of the templates of the classes' file."""
@@ -35,17 +42,21 @@ class Data:
     head: str | Path | Model | None = None
     """A fine-tuned model whose head is borrowed, or a file with a linear head."""
     metric: str | None = None
+    """The headline, if not the usual one."""
     truncate: bool = False
     """Whether texts that are longer than the model are cut."""
 
     @classmethod
-    def of(cls, given: str | Path | Dataset | Data) -> Data:
+    def of(cls, given: str | Path | Dataset | Examples | Data) -> Data:
         """The same, if it is that already; or data of which nothing more is said."""
         return given if isinstance(given, Data) else cls(given)
 
-    def live(self, model: Model, dtype: torch.dtype = torch.float32) -> Live:
-        """The live model to measure: with the head that the user asked for."""
-        return Live.of(model, dtype)
+    def live(self, model: Model, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Live:
+        """The live model to measure, with the head that was asked for."""
+        lender = self._lender()
+        live = Live.of(model, dtype) if lender is None else with_head_of(lender, model, dtype)
+        live.module.to(device)
+        return live
 
     def meter(
         self,
@@ -55,9 +66,60 @@ class Data:
         dtype: torch.dtype = torch.float32,
         batch: int | None = None,
     ) -> Meter:
-        """A meter for a live model, which was made of this model; without ``batch``, of a size that fits."""
+        """A meter for a live model, which was made of this model; without ``batch``, of a size that fits.
+
+        Where a head is borrowed, the live model has to be the one that `live` makes.
+        """
+        self._check(batch)
+        found = self._read()
+        if isinstance(found, Dataset):
+            meter = Meter.of(live, found, dtype, batch or MOST)
+            return self._scored(meter, None)
+        linear = LinearHead.load(Path(str(self.head))) if is_linear_head(self.head) else None
+        matter = Matter(
+            model, live, dtype, found, self._classes(), linear, self._lender(), truncate=self.truncate
+        )
+        feed, asker, notes = matter.asked()
+        size = batch or fitting(live.module, asker, feed.heaviest, len(feed))
+        headline = LOSS if asker.tokens else ACCURACY
+        return self._scored(Meter(live, feed, asker, size, headline, notes=notes), found.task)
+
+    def _read(self) -> Dataset | Examples:
+        given = self.reference
+        if isinstance(given, Dataset | Examples):
+            return given.limited(self.limit)
+        if Path(given).suffix in TENSORS and not Path(given).is_dir():
+            return Dataset.load(given).limited(self.limit)
+        return read(given, self.split, Columns(self.text, self.image, self.label)).limited(self.limit)
+
+    def _classes(self) -> Classes | None:
+        if self.classes is None or isinstance(self.classes, Classes):
+            return self.classes
+        return Classes.of(self.classes, self.templates)
+
+    def _lender(self) -> Model | None:
+        if self.head is None or isinstance(self.head, Model):
+            return self.head
+        return None if is_linear_head(self.head) else Model.open(self.head)
+
+    def _check(self, batch: int | None) -> None:
         if self.limit is not None and self.limit < 1:
             raise SettingError(f"limit = {self.limit}: no examples", hint="give 1 or more")
-        data = self.reference if isinstance(self.reference, Dataset) else Dataset.load(self.reference)
-        meter = Meter.of(live, data.limited(self.limit), dtype, batch or BATCH)
-        return meter if self.metric is None else replace(meter, headline=self.metric)
+        if batch is not None and batch < 1:
+            raise SettingError(f"batch = {batch}: no examples at a time", hint="give 1 or more")
+        if self.metric is not None and self.metric not in METRICS:
+            raise SettingError(
+                f"metric = {self.metric!r} is not a choice", hint=f"choose one of {', '.join(METRICS)}"
+            )
+
+    def _scored(self, meter: Meter, task: str | None) -> Meter:
+        """The same meter with the metrics of a known task, and the headline that was asked for."""
+        usual = TASKS[task].metrics if task and not meter.asker.tokens else (meter.headline,)
+        chosen = self.metric or usual[0]
+        if (chosen == PERPLEXITY) > meter.asker.tokens or (chosen in (F1,) and meter.asker.classes != 2):
+            raise DataError(
+                f"{meter.feed.label}: no {chosen} of the {meter.question}",
+                hint="perplexity is of next tokens, and f1 of two classes",
+            )
+        rates = tuple(name for name in dict.fromkeys((*usual, chosen)) if name in RATES)
+        return replace(meter, headline=chosen, rates=rates)

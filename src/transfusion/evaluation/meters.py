@@ -14,7 +14,7 @@ from transfusion.errors import DataError, SettingError
 from transfusion.evaluation.asking import Asker, Feed, Headed, Tensors
 from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Score, perplexity
 from transfusion.live import Live
-from transfusion.measuring import IGNORED, Question, question_of
+from transfusion.measuring import IGNORED, Question, out_of_memory, question_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Meter:
         return len(self.feed)
 
     def following(self, on_examples: Callable[[int], None]) -> Meter:
-        """The same, which tells how many examples it has seen, batch by batch."""
+        """The same, which tells how many examples of a pass are done, batch by batch."""
         return replace(self, on_examples=on_examples)
 
     def story(self) -> dict[str, Any]:
@@ -66,17 +66,34 @@ class Meter:
         }
 
     def measure(self) -> Score:
-        """The model as it is at this moment, on all examples."""
-        loss = torch.zeros((), dtype=torch.float64)
+        """The model as it is at this moment, on all examples; in smaller batches, if memory does not do."""
+        size = self.batch
+        while True:
+            try:
+                return self._measured(size)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                if size == 1:
+                    raise DataError(
+                        f"{self.feed.label}: not even one example at a time fits into memory",
+                        hint="give smaller inputs, or a machine with more memory",
+                    ) from error
+                size //= 2
+
+    def _measured(self, size: int) -> Score:
+        loss, done = torch.zeros((), dtype=torch.float64), 0
         said: list[Tensor] = []
         true: list[Tensor] = []
-        for batch in self.feed.batches(self.batch):
+        self.asker.ready()
+        for batch in self.feed.batches(size):
             logits, targets = self.asker.answer(batch)
             counting = targets != IGNORED
             loss += _cross_entropy(logits, targets, "sum").double().cpu()
             said.append(logits.argmax(-1)[counting].cpu())
             true.append(targets[counting].cpu())
-            self.on_examples(len(batch.targets))
+            done += len(batch.targets)
+            self.on_examples(done)
         answers, right = torch.cat(said), torch.cat(true)
         self._require(len(right), loss)
         return self._score(float(loss) / len(right), answers, right)

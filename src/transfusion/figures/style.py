@@ -71,7 +71,9 @@ def frame(axes: Any, title: str) -> None:
         spine.set_color(AXIS)
 
 
-def key(figure: Any, lines: list[Any], labels: list[str], title: str = "", columns: int | None = None) -> None:
+def key(
+    figure: Any, lines: list[Any], labels: list[str], title: str = "", columns: int | None = None
+) -> None:
     """What the curves are, each in its own colour: to the right of the axes or, in columns, above them."""
     made = figure.legend(
         lines,

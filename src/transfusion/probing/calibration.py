@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from transfusion.dataset import LABELS, Dataset, read_tensors
 from transfusion.errors import DataError, listing
-from transfusion.live import in_dtype, library
-from transfusion.probing.images import image_inputs, normalised, size
+from transfusion.examples import PICTURES, TABLES, Picture, lines, pictures_below
+from transfusion.live import in_dtype
+from transfusion.probing.images import fitted, image_inputs, normalised, size
 from transfusion.probing.subject import Subject, seeded
 from transfusion.probing.texts import text_inputs, windows
 from transfusion.probing.tokenizers import tokenizer_of
 
-PICTURES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
-TEXTS = (".txt", ".jsonl", ".csv")
 TENSORS = (".safetensors", ".npz")
 FEWEST = 8
 """Fewer examples than this tell nothing about the units of a model."""
-_HOW = "give a folder of images, a .txt, .jsonl or .csv of texts, or a .safetensors or .npz of inputs"
+_HOW = "give a folder of images, a .txt, .jsonl, .csv or .parquet of texts, or a file of tensors"
 
 
 def calibrated(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
@@ -35,7 +30,7 @@ def calibrated(path: Path, subject: Subject, count: int, seed: int) -> tuple[dic
         return _pictures(path, subject, count, seed)
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder", hint=_HOW)
-    if path.suffix in TEXTS:
+    if path.suffix in TABLES:
         return _texts(path, subject, count, seed)
     if path.suffix in TENSORS:
         return _tensors(path, subject, count, seed)
@@ -69,7 +64,7 @@ def _refuse(path: Path, subject: Subject, what: str) -> NoReturn:
 def _pictures(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     if not subject.takes("image") and not subject.takes("patches"):
         _refuse(path, subject, "a folder of images")
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in PICTURES)
+    found = pictures_below(path)
     if not found:
         raise DataError(f"{path}: no images in this folder", hint=f"looked for {listing(sorted(PICTURES))}")
     _require_enough(path, len(found), "image(s)")
@@ -80,22 +75,13 @@ def _pictures(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict
 
 def _picture(file: Path, frame: tuple[int, int, int]) -> Tensor:
     """One image with values between 0 and 1: made so small that it just fills the frame, and cropped."""
-    channels, rows, columns = frame
+    channels = frame[0]
     if channels not in (1, 3):
         raise DataError(
             f"{file}: an image, and the model sees {channels} channels",
             hint="give a .safetensors or .npz with pixel_values",
         )
-    pillow, operations = (library(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
-    try:
-        with pillow.open(file) as opened:
-            image = opened.convert("RGB" if channels == 3 else "L")
-    except (OSError, ValueError, SyntaxError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{file}: cannot be read as an image ({reason})", hint="remove or mend it") from error
-    fitted = operations.fit(image, (columns, rows), method=pillow.Resampling.BICUBIC)
-    values = torch.from_numpy(np.array(fitted, dtype=np.float32) / 255)
-    return values.reshape(rows, columns, channels).movedim(-1, 0)
+    return fitted(Picture.at(file).opened("RGB" if channels == 3 else "L"), frame)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────
@@ -104,8 +90,8 @@ def _picture(file: Path, frame: tuple[int, int, int]) -> Tensor:
 def _texts(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     if not subject.takes("tokens") and not subject.takes("spectrogram"):
         _refuse(path, subject, "a file of texts")
-    lines = [line for line in _lines(path) if line.strip()]
-    if not lines:
+    texts = [line for line in lines(path) if line.strip()]
+    if not texts:
         raise DataError(f"{path}: there is no text in it", hint="one text a line")
     tokenizer, reason = tokenizer_of(subject)
     if tokenizer is None:
@@ -114,56 +100,12 @@ def _texts(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[st
             hint="put the model's tokenizer into its folder, or give a .safetensors with input_ids",
         )
     try:
-        ids = windows([lines], tokenizer, subject, max(count, FEWEST), seed)
+        ids = windows([texts], tokenizer, subject, max(count, FEWEST), seed)
     except ValueError as error:
         raise DataError(f"{path}: {error}", hint="give more text of the kind that it reads") from error
     _require_enough(path, len(ids), f"windows of {subject.length} tokens")
     ids = ids[:count]
     return text_inputs(subject, ids), f"{len(ids)} windows of {path}"
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        whole = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text ({error})", hint="save it as UTF-8") from error
-    if path.suffix == ".txt":
-        yield from whole.splitlines()
-    elif path.suffix == ".jsonl":
-        for number, line in enumerate(whole.splitlines(), 1):
-            if line.strip():
-                yield _of_json(path, number, line)
-    else:
-        yield from _of_table(path, list(csv.reader(whole.splitlines(keepends=True))))
-
-
-def _of_json(path: Path, number: int, line: str) -> str:
-    """The text of a line: itself, its field "text", or its only field that is a text."""
-    try:
-        found: Any = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}: line {number} is not JSON ({error})", hint="one object a line") from error
-    if isinstance(found, str):
-        return found
-    fields = found if isinstance(found, dict) else {}
-    written = [key for key, value in fields.items() if isinstance(value, str)]
-    chosen = "text" if "text" in written else written[0] if len(written) == 1 else None
-    if chosen is None:
-        told = f"several texts ({listing(written)})" if written else "no text"
-        raise DataError(f'{path}: line {number} has {told}, and no "text"', hint='name the field "text"')
-    return str(fields[chosen])
-
-
-def _of_table(path: Path, rows: list[list[str]]) -> Iterator[str]:
-    """The column "text", or the only one."""
-    head = rows[0] if rows else []
-    if "text" in head:
-        place, rows = head.index("text"), rows[1:]
-    elif len(head) == 1:
-        place = 0
-    elif head:
-        raise DataError(f'{path}: no column "text" among {listing(head)}', hint='name the column "text"')
-    yield from (row[place] for row in rows if len(row) > place)
 
 
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────

@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transfusion.live import library
 from transfusion.probing.shapes import overlapping
 from transfusion.probing.subject import BATCH, Subject, seeded
 
@@ -42,6 +44,15 @@ def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Gener
     grid = torch.randn(1, channels, cells, cells, generator=generator)
     image = nn.functional.interpolate(grid, size=extents, mode="bicubic", align_corners=False)
     return image / image.std()
+
+
+def fitted(image: Any, frame: tuple[int, int, int]) -> Tensor:
+    """An image of Pillow with values between 0 and 1: so small that it just fills the frame, and cropped."""
+    channels, rows, columns = frame
+    pillow, operations = (library(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
+    whole = operations.fit(image, (columns, rows), method=pillow.Resampling.BICUBIC)
+    values = torch.from_numpy(np.array(whole, dtype=np.float32) / 255)
+    return values.reshape(rows, columns, channels).movedim(-1, 0)
 
 
 def size(subject: Subject) -> tuple[int, int, int]:

@@ -103,14 +103,19 @@ class Subject:
     @cached_property
     def length(self) -> int:
         """How many tokens its texts have."""
+        room = self.positions
+        if self.model.family.library == "open_clip" and room is not None:
+            return room
+        return room if room is not None and room <= NARROW else WINDOW
+
+    @cached_property
+    def positions(self) -> int | None:
+        """How many tokens a text may have at most; none, where nothing tells."""
         if self.model.family.library == "open_clip":
             return int(self.settings.get("context_length", 77))
         names = ("max_target_positions", "max_position_embeddings", "n_positions")
         told = next((told for name in names if (told := self.settings.get(name) or 0) > 0), None)
-        if told is None:
-            return WINDOW
-        room = int(told) - self._skipped_positions()
-        return room if room <= NARROW else WINDOW
+        return None if told is None else int(told) - self._skipped_positions()
 
     def _skipped_positions(self) -> int:
         """Where positions are counted from behind the padding token, as many as come before."""

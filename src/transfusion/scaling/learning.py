@@ -1,7 +1,7 @@
 """Learning α: one coefficient for every layer, from a few examples.
 
-The model is B + Σ α_l·δ_l, so the slope of the loss along α_l is the sum of ⟨∂L/∂θ, δ⟩ over the tensors of the
-layer: ordinary backward passes of the model as it is, and one number for each layer out of them.
+The model is B + Σ α_l·δ_l, so the slope of the loss along α_l is the sum of ⟨∂L/∂θ, δ⟩ over the tensors of
+the layer: ordinary backward passes of the model as it is, and one number for each layer out of them.
 """
 
 from __future__ import annotations

@@ -19,10 +19,12 @@ from transfusion.adapter import is_adapter
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.errors import SettingError
+from transfusion.evaluation import Data
 from transfusion.live import Live
 from transfusion.matching import align
 from transfusion.model import Model
 from transfusion.naming import Naming, without_part
+from transfusion.tables import Family
 from transfusion.transportation import Action, Journey, Transport
 from transfusion.transportation.journey import Base, Finetune
 
@@ -82,23 +84,29 @@ class Lines:
         base: Base,
         onto: Base,
         *,
+        data: Data | None = None,
         dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
         **options: Any,
     ) -> Lines:
-        """Open the three models and build the live one; ``options`` are those of `Journey.transport`."""
+        """Open the three models and build the live one; ``options`` are those of `Journey.transport`.
+
+        If ``data`` borrows a head, the live model has it.
+        """
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
         a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
-        if not isinstance(finetuned, str | Path | Model) or (
-            not isinstance(finetuned, Model) and not is_adapter(finetuned)
-        ):
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+        if not adapter and not isinstance(finetuned, Model):
             finetuned = Model.open(finetuned)
         naive = align(a, b, method=NAIVE, advice=False)
         moved = _whole(Journey.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = moved.module().to(dtype).eval()
-        known = hasattr(module, "config")  # modules of transformers; the others do not say what they are
-        held = Model.open(module) if known else Model.open(module, config=moved.config())
-        live = Live(module, held.family, held.architecture, {}).drawn(held, dtype=dtype)
+        held = Model.open(module)
+        if data is not None and data.head is not None:
+            live = data.live(held, dtype, device)
+        else:
+            live = Live(module.to(device), held.family, held.architecture, {}).drawn(held, dtype=dtype)
         grown = any(entry.added for entry in moved.entries)
         reader = finetuned if grown and isinstance(finetuned, Model) else b
         return cls(a, b, finetuned, live, reader, naive, options)
@@ -110,28 +118,50 @@ class Lines:
 
     def along(self, alignment: Alignment | None) -> Line:
         """The line that one π gives; without any, that of τ as it is."""
-        dtype = next(self.live.module.parameters()).dtype
+        example = next(self.live.module.parameters())
         journey = Journey.between(self.a, self.b, alignment or self.naive)
-        moved = _whole(journey, self.finetuned, alpha=1.0, dtype=dtype, **self.options)
-        own = {name: parameter.data for name, parameter in self.live.module.named_parameters()}
-        names = canonical_names(self.live, self.a, moved)
-        arrived = dict(moved.module().to(dtype).named_parameters())
+        moved = _whole(journey, self.finetuned, alpha=1.0, dtype=example.dtype, **self.options)
         entries = {entry.name: entry for entry in moved.entries}
+        calls, arrived = _calls(self.live.module, self.live.family), _arrived(moved, example)
+        known = {*self.a.architecture.tensors, *entries}
         start: dict[str, Tensor] = {}
         end: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
         carries = False
-        for name, here in own.items():
-            there, entry = arrived[name].data, entries.get(names[name])
+        for name, parameter in self.live.module.named_parameters():
+            own = here = parameter.data
+            there = next((arrived[call] for call in calls[parameter] if call in arrived), None)
+            if there is None:  # of a head that is borrowed for measuring
+                continue
+            wholes = [without_part(call)[0] for call in calls[parameter]]
+            names[name] = next((call for call in wholes if call in known), wholes[0])
+            entry = entries.get(names[name])
             if entry is not None and entry.action is Action.CARRIED:
                 here = there
             elif entry is not None and entry.added:
-                here = torch.cat([here[: -entry.added], there[-entry.added :]])
-            brought = not torch.equal(here, own[name])
+                here = torch.cat([own[: -entry.added], there[-entry.added :]])
+            brought = not torch.equal(here, own)
             carries = carries or brought
             if brought or not torch.equal(here, there):
                 start[name], end[name] = here, there
         method = alignment.provenance.method if alignment is not None else None
-        return Line(method, self.live, start, end, {name: names[name] for name in start}, carries)
+        return Line(method, self.live, start, end, names, carries)
+
+
+def _calls(module: nn.Module, family: Family) -> dict[nn.Parameter, list[str]]:
+    """What the tables may call every parameter: a tied one has two names, and parts of a tensor say so."""
+    calls: dict[nn.Parameter, list[str]] = {}
+    for naming in (Naming(family, live=True), Naming(family)):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            calls.setdefault(parameter, []).append(naming.canonical(name))
+    return calls
+
+
+def _arrived(moved: Transport, like: Tensor) -> dict[str, Tensor]:
+    """Every parameter of the output, by all its names."""
+    module = moved.module().to(like)
+    calls = _calls(module, moved.onto.family)
+    return {call: parameter.data for parameter, names in calls.items() for call in names}
 
 
 def _whole(journey: Journey, finetuned: Finetune, **options: Any) -> Transport:
@@ -140,16 +170,3 @@ def _whole(journey: Journey, finetuned: Finetune, **options: Any) -> Transport:
     made = journey.transport(finetuned, full=adapter, **options)
     assert isinstance(made, Transport)
     return made
-
-
-def canonical_names(live: Live, a: Model, moved: Transport) -> dict[str, str]:
-    """What the tables call every parameter; a tied one may be known under either of its names."""
-    known = {*a.architecture.tensors, *(entry.name for entry in moved.entries)}
-    calls: dict[nn.Parameter, list[str]] = {}
-    for naming in (Naming(live.family, live=True), Naming(live.family)):
-        for name, parameter in live.module.named_parameters(remove_duplicate=False):
-            calls.setdefault(parameter, []).append(without_part(naming.canonical(name))[0])
-    return {
-        name: next((one for one in calls[parameter] if one in known), calls[parameter][0])
-        for name, parameter in live.module.named_parameters()
-    }

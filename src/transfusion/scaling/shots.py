@@ -11,6 +11,7 @@ from torch import Tensor
 from transfusion.dataset import Dataset
 from transfusion.errors import DataError, SettingError, listing
 from transfusion.evaluation import Data, Meter
+from transfusion.examples import Examples
 
 
 def drawn(meter: Meter, shots: int, seed: int) -> list[int]:
@@ -74,7 +75,7 @@ def same_examples(one: Data, other: Data) -> bool:
 
 
 def _place(data: Data) -> object:
-    if isinstance(data.reference, Dataset):
+    if isinstance(data.reference, Dataset | Examples):
         return id(data.reference)
     path = Path(data.reference)
     return path.resolve() if path.exists() else str(data.reference)

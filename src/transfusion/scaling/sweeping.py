@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from transfusion.alignment import Alignment
-from transfusion.dataset import Dataset
 from transfusion.errors import SettingError
 from transfusion.evaluation import Data, Meter, Score, gain
+from transfusion.evaluation.evaluating import Given
 from transfusion.evaluation.scores import LESS_IS_BETTER
 from transfusion.matching import align
 from transfusion.scaling.line import NAIVE, Line, Lines
@@ -60,7 +60,7 @@ class Curve:
     method: str | None
     """How π was found; none for τ as it is."""
     at_zero: Both
-    """At α = 0 of this line. It differs from the others' if the fine-tune has a head of its own, which moves."""
+    """At α = 0 of this line, which differs from the others' if the fine-tune's own head comes along."""
     points: tuple[Point, ...]
 
     @property
@@ -93,6 +93,8 @@ class Sweep:
     at_zero: Both
     """The reference of all gains: B, with the fine-tune's head as it is where B has none of the kind."""
     curves: tuple[Curve, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it was measured."""
 
     def story(self) -> dict[str, Any]:
         """Everything, for a file or another program."""
@@ -112,13 +114,14 @@ def sweep(
     *,
     base: Base,
     onto: Base,
-    data: Data | Dataset | str | Path,
-    support: Data | Dataset | str | Path | None = None,
+    data: Given,
+    support: Given | None = None,
     via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
     alphas: Iterable[float] = ALPHAS,
     naive: bool = True,
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
     on_point: Callable[[str, Point], None] = lambda label, point: None,
@@ -139,7 +142,21 @@ def sweep(
     """
     chosen = asked_alphas(alphas)
     asked, other = Data.of(data), Data.of(support) if support is not None else None
-    lines = Lines.of(finetuned, base, onto, dtype=dtype, trust_base=trust_base, new_tokens=new_tokens)
+    if other is not None and other.head not in (None, asked.head):
+        raise SettingError(
+            "support: it has a head of its own, and one model is measured on both",
+            hint="give the support without a head, or sweep it on its own",
+        )
+    lines = Lines.of(
+        finetuned,
+        base,
+        onto,
+        data=asked,
+        dtype=dtype,
+        device=device,
+        trust_base=trust_base,
+        new_tokens=new_tokens,
+    )
     task = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
     beside = other.meter(lines.reader, lines.live, dtype=dtype, batch=batch) if other is not None else None
     zero = measured(task, beside)
@@ -150,7 +167,8 @@ def sweep(
         for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True)
     )
     told = beside.story() if beside is not None else None
-    return Sweep(lines.label, lines.a.label, lines.b.label, task.story(), told, zero, curves)
+    notes = tuple(dict.fromkeys((*task.notes, *(beside.notes if beside is not None else ()))))
+    return Sweep(lines.label, lines.a.label, lines.b.label, task.story(), told, zero, curves, notes)
 
 
 def alignments(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
-from transfusion.dataset import Dataset
 from transfusion.evaluation import Data, Meter, Score, gain
+from transfusion.evaluation.evaluating import Given
 from transfusion.scaling.learning import EPOCHS, RATE, START, Learned, Schedule, learn
 from transfusion.scaling.line import NAIVE, Line, Lines
 from transfusion.scaling.shots import drawn, others, same_examples
@@ -68,6 +69,8 @@ class FewShot:
     zero: Score
     """B, with the fine-tune's head as it is where B has none of the kind."""
     curves: tuple[Fitted, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it was measured."""
 
     @property
     def moved(self) -> Fitted:
@@ -105,8 +108,8 @@ def fewshot(
     *,
     base: Base,
     onto: Base,
-    data: Data | Dataset | str | Path,
-    test: Data | Dataset | str | Path | None = None,
+    data: Given,
+    test: Given | None = None,
     via: Alignment | str | Path | None = None,
     shots: int = SHOTS,
     epochs: int = EPOCHS,
@@ -116,6 +119,7 @@ def fewshot(
     seed: int = 0,
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
     on_epoch: Callable[[str, int, float], None] = lambda label, epoch, loss: None,
@@ -140,21 +144,31 @@ def fewshot(
     schedule = Schedule(epochs, rate, start)
     asked = Data.of(data)
     asked_test = asked if test is None else Data.of(test)
-    lines = Lines.of(finetuned, base, onto, dtype=dtype, trust_base=trust_base, new_tokens=new_tokens)
+    lines = Lines.of(
+        finetuned,
+        base,
+        onto,
+        data=asked,
+        dtype=dtype,
+        device=device,
+        trust_base=trust_base,
+        new_tokens=new_tokens,
+    )
     whole = asked.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
     places = drawn(whole, shots, seed)
     training = whole.chosen(places)
+    same = same_examples(asked, asked_test)
+    asked_test = replace(asked_test, limit=asked.limit) if same else asked_test
     testing = asked_test.meter(lines.reader, lines.live, dtype=dtype, batch=batch)
-    apart = "other examples"
-    if same_examples(asked, asked_test):
-        testing, apart = testing.chosen(others(testing, places)), "the examples that were not drawn"
+    testing = testing.chosen(others(testing, places)) if same else testing
+    apart = "the examples that were not drawn" if same else "other examples"
     zero = testing.measure()
     ways: list[Alignment | None] = [None] if naive else []
     ways += alignments(lines, via, aligning)
     curves = []
     for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True):
         line = lines.along(pi)
-        found = learn(line, training, schedule, lambda epoch, loss, label=label: on_epoch(label, epoch, loss))
+        found = learn(line, training, schedule, partial(on_epoch, label))
         curves.append(_fitted(label, line, found, testing, zero))
     told = {"data": training.feed.label, "examples": len(training), "of": len(whole), "test": apart}
     return FewShot(
@@ -168,6 +182,7 @@ def fewshot(
         testing.story(),
         zero,
         tuple(curves),
+        tuple(dict.fromkeys((*training.notes, *testing.notes))),
     )
 
 

@@ -1,0 +1,44 @@
+"""Pictures, which are opened when somebody looks at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from transfusion.errors import DataError
+from transfusion.live import library
+
+PICTURES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image in a file, or the bytes of one."""
+
+    name: str
+    source: Path | bytes
+
+    @classmethod
+    def at(cls, file: Path) -> Picture:
+        """The picture in a file."""
+        return cls(str(file), file)
+
+    def opened(self, mode: str = "RGB") -> Any:
+        """The image as Pillow has it, in this mode."""
+        pillow = library("PIL.Image", "images")
+        source = self.source if isinstance(self.source, Path) else BytesIO(self.source)
+        try:
+            with pillow.open(source) as found:
+                return found.convert(mode)
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(
+                f"{self.name}: cannot be read as an image ({reason})", hint="remove or mend it"
+            ) from error
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """The files of images in a folder and the folders in it, by name."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)

@@ -1,0 +1,142 @@
+"""Where examples are: a folder, a file, or the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transfusion.errors import DataError, listing
+from transfusion.examples.columns import examples_of
+from transfusion.examples.pictures import Picture, pictures_below
+from transfusion.examples.raw import Columns, Examples
+from transfusion.examples.tables import TABLES, Table
+from transfusion.live import library
+
+SPLITS = ("train", "training", "valid", "validation", "val", "dev", "test", "testing")
+_HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<config>\w[\w.-]*))?(@(?P<revision>\w[\w./-]*))?")
+_HOW = "give a folder of images, a .csv, .tsv, .jsonl, .parquet or .txt, a folder of datasets, or a hub id"
+
+
+def read(reference: str | Path, split: str | None = None, columns: Columns | None = None) -> Examples:
+    """Raw examples; an existing path wins over a hub id."""
+    path, asked = Path(reference).expanduser(), columns or Columns()
+    if path.is_dir():
+        return _folder(path, split, asked)
+    if path.is_file():
+        if path.suffix not in TABLES:
+            raise DataError(f"{path}: not a kind of file that holds examples", hint=_HOW)
+        if split is not None:
+            raise DataError(f"{path}: a file has no splits, and {split} was asked for", hint="leave it out")
+        return _file(path, asked)
+    found = _HUB_ID.fullmatch(str(reference))
+    if found is None or path.suffix in (*TABLES, ".safetensors", ".npz"):
+        raise DataError(f"{reference}: no such file or folder", hint=_HOW)
+    return _hub(str(reference), found["repo"], found["config"], found["revision"], split, asked)
+
+
+def _file(path: Path, asked: Columns) -> Examples:
+    table = Table.read(path, (*asked.text, *(one for one in (asked.image, asked.label) if one)))
+    return examples_of(str(path), list(table.columns), table.columns.__getitem__, asked, beside=path.parent)
+
+
+# ── folders ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _folder(path: Path, split: str | None, asked: Columns) -> Examples:
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _saved(path, split, asked)
+    places = sorted(one.name for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    tables = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in TABLES}
+    if tables and not places:
+        return _file(tables[_split_of(path, list(tables), split)], asked)
+    splits = [name for name in places if name.lower() in SPLITS]
+    if split is not None or (splits and len(splits) == len(places)):
+        path = path / _split_of(path, splits, split)
+    return _classes(path)
+
+
+def _split_of(path: Path, splits: list[str], asked: str | None) -> str:
+    """The split that was asked for, or the only one."""
+    if asked in splits:
+        return str(asked)
+    if asked is None and len(splits) == 1:
+        return splits[0]
+    wanted = "which split?" if asked is None else f"no split {asked};"
+    there = f"there are {listing(splits, 20)}" if splits else "it has no splits"
+    raise DataError(f"{path}: {wanted} {there}", hint="name one of them with --split")
+
+
+def _classes(path: Path) -> Examples:
+    """One folder for each class, in the order of their names."""
+    places = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    found = {place.name: files for place in places if (files := pictures_below(place))}
+    if not found:
+        beside = ", only images without a folder" if pictures_below(path) else ""
+        raise DataError(
+            f"{path}: no images in folders of classes{beside}",
+            hint="one folder a class, and the images of that class in it",
+        )
+    return Examples(
+        str(path),
+        images=[Picture.at(file) for files in found.values() for file in files],
+        labels=[name for name, files in found.items() for _ in files],
+        names=tuple(found),
+    )
+
+
+# ── the library datasets ─────────────────────────────────────────────────────────────────────
+
+
+def _datasets() -> Any:
+    datasets = library("datasets", "data")
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
+    datasets = _datasets()
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse(f"{path}: cannot be read as a folder of datasets", error, "save it again")
+    return _of_library(str(path), found, split, asked)
+
+
+def _hub(
+    label: str, repo: str, config: str | None, revision: str | None, split: str | None, asked: Columns
+) -> Examples:
+    datasets = _datasets()
+    try:
+        found = datasets.load_dataset(repo, config, revision=revision)
+    except Exception as error:  # the library raises whatever its loaders and the network do
+        _refuse(
+            f"{label}: no such file or folder here, and the hub could not provide it",
+            error,
+            "check the spelling, the network and your access, or give local examples",
+        )
+    return _of_library(label, found, split, asked)
+
+
+def _refuse(what: str, error: Exception, hint: str) -> NoReturn:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    raise DataError(f"{what} ({reason})", hint=hint) from error
+
+
+def _of_library(label: str, found: Any, split: str | None, asked: Columns) -> Examples:
+    datasets = _datasets()
+    if isinstance(found, datasets.DatasetDict):
+        found = found[_split_of(Path(label), list(found), split)]
+    elif split is not None:
+        _split_of(Path(label), [], split)
+    classes: dict[str, tuple[str, ...]] = {}
+    pictures: list[str] = []
+    for name, feature in found.features.items():
+        if isinstance(feature, datasets.ClassLabel):
+            classes[name] = tuple(feature.names)
+        elif isinstance(feature, datasets.Image):
+            found = found.cast_column(name, datasets.Image(decode=False))
+            pictures.append(name)
+    return examples_of(
+        label, found.column_names, lambda name: found[name][:], asked, classes=classes, pictures=pictures
+    )

@@ -21,9 +21,9 @@ HEAD = """\
 
 *Written by `python -m experiments --write-docs` from `experiments/results/`; do not edit it here.*
 
-Every table and figure of the paper is one command. At full scale it fetches the paper's bases and datasets from the hub,
-fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours. With `--small` the same code runs on
-small models that are taught on the spot, in minutes on one core; nothing but the scale is different.
+Every table and figure of the paper is one command. At full scale it fetches the paper's bases and
+datasets from the hub, fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours.
+With `--small` the same code runs on small models that are taught on the spot, in minutes on one core.
 
 ```console
 $ python -m experiments --list
@@ -33,9 +33,9 @@ $ python -m experiments table-1 --dry-run          # what would be trained, move
 $ make experiments                                 # all recipes, small
 ```
 
-What was trained is kept in `~/.cache/transfusion/experiments`, under a name that changes with everything that made it, so
-that a run which was interrupted goes on, and a second one only measures. Results are JSON in `experiments/results/`, each with
-its command, its machine and its time.
+What was trained is kept in `~/.cache/transfusion/experiments`, under a name that changes with everything
+that made it, so that a run which was interrupted goes on, and a second one only measures. Results are
+JSON in `experiments/results/`, each with its command, its machine and its time.
 """
 
 
@@ -50,9 +50,8 @@ def page() -> str:
     """The page, from whatever results there are."""
     said = comments(COMMENTS.read_text(encoding="utf-8"))
     parts = [HEAD, settings(), said["all"]]
-    for name in RECIPES:
-        if results.place_of(name, SMALL.name).exists():
-            parts.append(section(results.load(name, SMALL.name), said.get(name, "")))
+    there = [name for name in RECIPES if results.place_of(name, SMALL.name).exists()]
+    parts += [section(results.load(name, SMALL.name), said.get(name, "")) for name in there]
     return "\n".join(part.strip() + "\n" for part in parts if part.strip())
 
 
@@ -155,7 +154,8 @@ def _barriers(story: dict[str, Any]) -> str:
             ]
         )
     table = markdown(["way", "barrier", "loss at π(A)", "highest loss", "loss at B"], rows)
-    return f"{story['bases']}; {found['examples']:,} test images. A * marks a π(A) that is not A's function.\n\n{table}"
+    about = f"{story['bases']}; {found['examples']:,} test images. A * marks a π(A) that is not A's function."
+    return f"{about}\n\n{table}"
 
 
 def markdown(heads: list[str], rows: list[list[str]]) -> str:

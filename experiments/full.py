@@ -1,9 +1,10 @@
 """The full scale: the paper's own bases and datasets, fetched from the hub.
 
-The paper names bases, datasets and α. Where it is silent, these are the usual settings of work on task vectors:
-AdamW at 1e-5 with a weight decay of 0.1, batches of 128, 2 000 steps, the first 200 of them a warm-up, then half
-a cosine; the head that the captions make stays frozen. Text towers learn with the same settings, under a
-linear head on the embedding; pairs are given as one text. The classifiers for the barrier learn for 100 epochs.
+The paper names bases, datasets and α. Where it is silent, these are the usual settings of work on task
+vectors: AdamW at 1e-5 with a weight decay of 0.1, batches of 128, 2 000 steps, the first 200 of them a
+warm-up, then half a cosine; the head that the captions make stays frozen. Text towers learn with the same
+settings, under a linear head on the embedding; pairs are given as one text. The classifiers for the barrier
+learn for 100 epochs.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from experiments.questions import pieces
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
 from transfusion.dataset import Dataset
-from transfusion.errors import DataError
 from transfusion.evaluation import Data
-from transfusion.live import library
+from transfusion.examples import Columns, read
 
 MODEL, A, B = "ViT-B-16", "commonpool_l_s1b_b8k", "datacomp_l_s1b_b8k"
 TUNING = Schedule(steps=2000, rate=1e-5, batch=128, warm=0.1, decay=0.1)
@@ -49,18 +49,11 @@ def _text(paper: str, config: str, columns: tuple[str, ...]) -> TextTask:
 @cache
 def glue(config: str, columns: tuple[str, ...], split: str) -> Dataset:
     """A task of GLUE in CLIP's pieces of words, cut where it is longer than CLIP reads."""
-    datasets = library("datasets", extra="data")
-    try:
-        found = datasets.load_dataset(GLUE, config, split=split)
-    except Exception as error:  # whatever stands between here and the hub
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{GLUE}:{config}: cannot be fetched ({reason})",
-            hint="the full scale needs the network, or the cache of datasets; --small needs neither",
-        ) from error
-    texts = [" ".join(row) for row in zip(*(found[name] for name in columns), strict=True)]
-    inputs = {"input_ids": pieces(texts, CONTEXT)}
-    return Dataset.of(f"{GLUE}:{config} ({split})", inputs, torch.tensor(found["label"]))
+    found = read(f"{GLUE}:{config}", split, Columns(columns, None, "label"))
+    assert found.texts is not None
+    assert found.labels is not None
+    inputs = {"input_ids": pieces([" ".join(texts) for texts in found.texts], CONTEXT)}
+    return Dataset.of(found.label, inputs, torch.tensor(found.labels))
 
 
 FULL = Scale(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.pairs.clips import MODELS, Saved
 from experiments.pairs.training import kept, key, say
-from experiments.questions import Read
+from experiments.questions import Read, frozen
 from experiments.settings import ImageTask, Scale, TextTask
 from experiments.tuning import follow
 from transfusion import align
@@ -78,7 +78,7 @@ class Maker:
 
     def _image_tuned(self, task: ImageTask) -> _Tuned:
         model, live = self.live(self.base("a"))
-        meter = task.train().meter(model, live, batch=task.schedule.batch)
+        meter = frozen(task.train().meter(model, live, batch=task.schedule.batch))
         live.module.requires_grad_(False)
         live.module.get_submodule("visual").requires_grad_(True)
         self._follow(task, meter, [p for p in live.module.parameters() if p.requires_grad])

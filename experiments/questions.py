@@ -1,12 +1,8 @@
-"""What is asked of CLIPs: the class of an image by captions, or of a text by a linear head on its embedding.
-
-Data that are tensors already are asked here; everything else is asked by `transfusion.evaluation` itself.
-"""
+"""What is asked of CLIPs beside zero-shot classes: those under a frozen head, and those of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +12,7 @@ from torch import Tensor, nn
 from transfusion.dataset import Dataset
 from transfusion.evaluation import Data, Meter
 from transfusion.evaluation.asking import Asker, Batch, Tensors
+from transfusion.evaluation.zeroshot import ZeroShot
 from transfusion.live import Live, library
 from transfusion.model import Model
 
@@ -24,7 +21,7 @@ BATCH = 250
 
 @dataclass(frozen=True)
 class Captioned(Asker):
-    """Which caption is nearest to an image; the captions' embeddings stay as they are."""
+    """Which caption is nearest to an image; the captions' embeddings stay as they are: a frozen head."""
 
     live: Live
     captions: Tensor
@@ -37,12 +34,19 @@ class Captioned(Asker):
 
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
         """As the live model sees images at this moment."""
-        module, there = self.live.module, self.captions.device
+        module: Any = self.live.module
+        there = self.captions.device
         with torch.set_grad_enabled(gradients):
             seen = nn.functional.normalize(
                 module.encode_image(batch.inputs["pixel_values"].to(there)), dim=-1
             )
             return module.logit_scale.exp() * seen @ self.captions.T, batch.targets.to(there)
+
+
+def frozen(meter: Meter) -> Meter:
+    """The same zero-shot question with the head that the captions make now, however the towers change."""
+    assert isinstance(meter.asker, ZeroShot)
+    return replace(meter, asker=Captioned(meter.live, meter.asker.embeddings().detach()))
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Classified(Asker):
         """As the live model reads at this moment."""
         there = self.head.weight.device
         with torch.set_grad_enabled(gradients):
-            read = self.live.module.encode_text(batch.inputs["input_ids"].to(there))
+            module: Any = self.live.module
+            read = module.encode_text(batch.inputs["input_ids"].to(there))
             return self.head(read), batch.targets.to(there)
 
 
@@ -74,32 +79,6 @@ def pieces(texts: list[str], context: int) -> Tensor:
     """Texts in CLIP's pieces of words, cut where they are longer than the context."""
     found: Tensor = _splitter(context)(texts)
     return found
-
-
-@torch.no_grad()
-def embedded(module: nn.Module, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """The zero-shot head: for every class, the mean direction of its captions."""
-    there = next(module.parameters()).device
-    found = []
-    for name in names:
-        said = module.encode_text(pieces([form.format(name) for form in templates], module.context_length).to(there))
-        found.append(nn.functional.normalize(said, dim=-1).mean(0))
-    return nn.functional.normalize(torch.stack(found), dim=-1)
-
-
-@dataclass(frozen=True)
-class Shown(Data):
-    """Prepared images whose classes have names, for CLIPs."""
-
-    names: tuple[str, ...] = ()
-
-    def meter(
-        self, model: Model, live: Live, *, dtype: torch.dtype = torch.float32, batch: int | None = None
-    ) -> Meter:
-        """A meter whose captions are embedded by the live model as it is now."""
-        assert isinstance(self.reference, Dataset)
-        asker = Captioned(live, embedded(live.module, self.names, self.templates))
-        return Meter(live, Tensors(self.reference), asker, batch or BATCH)
 
 
 @dataclass(frozen=True)

@@ -33,19 +33,10 @@ class Moved:
 
     @classmethod
     def of(cls, maker: Maker, tuned: Path, methods: Sequence[str]) -> Moved:
-        """Transport by every method; then all of it goes to the device."""
-        lines = Lines.of(tuned, maker.base("a"), maker.base("b"))
+        """Transport by every method, on the device."""
+        lines = Lines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
         ways = {method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods}
-        lines.live.module.to(maker.device)
-        there = {
-            method: replace(
-                line,
-                start={name: tensor.to(maker.device) for name, tensor in line.start.items()},
-                end={name: tensor.to(maker.device) for name, tensor in line.end.items()},
-            )
-            for method, line in ways.items()
-        }
-        return cls(lines, there, maker.batch)
+        return cls(lines, ways, maker.batch)
 
     def meter(self, data: Data) -> Meter:
         """For B as it is at the moment of measuring."""
@@ -154,7 +145,8 @@ def strengths(
     found: dict[str, list[dict[str, Any]]] = {}
     for maker, task in cases(scale, tasks, seeds, device):
         moved = Moved.of(maker, maker.image_tuned(task), methods)
-        meters = moved.meters(task.test(), scale.support())
+        few = (replace(data, limit=scale.glance) for data in (task.test(), scale.support()))
+        meters = moved.meters(*few)
         zero = percent(meters)
         curves: dict[str, list[dict[str, float]]] = {}
         for method, line in moved.ways.items():

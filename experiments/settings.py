@@ -86,6 +86,8 @@ class Scale:
     texts: tuple[TextTask, ...]
     lmc: Lmc
     alphas: tuple[float, ...] = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
+    glance: int | None = None
+    """Examples that are measured for every α; none for all."""
     shots: int = 10
     epochs: int = 40
     """Of learning α from the shots."""

@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
+from io import BytesIO
+from typing import Any
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from experiments.pairs import images, passages
 from experiments.pairs.clips import SmallClips, tokens
-from experiments.pairs.data import Examples
+from experiments.pairs.data import Examples as ImageExamples
 from experiments.pairs.images import GROUPS, NAMES, TEMPLATES, Seen
 from experiments.pairs.tasks import Shift
-from experiments.questions import Shown
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
 from transfusion.dataset import Dataset
+from transfusion.evaluation import Data
+from transfusion.evaluation.classes import Classes
+from transfusion.examples import Examples, Picture
 
 TRAINED, TESTED = 6000, 2000
+Show = Callable[[Tensor, torch.Generator], Tensor]
+"""From bytes to numbers around zero."""
 TEXTS = 8000
 TUNING = Schedule(steps=250, rate=4e-4, batch=64)
 READING = Schedule(steps=200, rate=4e-4, batch=64)
 
 
-def shown(label: str, examples: Examples, names: tuple[str, ...], seen: Seen, seed: int) -> Shown:
-    """Images as a task shows them, prepared for the model."""
+def shown(label: str, examples: ImageExamples, names: tuple[str, ...], seen: Show, seed: int) -> Data:
+    """Images as a task shows them, as pictures, and captions for their classes."""
     pixels = seen(examples.images, torch.Generator().manual_seed(seed))
-    data = Dataset.of(label, {"pixel_values": pixels}, examples.labels)
-    return Shown(data, names=names, templates=TEMPLATES)
+    whole = (255 * (0.25 * pixels + 0.5)).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
+    pictures = [Picture(f"{label}, {number}", _png(image.numpy())) for number, image in enumerate(whole)]
+    found = Examples(label, images=pictures, labels=examples.labels.tolist(), names=names)
+    return Data(found, classes=Classes(label, names, TEMPLATES))
+
+
+def _png(image: Any) -> bytes:
+    written = BytesIO()
+    Image.fromarray(image).save(written, "png", compress_level=1)
+    return written.getvalue()
 
 
 def _task(
     paper: str, name: str, about: str, group: str, seen: Seen, *, trained: int = TRAINED, steps: int = 250
 ) -> ImageTask:
     @cache
-    def part(which: str, count: int, seed: int) -> Shown:
+    def part(which: str, count: int, seed: int) -> Data:
         return shown(f"{name} ({which})", images.part(group, which)[:count], GROUPS[group], seen, seed)
 
     return ImageTask(
@@ -58,7 +75,7 @@ def _text(paper: str, name: str, about: str, kind: str, *, trained: int = TEXTS)
 
 
 @cache
-def support() -> Shown:
+def support() -> Data:
     """Held-out images of all groups, as they are."""
     return shown("plain images", images.every("test")[:TESTED], NAMES, Seen(), 7)
 
@@ -70,14 +87,14 @@ SMALL = Scale(
         _task(
             "EuroSAT",
             "turned photographs",
-            "CIFAR-10 turned by 90°, as there is no up from above",
+            "CIFAR-10 turned by 90° (from above, there is no up)",
             "photographs",
             Seen(Shift(turned=90)),
         ),
         _task(
             "DTD",
             "noisy clothes",
-            "Fashion-MNIST in noise, 40 images a class as in DTD",
+            "Fashion-MNIST in noise, as few to learn from as in DTD (40 a class)",
             "clothes",
             Seen(Shift(noise=0.4)),
             trained=400,
@@ -86,11 +103,13 @@ SMALL = Scale(
         _task(
             "GTSRB",
             "hidden clothes",
-            "Fashion-MNIST behind a grey square of 14 pixels",
+            "Fashion-MNIST with a grey square of 14 pixels in front",
             "clothes",
             Seen(Shift(hidden=14)),
         ),
-        _task("SVHN", "digits outdoors", "MNIST over CIFAR-10's photographs", "digits", Seen(over=0.6)),
+        _task(
+            "SVHN", "digits outdoors", "MNIST in front of CIFAR-10's photographs", "digits", Seen(over=0.6)
+        ),
     ),
     support=support,
     support_about="held-out MNIST, Fashion-MNIST and CIFAR-10, 30 classes",
@@ -102,6 +121,8 @@ SMALL = Scale(
         ),
         _text("CoLA", "word order", "words in their order, or shuffled", "order"),
     ),
+    alphas=(0.01, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
+    glance=1000,
     lmc=Lmc(
         about="two ViTs (4 layers × 128, patches of 8) taught CIFAR-10 for 5 epochs",
         vit={

@@ -27,16 +27,17 @@ from experiments.full import FULL
 from experiments.making import Maker
 from experiments.pairs import passages
 from experiments.pairs.clips import Saved
+from experiments.pairs.data import Examples as Images
 from experiments.pairs.images import Seen
 from experiments.pairs.passages import KINDS, Review
 from experiments.paper import FEW_SHOTS, HEADS, LANGUAGE, VISUAL, ZERO
-from experiments.questions import Shown
 from experiments.recipes import RECIPES, Kind, recipe
 from experiments.settings import ImageTask, Scale, TextTask
-from experiments.small import SMALL
+from experiments.small import SMALL, shown
 from experiments.tuning import Schedule, follow
 from transfusion.dataset import Dataset
 from transfusion.errors import CheckpointError, SettingError
+from transfusion.evaluation import Data
 from transfusion.methods import METHODS
 
 CONFIG = {
@@ -66,15 +67,15 @@ class Untrained:
         return "bases as chance made them"
 
 
-def corners(seed: int, count: int = 60) -> Shown:
+def corners(seed: int, count: int = 60) -> Data:
     """Images with a light corner, and names for the corners."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 4
     pixels = 0.5 * torch.randn(count, 2, 2, 3, 4, 4, generator=generator)
     pixels[torch.arange(count), labels // 2, labels % 2] += 1.0
     whole = pixels.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, 8, 8)
-    data = Dataset.of("corners", {"pixel_values": whole}, labels)
-    return Shown(data, names=("first", "second", "third", "last"), templates=("a {} one.", "the {}"))
+    names = ("first", "second", "third", "last")
+    return shown("corners", Images(whole, labels), names, lambda images, _: images, seed)
 
 
 def letters(seed: int, count: int = 60) -> Dataset:
@@ -359,9 +360,8 @@ def test_questions_about_reviews_have_the_answers_that_they_should() -> None:
 
 def test_digits_are_laid_over_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
     from experiments.pairs import images
-    from experiments.pairs.data import Examples
 
-    grey = Examples(torch.full((2, 3, 32, 32), 100, dtype=torch.uint8), torch.zeros(2, dtype=torch.long))
+    grey = Images(torch.full((2, 3, 32, 32), 100, dtype=torch.uint8), torch.zeros(2, dtype=torch.long))
     monkeypatch.setattr(images, "group", lambda name: grey)
     digits = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     digits[..., 0, 0] = 255

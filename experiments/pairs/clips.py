@@ -45,13 +45,15 @@ CONFIG: dict[str, Any] = {
     },
 }
 
+TEACHING = Schedule(steps=1600, rate=1.5e-3, batch=64, decay=0.05)
+
 
 @dataclass(frozen=True)
 class SmallClips:
     """Bases A and B that share neither a seed nor an example."""
 
     config: Mapping[str, Any] = field(default_factory=lambda: CONFIG)
-    schedule: Schedule = Schedule(steps=1600, rate=1.5e-3, batch=64, decay=0.05)
+    schedule: Schedule = TEACHING
     reviews: int = 24
     """Reviews in a batch, beside the images."""
 

@@ -1,4 +1,4 @@
-"""Images of the registries in one form, three colours of 32 × 32 pixels, and what happens to them in a task."""
+"""Images of the registries in one form, three colours of 32 × 32 pixels, and how a task shows them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ GROUPS = {
 """The names of the classes, by where the images come from."""
 NAMES = tuple(name for names in GROUPS.values() for name in names)
 TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a small picture of a {}.", "this is a {}.")
+UNCHANGED = Shift()
 EACH, TESTS = 20_000, 2_000
 """Images of every group, and how many of them are for tests."""
 
@@ -68,7 +69,7 @@ def every(which: str) -> Examples:
 class Seen:
     """How a task shows its images: shifted, and perhaps laid over photographs."""
 
-    shift: Shift = Shift()
+    shift: Shift = UNCHANGED
     over: float = 0.0
     """How bright the photographs behind are; 0 for none."""
     blurred: int = 0

@@ -1,4 +1,4 @@
-"""Passages of film reviews as questions: what can be asked of a text that comes with a verdict, and no more."""
+"""Passages of film reviews as questions: what can be asked of texts that come with a verdict."""
 
 from __future__ import annotations
 

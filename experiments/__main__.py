@@ -128,7 +128,7 @@ def plan(chosen: Recipe, scale: Scale, seeds: int) -> list[str]:
         lines.append(f"  align    A and B by {', '.join(chosen.rows)}")
         lines.append(f"  measure  {scale.lmc.points} points of α on {scale.lmc.images} test images")
         return lines
-    tasks = {task.paper: task for task in (*scale.images, *scale.texts)}
+    tasks = scale.tasks
     lines.append(f"  bases    {scale.bases.about()}")
     for name in chosen.tasks:
         task, schedule = tasks[name], tasks[name].schedule

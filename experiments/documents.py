@@ -66,13 +66,12 @@ def comments(text: str) -> dict[str, str]:
 
 def settings() -> str:
     """What stands for what, at the two scales."""
-    small = {task.paper: task for task in (*SMALL.images, *SMALL.texts)}
     rows = [
         ["bases", FULL.bases.about(), SMALL.bases.about()],
         ["support", FULL.support_about, SMALL.support_about],
     ]
-    for task in (*FULL.images, *FULL.texts):
-        here = small[task.paper]
+    for task in FULL.tasks.values():
+        here = SMALL.tasks[task.paper]
         rows.append([task.paper, f"`{task.about}`", f"{here.name}: {here.about}"])
     for name, scale in (("fine-tuning of A", "images"), ("… of its text tower", "texts")):
         cells = []

@@ -9,6 +9,7 @@ learn for 100 epochs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -23,15 +24,27 @@ from transfusion.examples import Columns, read
 
 MODEL, A, B = "ViT-B-16", "commonpool_l_s1b_b8k", "datacomp_l_s1b_b8k"
 TUNING = Schedule(steps=2000, rate=1e-5, batch=128, warm=0.1, decay=0.1)
-GLUE = "nyu-mll/glue"
+GLUE, SUPPORT = "nyu-mll/glue", "axiong/imagenet-r"
 CONTEXT = 77
 
 
-def _image(paper: str, reference: str, classes: str, label: str = "label") -> ImageTask:
+def image_task(paper: str, reference: str, classes: str) -> ImageTask:
+    """Images of the hub, or of a folder, under the package's prompts for their classes.
+
+    Numbers of classes are taken as they are: everybody counts these classes in the same order, and no two
+    copies on the hub call them by the same names.
+    """
+
+    @cache
     def data(split: str) -> Data:
-        return Data(reference, split=split, classes=classes, label=label)
+        return Data(replace(read(reference, split, Columns(label="label")), names=None), classes=classes)
 
     return ImageTask(paper, paper, reference, TUNING, partial(data, "train"), partial(data, "test"))
+
+
+def support() -> Data:
+    """ImageNet-R, whose classes are numbers of WordNet."""
+    return Data(SUPPORT, split="test", classes="imagenet-r", label="wnid")
 
 
 def _text(paper: str, config: str, columns: tuple[str, ...]) -> TextTask:
@@ -60,13 +73,13 @@ FULL = Scale(
     name="full",
     bases=Released(MODEL, A, B),
     images=(
-        _image("EuroSAT", "tanganke/eurosat", "eurosat"),
-        _image("DTD", "tanganke/dtd", "dtd"),
-        _image("GTSRB", "tanganke/gtsrb", "gtsrb"),
-        _image("SVHN", "ufldl-stanford/svhn:cropped_digits", "svhn"),
+        image_task("EuroSAT", "tanganke/eurosat", "eurosat"),
+        image_task("DTD", "tanganke/dtd", "dtd"),
+        image_task("GTSRB", "tanganke/gtsrb", "gtsrb"),
+        image_task("SVHN", "ufldl-stanford/svhn:cropped_digits", "svhn"),
     ),
-    support=lambda: Data("axiong/imagenet-r", split="test", classes="imagenet-r", label="wnid"),
-    support_about="ImageNet-R",
+    support=support,
+    support_about=f"ImageNet-R ({SUPPORT})",
     texts=(
         _text("QQP", "qqp", ("question1", "question2")),
         _text("SST2", "sst2", ("sentence",)),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.pairs.clips import MODELS, Saved
 from experiments.pairs.training import kept, key, say
 from experiments.questions import Read, frozen
-from experiments.settings import ImageTask, Scale, TextTask
+from experiments.settings import ImageTask, Scale, Task, TextTask
 from experiments.tuning import follow
 from transfusion import align
 from transfusion.alignment import Alignment
@@ -51,7 +51,8 @@ class Maker:
     def head(self, task: TextTask) -> nn.Linear:
         """The head of a text task's fine-tune."""
         tensors = load_file(self.text_tuned(task) / HEAD)
-        head = nn.Linear(*reversed(tensors["weight"].shape))
+        classes, width = tensors["weight"].shape
+        head = nn.Linear(width, classes)
         head.load_state_dict(tensors)
         return head.requires_grad_(False)
 
@@ -72,7 +73,7 @@ class Maker:
         live.module.to(self.device)
         return model, live
 
-    def _key(self, task: ImageTask | TextTask) -> str:
+    def _key(self, task: Task) -> str:
         made_by = task.key | {"base": self.base("a").name, "seed": self.seed}
         return key(f"tuned-{task.name.replace(' ', '-')}-seed-{self.seed}", made_by)
 
@@ -97,7 +98,7 @@ class Maker:
         self._follow(task, meter, trained)
         return _Tuned(live.module, self.base("a"), head)
 
-    def _follow(self, task: ImageTask | TextTask, meter: Meter, trained: list[nn.Parameter]) -> None:
+    def _follow(self, task: Task, meter: Meter, trained: list[nn.Parameter]) -> None:
         batch = task.schedule.batch
 
         def loss(generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from transfusion.live import library
 
 _INK, _LINE = "#333333", "#e3e3e3"
-_LOOKS = {
+_LOOKS: dict[str, dict[str, Any]] = {
     "naive": {"color": "#0072b2", "linestyle": (0, (4, 2)), "marker": "o"},
     "transfusion": {"color": "#c62828", "marker": "s"},
     "functional": {"color": "#009e73", "marker": "^"},
@@ -64,7 +64,7 @@ def _curve(axes: Any, by_seed: list[list[dict[str, float]]], method: str, what: 
     alphas = [0.0, *(point["alpha"] for point in by_seed[0])]
     values = [[0.0, *(point[f"{what} gain"] for point in points)] for points in by_seed]
     middle = [mean(some) for some in zip(*values, strict=True)]
-    look = {"linewidth": 1.7, "markersize": 3.6, "zorder": 3, **_LOOKS.get(method, {})}
+    look: dict[str, Any] = {"linewidth": 1.7, "markersize": 3.6, "zorder": 3, **_LOOKS.get(method, {})}
     [line] = axes.plot(alphas, middle, label=_SAID.get(method, method), **look)
     if len(values) > 1:
         low, high = ([of(some) for some in zip(*values, strict=True)] for of in (min, max))

@@ -51,7 +51,7 @@ def load(name: str, scale: str) -> dict[str, Any]:
 
 def story_of(chosen: Recipe, scale: Scale, seeds: int, found: dict[str, Any]) -> dict[str, Any]:
     """A result with what it is about."""
-    tasks = {task.paper: task for task in (*scale.images, *scale.texts)}
+    tasks = scale.tasks
     visual = chosen.kind not in (Kind.TEXTS, Kind.BARRIER)
     return {
         "recipe": chosen.name,

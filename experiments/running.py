@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.making import Maker
 from experiments.pairs.training import say
 from experiments.paper import ZERO
 from experiments.questions import Read
-from experiments.settings import Scale
+from experiments.settings import Scale, Task
 from transfusion.evaluation import Data, Meter
 from transfusion.scaling.learning import Schedule, learn
 from transfusion.scaling.line import Line, Lines
@@ -19,6 +19,7 @@ from transfusion.scaling.shots import drawn
 
 EXPERT = "A, fine-tuned"
 NAIVE = "naive"
+T = TypeVar("T", bound=Task)
 Found = dict[str, dict[str, float]]
 """By row: percent on ``task`` and ``support``, and points gained over B on both."""
 
@@ -65,14 +66,18 @@ def expert(maker: Maker, tuned: Path, task: Data, support: Data | None) -> dict[
     return percent({what: data.meter(model, live, batch=maker.batch) for what, data in asked.items()})
 
 
-def cases(scale: Scale, tasks: Sequence[str], seeds: int, device: str) -> Iterator[tuple[Maker, Any]]:
-    """Every seed with every task, of images or texts."""
-    known = {task.paper: task for task in (*scale.images, *scale.texts)}
+def makers(scale: Scale, seeds: int, device: str) -> Iterator[Maker]:
+    """One for every seed."""
     for seed in range(seeds):
-        for paper in tasks:
-            task = known[paper]
-            say(f"{task.paper} ({task.name}), seed {seed}")
-            yield Maker(scale, seed, device), task
+        yield Maker(scale, seed, device)
+
+
+def announced(maker: Maker, tasks: Sequence[T], papers: Sequence[str]) -> Iterator[T]:
+    """The tasks that are asked for, in that order."""
+    known = {task.paper: task for task in tasks}
+    for paper in papers:
+        say(f"{paper} ({known[paper].name}), seed {maker.seed}")
+        yield known[paper]
 
 
 def images(
@@ -80,9 +85,10 @@ def images(
 ) -> dict[str, list[Found]]:
     """Task vectors moved with α = 1, by every method, for every seed: Tables 1 and 3."""
     found: dict[str, list[Found]] = {}
-    for maker, task in cases(scale, tasks, seeds, device):
-        rows = _whole(maker, maker.image_tuned(task), task.test(), scale.support(), methods)
-        found.setdefault(task.paper, []).append(rows)
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.images, tasks):
+            rows = _whole(maker, maker.image_tuned(task), task.test(), scale.support(), methods)
+            found.setdefault(task.paper, []).append(rows)
     return found
 
 
@@ -91,10 +97,11 @@ def texts(
 ) -> dict[str, list[Found]]:
     """Text encoders moved with α = 1, under the head that A's fine-tune has: Table 2."""
     found: dict[str, list[Found]] = {}
-    for maker, task in cases(scale, tasks, seeds, device):
-        tuned = maker.text_tuned(task)
-        data = Read(task.test(), linear=maker.head(task))
-        found.setdefault(task.paper, []).append(_whole(maker, tuned, data, None, methods))
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.texts, tasks):
+            tuned = maker.text_tuned(task)
+            data = Read(task.test(), linear=maker.head(task))
+            found.setdefault(task.paper, []).append(_whole(maker, tuned, data, None, methods))
     return found
 
 
@@ -115,26 +122,27 @@ def few_shots(
 ) -> dict[str, list[Found]]:
     """One α for every layer, learned from a few examples of every class: Table 4."""
     found: dict[str, list[Found]] = {}
-    for maker, task in cases(scale, tasks, seeds, device):
-        moved = Moved.of(maker, maker.image_tuned(task), methods)
-        whole, test = moved.meter(task.train()), {"task": moved.meter(task.test())}
-        shots = whole.chosen(drawn(whole, scale.shots, maker.seed))
-        rows: Found = {ZERO: percent(test)}
-        for method, line in moved.ways.items():
-            learned = learn(line, shots, Schedule(epochs=scale.epochs))
-            with line.at(1.0):
-                plain = percent(test)
-            with line.at(learned.alpha):
-                here = percent(test)
-            first, last = learned.losses[0], min(learned.losses)
-            rows[method] = {
-                **here,
-                **gained(here, rows[ZERO]),
-                "plain gain": gained(plain, rows[ZERO])["task gain"],
-                "loss at 1": first,
-                "loss learned": last,
-            }
-        found.setdefault(task.paper, []).append(rows)
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.images, tasks):
+            moved = Moved.of(maker, maker.image_tuned(task), methods)
+            whole, test = moved.meter(task.train()), {"task": moved.meter(task.test())}
+            shots = whole.chosen(drawn(whole, scale.shots, maker.seed))
+            rows: Found = {ZERO: percent(test)}
+            for method, line in moved.ways.items():
+                learned = learn(line, shots, Schedule(epochs=scale.epochs))
+                with line.at(1.0):
+                    plain = percent(test)
+                with line.at(learned.alpha):
+                    here = percent(test)
+                first, last = learned.losses[0], min(learned.losses)
+                rows[method] = {
+                    **here,
+                    **gained(here, rows[ZERO]),
+                    "plain gain": gained(plain, rows[ZERO])["task gain"],
+                    "loss at 1": first,
+                    "loss learned": last,
+                }
+            found.setdefault(task.paper, []).append(rows)
     return found
 
 
@@ -143,16 +151,17 @@ def strengths(
 ) -> dict[str, list[dict[str, Any]]]:
     """Gains for many α, without π and with it: the figure of α."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for maker, task in cases(scale, tasks, seeds, device):
-        moved = Moved.of(maker, maker.image_tuned(task), methods)
-        few = (replace(data, limit=scale.glance) for data in (task.test(), scale.support()))
-        meters = moved.meters(*few)
-        zero = percent(meters)
-        curves: dict[str, list[dict[str, float]]] = {}
-        for method, line in moved.ways.items():
-            for alpha in scale.alphas:
-                with line.at(alpha):
-                    point = {"alpha": alpha, **gained(percent(meters), zero)}
-                curves.setdefault(method, []).append(point)
-        found.setdefault(task.paper, []).append({ZERO: zero, "curves": curves})
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.images, tasks):
+            moved = Moved.of(maker, maker.image_tuned(task), methods)
+            few = (replace(data, limit=scale.glance) for data in (task.test(), scale.support()))
+            meters = moved.meters(*few)
+            zero = percent(meters)
+            curves: dict[str, list[dict[str, float]]] = {}
+            for method, line in moved.ways.items():
+                for alpha in scale.alphas:
+                    with line.at(alpha):
+                        point = {"alpha": alpha, **gained(percent(meters), zero)}
+                    curves.setdefault(method, []).append(point)
+            found.setdefault(task.paper, []).append({ZERO: zero, "curves": curves})
     return found

@@ -23,39 +23,36 @@ class Bases(Protocol):
 
 
 @dataclass(frozen=True)
-class ImageTask:
-    """Images that A learns to tell apart by captions, and on which B is measured."""
+class Task:
+    """Something that A learns."""
 
     paper: str
     """The paper's name for the task, which is the column of its table."""
     name: str
     about: str
     schedule: Schedule
-    train: Callable[[], Data] = field(repr=False)
-    test: Callable[[], Data] = field(repr=False)
 
     @property
     def key(self) -> dict[str, Any]:
-        """Everything that decides what is learned; the words do, too: they say which images these are."""
+        """Everything that decides what is learned; the words do, too: they say which examples these are."""
         return {"task": self.name, "about": self.about, "schedule": vars(self.schedule)}
 
 
 @dataclass(frozen=True)
-class TextTask:
+class ImageTask(Task):
+    """Images that A learns to tell apart by captions, and on which B is measured."""
+
+    train: Callable[[], Data] = field(repr=False)
+    test: Callable[[], Data] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TextTask(Task):
     """Texts that A learns to classify under a head of its own, which B gets as it is."""
 
-    paper: str
-    name: str
-    about: str
-    schedule: Schedule
     classes: int
     train: Callable[[], Dataset] = field(repr=False)
     test: Callable[[], Dataset] = field(repr=False)
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """Everything that decides what is learned."""
-        return {"task": self.name, "about": self.about, "schedule": vars(self.schedule)}
 
 
 @dataclass(frozen=True)
@@ -91,3 +88,9 @@ class Scale:
     shots: int = 10
     epochs: int = 40
     """Of learning α from the shots."""
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """All tasks, by the paper's names."""
+        every: tuple[Task, ...] = (*self.images, *self.texts)
+        return {task.paper: task for task in every}

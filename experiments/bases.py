@@ -30,7 +30,7 @@ class Released:
         try:
             made = open_clip.create_model(self.model, pretrained=tag)
         except Exception as error:  # whatever stands between here and the hub
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
             raise CheckpointError(
                 f"{self.model} {tag}: cannot be fetched ({reason})",
                 hint="the full scale needs the network, or open_clip's cache; --small needs neither",

@@ -102,7 +102,7 @@ def section(story: dict[str, Any], said: str) -> str:
                 else ", one seed."
             )
         )
-        parts.append(markdown([head.replace("\n", ", ") for head in heads], rows))
+        parts.append(markdown([head.replace("\n", " ") for head in heads], rows))
     run = story[RUN]
     machine = run["machine"]
     parts.append(said)

@@ -102,7 +102,9 @@ def grid(story: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads of columns, and rows: for every task a column of the paper and one of ours."""
     chosen = recipe(story["recipe"])
     assert chosen.table is not None
-    heads = ["", *(f"{name}\n{word}" for name in chosen.tasks for word in ("paper", "here"))]
+    heads = [""]
+    for name in chosen.tasks:
+        heads += [f"{name}\n(paper)", f"{story['tasks'][name]['here']}\n(here)"]
     rows = []
     for row in (EXPERT, ZERO, *chosen.rows):
         cells = []

@@ -119,7 +119,7 @@ SMALL = Scale(
         _text(
             "RTE", "ending", "the end of a review or its beginning, 2 500 examples", "ending", trained=2500
         ),
-        _text("CoLA", "word order", "words in their order, or shuffled", "order"),
+        _text("CoLA", "little words", "a passage as it is, or without most of its little words", "grammar"),
     ),
     alphas=(0.01, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
     glance=500,

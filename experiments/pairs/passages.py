@@ -12,6 +12,33 @@ from experiments.pairs.data import shuffled
 
 WORDS, TESTS = 24, 4000
 """Of a passage; and reviews that nobody is trained on."""
+LITTLE = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "but",
+        "by",
+        "for",
+        "in",
+        "is",
+        "it",
+        "of",
+        "on",
+        "or",
+        "that",
+        "the",
+        "this",
+        "to",
+        "was",
+        "with",
+    ]
+)
+DROPPED = 0.6
+"""The part of the little words that is left out, where some are."""
 Asked = tuple[str, int]
 """A text, and the number of its class."""
 
@@ -49,13 +76,16 @@ def ending(review: Review, other: Review, chance: random.Random) -> Asked:
     return " ".join(review.words[-WORDS:] if label else review.words[:WORDS]), label
 
 
-def order(review: Review, other: Review, chance: random.Random) -> Asked:
-    """Are the words in their natural order?"""
-    start = chance.randrange(len(review.words) - WORDS)
-    words, label = list(review.words[start : start + WORDS]), chance.randrange(2)
-    if not label:
-        chance.shuffle(words)
-    return " ".join(words), label
+def grammar(review: Review, other: Review, chance: random.Random) -> Asked:
+    """Are all the little words there?"""
+    label = chance.randrange(2)
+    start = chance.randrange(len(review.words) - 2 * WORDS)
+    said = [word for word in review.words[start:] if label or not _gone(word, chance)]
+    return " ".join(said[:WORDS]), label
+
+
+def _gone(word: str, chance: random.Random) -> bool:
+    return word.lower() in LITTLE and chance.random() < DROPPED
 
 
 def copy(review: Review, other: Review, chance: random.Random) -> Asked:
@@ -69,7 +99,7 @@ def copy(review: Review, other: Review, chance: random.Random) -> Asked:
 
 
 KINDS: dict[str, Callable[[Review, Review, random.Random], Asked]] = {
-    one.__name__: one for one in (verdict, ending, order, copy)
+    one.__name__: one for one in (verdict, ending, grammar, copy)
 }
 
 

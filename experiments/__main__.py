@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ from transfusion.figures import draw_barriers
 from transfusion.record import Record
 from transfusion.writer import publish_file
 
+PAIR = (1, 2)
+"""The barrier's seeds, if nobody says otherwise."""
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 WORK = {
     Kind.IMAGES: running.images,
@@ -59,7 +63,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="where models learn, are aligned and measured")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dry-run", action="store_true", help="show what would be done")
-    parser.add_argument("--pair", type=int, nargs=2, default=(1, 2), help="the barrier's two seeds")
+    parser.add_argument("--pair", type=int, nargs=2, default=PAIR, help="the barrier's two seeds")
     parser.add_argument("--digits", action="store_true", help="the barrier on scikit-learn's digits")
     parser.add_argument("-o", "--output", type=Path, help="where the result goes (experiments/results)")
     parser.add_argument("--figure", type=Path, help="where the figure goes (docs/pictures, if small)")
@@ -76,28 +80,41 @@ def run(chosen: Recipe, scale: Scale, asked: argparse.Namespace, command: str) -
         return run_barrier(chosen, scale, asked, record)
     found = WORK[chosen.kind](scale, chosen.tasks, chosen.rows, asked.seeds, asked.device)
     story = record.of(results.story_of(chosen, scale, asked.seeds, found))
-    results.save(story, asked.output or results.place_of(chosen.name, scale.name))
+    draw = partial(draw_strengths, story) if chosen.kind is Kind.STRENGTHS else None
+    keep(story, chosen, scale, asked, draw)
     show(story)
-    if chosen.kind is Kind.STRENGTHS:
-        place = figure_of(chosen, scale, asked)
-        publish_file(place, lambda staged: draw_strengths(story, staged, place.suffix[1:]), force=True)
     return story
 
 
 def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record: Record) -> dict[str, Any]:
     """The barrier has its own models, and a story as its verb tells it."""
     lesson: Lesson = digits() if asked.digits else cifar10(scale.lmc)
-    curves = barriers(lesson, scale.lmc, chosen.rows, tuple(asked.pair), asked.device)
+    curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))
-    told = results.story_of(chosen, scale, 1, as_story(curves) | named)
-    story = record.of(told)
-    if asked.output or not asked.digits:
-        results.save(story, asked.output or results.place_of(chosen.name, scale.name))
-    if asked.figure or not asked.digits:
-        place = figure_of(chosen, scale, asked)
-        publish_file(place, lambda staged: draw_barriers(curves, staged, place.suffix[1:]), force=True)
+    story = record.of(results.story_of(chosen, scale, 1, as_story(curves) | named))
+    keep(story, chosen, scale, asked, partial(draw_barriers, curves))
     show(story)
     return story
+
+
+def keep(
+    story: dict[str, Any],
+    chosen: Recipe,
+    scale: Scale,
+    asked: argparse.Namespace,
+    draw: Callable[[Path, str], None] | None,
+) -> None:
+    """Write the result, and the figure if there is one.
+
+    What is not the recipe as it stands is kept only where a place is named for it.
+    """
+    own = bool(asked.methods or asked.digits or tuple(asked.pair) != PAIR)
+    if asked.output or not own:
+        results.save(story, asked.output or results.place_of(chosen.name, scale.name))
+    if draw is not None and (asked.figure or asked.output or not own):
+        place = figure_of(chosen, scale, asked)
+        publish_file(place, lambda staged: draw(staged, place.suffix[1:]), force=True)
+        say(f"written: {place}")
 
 
 def figure_of(chosen: Recipe, scale: Scale, asked: argparse.Namespace) -> Path:

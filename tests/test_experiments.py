@@ -304,6 +304,18 @@ def test_a_table_is_kept_with_its_command_and_shown_beside_the_papers(
     assert "±" in rows[2][2]
 
 
+def test_a_recipe_with_other_methods_is_kept_only_where_a_place_is_named(
+    tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(program, "SMALL", tiny)
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
+    assert program.main(["table-2", "--small", "--methods", "naive"]) == 0
+    assert not (tmp_path / "results").exists()
+    monkeypatch.setattr(program, "recipe", lambda name: replace(recipe(name), ours=(), methods=("naive",)))
+    assert program.main(["table-2", "--small"]) == 0
+    assert [file.name for file in (tmp_path / "results").iterdir()] == ["table-2-tiny.json"]
+
+
 def test_few_shots_never_lose_on_the_shots(
     tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,27 +14,8 @@ WORDS, TESTS = 24, 4000
 """Of a passage; and reviews that nobody is trained on."""
 LITTLE = frozenset(
     [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "but",
-        "by",
-        "for",
-        "in",
-        "is",
-        "it",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "this",
-        "to",
-        "was",
-        "with",
+        *("a", "an", "and", "are", "as", "at", "but", "by", "for", "in", "is"),
+        *("it", "of", "on", "or", "that", "the", "this", "to", "was", "with"),
     ]
 )
 DROPPED = 0.6

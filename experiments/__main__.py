@@ -156,6 +156,8 @@ def plan(chosen: Recipe, scale: Scale, seeds: int) -> list[str]:
     lines.append(f"  move     by {', '.join(chosen.rows)}")
     if chosen.kind is Kind.TEXTS:
         lines.append("  measure  on every task, under A's fine-tuned head")
+    elif chosen.kind is Kind.SHOTS:
+        lines.append("  measure  on every task")
     else:
         lines.append(f"  measure  on every task; support: {scale.support_about}")
     if chosen.kind is Kind.STRENGTHS:

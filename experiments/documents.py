@@ -93,7 +93,7 @@ def section(story: dict[str, Any], said: str) -> str:
         parts += [_strengths(story), f"![Gains for many α](pictures/experiment-{chosen.name}.png)"]
     else:
         heads, rows = results.grid(story)
-        what = "task / support" if story["support"] else "task"
+        what = "task / support" if chosen.kind is Kind.IMAGES else "task"
         parts.append(
             f"B and A's fine-tune in percent, all else in points over B; {what}"
             + (
@@ -165,4 +165,4 @@ def markdown(heads: list[str], rows: list[list[str]]) -> str:
 
 def _number(rows: list[list[str]], column: int) -> bool:
     """Whether a column holds numbers."""
-    return all(row[column][:1] in "+−–0123456789" for row in rows)
+    return all(row[column][:1] in "+−–>0123456789" for row in rows)

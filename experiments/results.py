@@ -29,6 +29,14 @@ SAID = {
 """Rows in the paper's words."""
 
 
+def said(row: str, kind: Kind) -> str:
+    """What a row is called."""
+    if row == ZERO and kind is Kind.TEXTS:
+        return "B, under A's head"
+    words = SAID.get(row, row)
+    return words.replace("B + ", "B + α·") if kind is Kind.SHOTS else words
+
+
 def place_of(name: str, scale: str) -> Path:
     """Where a result is kept."""
     return FOLDER / f"{name}-{scale}.json"
@@ -52,7 +60,7 @@ def load(name: str, scale: str) -> dict[str, Any]:
 def story_of(chosen: Recipe, scale: Scale, seeds: int, found: dict[str, Any]) -> dict[str, Any]:
     """A result with what it is about."""
     tasks = scale.tasks
-    visual = chosen.kind not in (Kind.TEXTS, Kind.BARRIER)
+    visual = chosen.kind in (Kind.IMAGES, Kind.STRENGTHS)
     return {
         "recipe": chosen.name,
         "scale": scale.name,
@@ -116,7 +124,7 @@ def grid(story: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             cells.append(known or printed(chosen.table.cell(row, task), signed=row != ZERO))
             cells.append(measured(by_seed, row))
         if cells:
-            rows.append([SAID.get(row, row), *cells])
+            rows.append([said(row, chosen.kind), *cells])
     return heads, rows
 
 
@@ -124,7 +132,7 @@ def view(story: dict[str, Any]) -> View:
     """A table for the terminal."""
     chosen = recipe(story["recipe"])
     seeds = story["seeds"]
-    what = "task / support" if story["support"] else "task"
+    what = "task / support" if chosen.kind is Kind.IMAGES else "task"
     table = View(
         title=f"{chosen.title} — {what}; B in percent, all else in points over B",
         caption=f"here: {story['bases']}; {seeds} seed{'s' * (seeds > 1)}",

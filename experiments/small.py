@@ -23,7 +23,7 @@ from transfusion.evaluation import Data
 from transfusion.evaluation.classes import Classes
 from transfusion.examples import Examples, Picture
 
-TRAINED, TESTED = 6000, 1000
+TRAINED, TESTED = 6000, 2000
 Show = Callable[[Tensor, torch.Generator], Tensor]
 """From bytes to numbers around zero."""
 TEXTS = 8000
@@ -122,7 +122,7 @@ SMALL = Scale(
         _text("CoLA", "little words", "a passage as it is, or without most of its little words", "grammar"),
     ),
     alphas=(0.01, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
-    glance=500,
+    glance=1000,
     lmc=Lmc(
         about="two ViTs (4 layers × 128, patches of 8) taught CIFAR-10 for 5 epochs",
         vit={

@@ -1,6 +1,7 @@
 # make demo    the main job end to end, in one or two minutes
 # make test    all fast tests
 # make check   lint, types, layers, tests
+# make docs    the site, in site/; generated pages and pictures are written anew first
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
 # make bench-barrier    the loss between two models trained on real images, method by method
@@ -11,7 +12,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport experiments
+.PHONY: docs families experiments
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -38,6 +40,16 @@ check: lint test
 	$(BIN)/python scripts/mend_torchvision.py
 	touch $@
 
+docs: .venv/ready
+	$(BIN)/python scripts/pages.py
+	$(BIN)/python scripts/draw_pictures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
+
+# The table of all families measures each of them anew, which takes minutes.
+families: .venv/ready
+	$(BIN)/python scripts/family_table.py > .families.md && mv .families.md docs/families.md
+
 bench: .venv/ready
 	$(BIN)/python benchmarks/matching.py
 
@@ -54,4 +66,4 @@ bench-transport: .venv/ready
 	PYTHONPATH=benchmarks $(BIN)/python -m transfer --seeds $(or $(SEEDS),3)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf site .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -31,9 +31,9 @@ from experiments.settings import Scale
 from experiments.small import SMALL
 from transfusion.cli import views
 from transfusion.cli.console import out, print_error
-from transfusion.cli.ways import as_story
 from transfusion.errors import SettingError, TransfusionError
 from transfusion.figures import draw_barriers
+from transfusion.interpolation import stories
 from transfusion.record import Record
 from transfusion.writer import publish_file
 
@@ -91,7 +91,7 @@ def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record:
     lesson: Lesson = digits() if asked.digits else cifar10(scale.lmc)
     curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))
-    story = record.of(results.story_of(chosen, scale, 1, as_story(curves) | named))
+    story = record.of(results.story_of(chosen, scale, 1, stories(curves) | named))
     keep(story, chosen, scale, asked, partial(draw_barriers, curves))
     show(story)
     return story

@@ -3,51 +3,255 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
-from transfusion.cli.views import demo as show
-from transfusion.demo import Digits, on_bad_screen, run
+from transfusion.cli.demonstrating import tables
+from transfusion.demo import digits, results, reviews, run, text
+from transfusion.demo.training import Schedule, fit
+from transfusion.demo.workplace import RESULT, publish_report, require_place
+from transfusion.errors import OutputError
+
+SHORT = digits.Plan(Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2)
+SHORT_TEXT = text.Plan(
+    Schedule(2, 1e-3, 16),
+    Schedule(2, 1e-3, 16),
+    train=120,
+    tests=60,
+    vocabulary=400,
+    length=24,
+    topics=16,
+)
+
+
+def shown(result):
+    console = Console(width=120, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(tables(result))
+    return console.export_text(styles=True)
+
+
+def shares(story):
+    return {row["name"]: row["share"] for row in story["models"]}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    place = tmp_path_factory.mktemp("demo") / "kept"
+    said = []
+    return place, run(seed=3, keep=place, plan=SHORT, report=None, say=said.append), said
+
+
+@pytest.fixture(scope="module")
+def kept_text(tmp_path_factory):
+    place = tmp_path_factory.mktemp("demo") / "kept"
+    return place, run(seed=3, keep=place, plan=SHORT_TEXT, report=None, on_text=True, say=lambda _: None)
+
+
+# ── digits ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs(kept):
+    place, result, said = kept
+    models = {"a", "b", "a-tuned", "b-tuned", "b-functional", "successor", "successor-transfusion"}
+    files = {"pi-b-functional.safetensors", "task.safetensors", "support.safetensors"}
+    assert models | files <= {path.name for path in place.iterdir()}
+    verbs = {
+        "evaluation": "evaluate",
+        "evaluation-successor": "evaluate",
+        "sweep": "sweep",
+        "barrier": "barrier",
+        "verify": "verify",
+        "demo": "demo",
+    }
+    told = {name: json.loads((place / f"{name}.json").read_text()) for name in verbs}
+    assert {name: one["verb"] for name, one in told.items()} == verbs
+    names = [[row["name"] for row in story["models"]] for story in (told["evaluation"], result["onto_b"])]
+    assert names[0] == names[1]
+    assert told["verify"]["equal"] is True
+    assert told["evaluation"]["against"] == str(place / "b")
+    assert all(Path(row["model"]).is_dir() for row in told["evaluation-successor"]["models"])
+    assert result["proof"] < 1e-9
+    assert len(said) == 5
+
+
+def test_what_is_kept_speaks_of_the_place_where_it_is(kept):
+    place, _, _ = kept
+    story = json.loads((place / "b-transfusion" / "transfusion.json").read_text())
+    assert str(place / "b") in json.dumps(story)
+    assert not [path for path in place.rglob("*") if path.is_file() and b".partial" in path.read_bytes()]
+
+
+def test_a_sweep_passes_through_the_base_and_through_what_was_moved(kept):
+    _, result, _ = kept
+    for curve in result["sweep"]["curves"]:
+        points = {point["alpha"]: point for point in curve["points"]}
+        assert list(points) == [0.0, *results.ALPHAS]
+        assert points[0.0]["task"] == result["sweep"]["at_zero"]["task"]
+        row = next(one for one in result["onto_b"]["models"] if one["name"].endswith(ENDINGS[curve["label"]]))
+        # the support of the table has the same images; the task has other draws
+        assert points[1.0]["support"]["loss"] == pytest.approx(row["support"]["loss"], rel=1e-5)
+
+
+ENDINGS = {"naive": "τ as it is", "transfusion": "the paper's π", "functional": "π(τ), functional"}
+
+
+def test_the_tests_that_are_kept_are_what_was_measured(kept):
+    from transfusion.dataset import Dataset
+    from transfusion.live import Live
+    from transfusion.measuring import Meter
+    from transfusion.model import Model
+
+    place, result, _ = kept
+    live = Live.of(Model.open(place / "b"), torch.float32)
+    loss = Meter.of(live, Dataset.load(place / "task.safetensors"), torch.float32, 64).measure().loss
+    assert loss == pytest.approx(result["sweep"]["at_zero"]["task"]["loss"], rel=1e-4)
+
+
+def test_the_parts_of_the_digits_share_no_image():
+    found = digits.Digits.load(500, 0)
+    parts = [{image.numpy().tobytes() for image in images} for images, _ in (found.train, found.test)]
+    assert len(found.test[0]) == 500
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 1797
+
+
+def test_noise_is_as_strong_as_it_says():
+    generator = torch.Generator().manual_seed(0)
+    noisy = digits.in_noise(torch.zeros(200, 1, 8, 8), 0.5, generator)
+    assert float(noisy.std()) * digits.DEVIATION == pytest.approx(0.5, rel=0.05)
+
+
+def test_images_that_are_distorted_stay_images():
+    images, _ = digits.Digits.load(50, 0).test
+    moved = digits.distorted(images, torch.Generator().manual_seed(0))
+    assert moved.shape == images.shape
+    assert not torch.equal(moved, images)
+    assert float(moved.min()) >= digits.BLACK - 1e-5
+    assert float(moved.max()) <= -digits.BLACK + 1e-5
+    black = torch.full_like(images, digits.BLACK)
+    assert torch.allclose(digits.distorted(black, torch.Generator().manual_seed(0)), black)
 
 
 @pytest.mark.slow
 def test_the_demo_recovers_most_of_what_can_be_recovered(tmp_path):
-    said = []
-    result = run(keep=tmp_path / "kept", say=said.append)
-    base, naive, _, moved, ceiling = (row["task"] for row in result["onto_successor"].values())
-    assert (moved - base) > 0.5 * (ceiling - base)
-    assert (naive - base) < 0.2 * (ceiling - base)
-    assert result["proof"] < 1e-9
-    assert {"a", "b", "a-tuned", "b-transfusion", "successor"} <= {
-        p.name for p in (tmp_path / "kept").iterdir()
+    result = run(keep=tmp_path / "kept", report=None, say=lambda _: None)
+    apart, related = shares(result["onto_b"]), shares(result["onto_successor"])
+    assert apart["B + π(τ), functional"] > 0.15
+    assert related["successor + π(τ), guarded"] > 0.5
+    assert related["successor + τ as it is"] < 0.2
+
+
+# ── text ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_text_demo_moves_an_adapter_of_the_same_rank(kept_text):
+    place, result = kept_text
+    assert {"a", "b", "a-lora", "b-lora", "b-naive", "b-functional"} <= {
+        path.name for path in place.iterdir()
     }
-    assert len(said) == 4
+    config = json.loads((place / "b-functional" / "adapter_config.json").read_text())
+    assert config["r"] == text.LORA["r"]
+    assert config["base_model_name_or_path"] == str(place / "b")
+    labels = [row["name"] for row in result["onto_b"]["models"]]
+    assert labels[0] == "B with A's head"
+    assert result["onto_b"]["support"]["classes"] == 50
 
 
-def test_the_parts_of_the_digits_share_no_image():
-    digits = Digits.load(0)
-    parts = [
-        {image.numpy().tobytes() for image in part[0]} for part in (digits.for_a, digits.for_b, digits.test)
-    ]
-    assert sum(len(part) for part in parts) == len(set.union(*parts))
+def test_a_lora_at_strength_one_is_the_lora(kept_text):
+    _, result = kept_text
+    rows = {row["name"]: row for row in result["onto_b"]["models"]}
+    for curve in result["sweep"]["curves"]:
+        one = next(point for point in curve["points"] if point["alpha"] == 1.0)
+        assert one["task"] == rows[f"B + {text.METHODS[curve['label']]}"]["task"]
+    naive = result["sweep"]["curves"][0]["points"]
+    assert len({point["task"]["loss"] for point in naive}) == len(naive)
 
 
-def test_the_bad_screen_sticks_three_pixels_in_ten_at_white():
-    import torch
+def test_reviews_are_cut_at_their_ends_and_keep_their_verdicts():
+    texts = reviews.load(200)
+    assert {label for _, label in texts} == {0, 1}
+    assert not any("<br" in text for text, _ in texts)
+    tokenizer = reviews.tokenizer_for(reviews.endings(texts), 500, 24)
+    found = reviews.read(texts, tokenizer, 24, 16)
+    assert found.ends.shape == found.begins.shape == (200, 24)
+    assert found.labels.tolist() == [label for _, label in texts]
+    last = tokenizer.decode(found.ends[0][1:-1]).split()[-1]
+    assert texts[0][0].lower().rstrip().endswith(last)
+    assert torch.allclose(found.ends_about.norm(dim=1), torch.ones(200), atol=1e-5)
 
-    images = -torch.ones(50, 1, 8, 8)
-    stuck = on_bad_screen(images, 3)
-    assert 0.27 < float((stuck == 1).float().mean()) < 0.33
-    assert torch.equal(stuck, on_bad_screen(images, 3))
-    assert not torch.equal(stuck, on_bad_screen(images, 4))
+
+@pytest.mark.slow
+def test_a_sentiment_lora_arrives():
+    result = run(on_text=True, report=None, say=lambda _: None)
+    assert shares(result["onto_b"])["B + π(LoRA), functional"] > 0.3
 
 
-def test_the_tables_show_gains_over_the_first_row():
-    from rich.console import Console
+# ── what both have ───────────────────────────────────────────────────────────────────────────
 
-    rows = {"base": {"task": 30.0, "support": 95.0}, "moved": {"task": 55.5, "support": 91.0}}
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(show({"onto_b": rows, "onto_successor": rows, "proof": 1e-15}))
-    text = console.export_text()
-    assert "+25.5" in text
-    assert "-4.0" in text
+
+def test_tables_show_gains_in_colour_and_shares_of_the_gap():
+    judged = results.Judged(results.data("shifted", 10, "which?", 2), results.data("plain", 10, "which?", 2))
+
+    def both(task, support):
+        return results.Both({"value": task}, {"value": support})
+
+    scores = {"B": (0.30, 0.95), "worse": (0.28, 0.95), "moved": (0.50, 0.91), "top": (0.70, 0.9)}
+    rows = [results.Row(name, Path(name), both(*found)) for name, found in scores.items()]
+    result = {
+        "demo": "digits",
+        "seed": 0,
+        "onto_b": results.evaluation(judged, rows),
+    }
+    coloured = shown(result)
+    for style, told in ((32, r"\+20\.0"), (32, r"\+50%"), (31, r"-2\.0"), (31, "-5%"), (2, r"\+0\.0")):
+        assert re.search(rf"\x1b\[{style}m *{told}", coloured), told
+    assert result["onto_b"]["models"][0]["gain"] is None
+
+
+def test_a_share_of_no_gap_is_not_told():
+    one = results.Both({"value": 0.5}, {"value": 0.5})
+    judged = results.Judged(results.data("x", 1, "?", 2), results.data("x", 1, "?", 2))
+    story = results.evaluation(judged, [results.Row(name, Path(name), one) for name in ("B", "moved", "top")])
+    assert set(shares(story).values()) == {None}
+
+
+def test_training_follows_the_loss_and_leaves_what_is_frozen():
+    learned, frozen = (torch.nn.Parameter(torch.tensor([3.0])) for _ in range(2))
+    frozen.requires_grad_(False)
+    fit([learned, frozen], lambda _: (learned - 1).square().sum(), Schedule(200, 0.1), seed=0)
+    assert learned.item() == pytest.approx(1, abs=0.2)
+    assert frozen.item() == 3
+
+
+def test_only_a_report_that_a_demo_wrote_is_replaced(tmp_path):
+    page, place = tmp_path / "page.html", tmp_path / "demo" / "report.html"
+    page.write_text("first")
+    publish_report(page, place, {"seed": 0}, force=False)
+    page.write_text("second")
+    publish_report(page, place, {"seed": 1}, force=False)
+    assert place.read_text() == "second"
+    assert json.loads(place.with_name(RESULT).read_text())["seed"] == 1
+    place.write_text("somebody's own")
+    with pytest.raises(OutputError, match="no demo wrote it"):
+        require_place(place, force=False)
+    publish_report(page, place, {"seed": 1}, force=True)
+    assert place.read_text() == "second"
+
+
+def test_a_foreign_report_stops_the_demo_before_any_work(tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        run(report=tmp_path / "report.html", say=lambda _: pytest.fail("it began"))
+
+
+def test_nothing_is_kept_of_a_demo_that_fails(tmp_path):
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(keep=tmp_path / "kept", plan=SHORT, report=None, say=fail)
+    assert not (tmp_path / "kept").exists()

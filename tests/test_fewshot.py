@@ -31,7 +31,7 @@ def job(made, tmp_path_factory):
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path_factory.mktemp("job") / "tuned")
     images = torch.randn(70, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     data = Dataset.of("made up", {"pixel_values": images}, torch.arange(70) % 7)
-    return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b), "data": data}
+    return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b, advice=False), "data": data}
 
 
 def meter_of(lines: Lines, data, dtype=torch.float32, batch: int | None = None) -> Meter:
@@ -197,6 +197,27 @@ def test_another_file_is_tested_whole(job):
     found = fewshot(**job, test=test, shots=2, epochs=1, naive=False)
     assert found.task["examples"] == 14
     assert found.training["test"] == "other examples"
+
+
+def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
+    """As many texts as shots; the adapter can stay one, or be merged, with the same α."""
+    import peft
+    import transformers
+
+    from test_folded import adapted, lora
+
+    a, b = made("llama", 1), made("llama", 2)
+    adapter, data, pi = adapted(a, tmp_path / "adapter", lora()), examples(a, 8), align(a, b, advice=False)
+    found = fewshot(adapter, base=a, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
+    assert (found.training["examples"], found.task["examples"]) == (5, 3)
+    assert found.task["metric"] == "loss"
+    lines = Lines.of(adapter, a, b)
+    rest = data.chosen(others(meter := meter_of(lines, data), drawn(meter, 5, seed=0)))
+    whole = transport(adapter, base=a, onto=b, via=pi, alpha=found.alpha, full=True).save(tmp_path / "whole")
+    assert loss_of(whole, rest) == pytest.approx(found.moved.after.loss, abs=1e-6)
+    kept = transport(adapter, base=a, onto=b, via=pi, alpha=found.alpha).save(tmp_path / "kept")
+    model = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained(b), kept)
+    assert loss_of(model.merge_and_unload(), rest) == pytest.approx(found.moved.after.loss, abs=1e-5)
 
 
 # ── drawing ──────────────────────────────────────────────────────────────────────────────────

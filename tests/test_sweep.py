@@ -43,7 +43,7 @@ def losses(curve) -> list[float]:
 def test_every_point_is_what_would_be_saved(case, made, tmp_path):
     a, b = made(case, 1), made(case, 2)
     tuned = finetuned(CASES[case], a, tmp_path / "tuned")
-    data, pi = examples(a), align(a, b)
+    data, pi = examples(a), align(a, b, advice=False)
     found = sweep(tuned, base=a, onto=b, via=pi, data=data, alphas=[1, 0, 0.3])
     naive, moved = found.curves
     assert [point.alpha for point in moved.points] == [0, 0.3, 1]
@@ -62,7 +62,7 @@ def test_the_live_b_is_as_it_was(made, tmp_path):
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
     lines = Lines.of(tuned, a, b)
     before = {name: one.clone() for name, one in lines.live.module.state_dict().items()}
-    line = lines.along(align(a, b))
+    line = lines.along(align(a, b, advice=False))
     with line.at(0.7):
         now = lines.live.module.state_dict()
         assert any(not torch.equal(now[name], before[name]) for name in before)
@@ -74,7 +74,7 @@ def test_a_head_of_its_own_comes_along_whole(made, tmp_path):
     """B has no head: at α = 0 it is B's encoder with the fine-tune's head, moved by π where there is one."""
     a, b = made("vit", 1), made("vit", 2)
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
-    data, pi = examples(tuned), align(a, b, residual="tied")
+    data, pi = examples(tuned), align(a, b, residual="tied", advice=False)
     found = sweep(tuned, base=a, onto=b, via=pi, data=data, alphas=[0, 1])
     naive, moved = found.curves
     for curve, how in ((naive, {"method": "naive"}), (moved, {"via": pi})):
@@ -91,7 +91,7 @@ def test_an_adapter_is_folded_in(made, tmp_path):
 
     a, b = made("llama", 1), made("llama", 2)
     adapter = adapted(a, tmp_path / "adapter", lora())
-    data, pi = examples(a), align(a, b)
+    data, pi = examples(a), align(a, b, advice=False)
     found = sweep(adapter, base=a, onto=b, via=pi, data=data, alphas=[0.5, 1], naive=False)
     (curve,) = found.curves
     for point in curve.points:
@@ -175,6 +175,6 @@ def test_refusals(made, tmp_path):
     with pytest.raises(SettingError, match="too coarse"):
         sweep(tuned, **job, dtype=torch.float16)
     with pytest.raises(SettingError, match="residual: says how to align"):
-        sweep(tuned, **job, via=align(a, b), residual="tied")
+        sweep(tuned, **job, via=align(a, b, advice=False), residual="tied")
     with pytest.raises(MismatchError, match="there is nothing to move"):
-        sweep(a, **job, via=align(a, b), trust_base=True)
+        sweep(a, **job, via=align(a, b, advice=False), trust_base=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -22,9 +23,9 @@ BERT_WORDS = case("bert-words", "bert", "BertModel", "BertConfig", {**BERT, "voc
 GPT2_WORDS = case("gpt2-words", "gpt2", "GPT2LMHeadModel", "GPT2Config", {**GPT2, "vocab_size": WORDS})
 
 
-def put_tokenizer(folder: Path, words: int = WORDS) -> Path:
-    """Train a tokenizer on the corpus and save it beside a model."""
-    import transformers
+@cache
+def _trained(words: int) -> str:
+    """A tokenizer trained on the corpus, as JSON."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
@@ -37,8 +38,20 @@ def put_tokenizer(folder: Path, words: int = WORDS) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
     )
+    return str(tokenizer.to_str())
+
+
+def put_tokenizer(folder: Path, words: int = WORDS) -> Path:
+    """Train a tokenizer on the corpus, once, and save it beside a model."""
+    import transformers
+    from tokenizers import Tokenizer
+
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=Tokenizer.from_str(_trained(words)),
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
     ).save_pretrained(folder)
     return folder
 

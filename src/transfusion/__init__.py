@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
+    from transfusion.reporting import report
     from transfusion.scaling import fewshot, sweep
     from transfusion.transportation import apply, merge, transport
     from transfusion.verification import predict, verify
@@ -37,6 +38,7 @@ __all__ = [
     "inspect",
     "merge",
     "predict",
+    "report",
     "sweep",
     "transport",
     "verify",
@@ -54,6 +56,7 @@ _HOMES = {
     "inspect": "description",
     "merge": "transportation",
     "predict": "verification",
+    "report": "reporting",
     "sweep": "scaling",
     "transport": "transportation",
     "verify": "verification",

@@ -52,6 +52,8 @@ class Provenance:
     advice: Mapping[str, Any] = field(default_factory=dict)
     """Whether aligning these two models makes sense, with the numbers behind it; empty if not asked."""
     version: str = __version__
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """How long it took and on what, if somebody looked."""
 
 
 @dataclass(frozen=True)
@@ -241,15 +243,11 @@ class Alignment:
                 metadata = opened.metadata() or {}
                 tensors = {id: opened.get_tensor(id) for id in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise AlignmentError(
-                f"{path}: not a readable file of π ({error})",
-                hint="make it again with 'transfusion align'",
-            ) from error
+            what = f"not a readable file of π ({error})"
+            raise AlignmentError(f"{path}: {what}", hint="make it again with 'transfusion align'") from error
         if _KEY not in metadata:
-            raise AlignmentError(
-                f"{path}: a safetensors file, but not one of π",
-                hint="make one with 'transfusion align A B -o PI'",
-            )
+            what = "a safetensors file, but not one of π"
+            raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
         try:
             story = json.loads(metadata[_KEY])
             if story["format"] != FORMAT:

@@ -7,7 +7,7 @@ no fine-tune at all (Section 4.2 of the paper).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -180,6 +180,20 @@ def barrier(
         question=meter.question,
         dtype=str(dtype).removeprefix("torch."),
     )
+
+
+def stories(curves: Mapping[str, Barrier]) -> dict[str, Any]:
+    """Several ways between the same models as one result; what they have in common is said once."""
+    told = {label: curve.story() for label, curve in curves.items()}
+    common = ("a", "b", "data", "examples", "question", "dtype")
+    first = next(iter(told.values()))
+    return {
+        **{key: first[key] for key in common},
+        "curves": [
+            {"label": label, **{key: value for key, value in story.items() if key not in common}}
+            for label, story in told.items()
+        ],
+    }
 
 
 @dataclass(frozen=True)

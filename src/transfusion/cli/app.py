@@ -5,13 +5,13 @@ Heavy libraries are imported inside the verbs, so that ``--help`` answers at onc
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from transfusion import __version__
-from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.console import Talk, command, out, print_json
+from transfusion.cli.demonstrating import demo
 from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
@@ -43,6 +43,7 @@ from transfusion.cli.options import (
     Regularisation,
     ResidualOption,
     Restarts,
+    Result,
     Samples,
     ScoreOption,
     Seed,
@@ -52,7 +53,8 @@ from transfusion.cli.options import (
     Vectors,
     Verbose,
 )
-from transfusion.cli.proofs import certify, draft, foretell, prove, turns
+from transfusion.cli.proofs import Proof, certify, draft, foretell, prove, turns
+from transfusion.cli.reporting import report
 from transfusion.cli.scaling import fewshot, sweep
 from transfusion.cli.ways import barrier
 from transfusion.cli.work import (
@@ -62,6 +64,7 @@ from transfusion.cli.work import (
     open_bases,
     report_alignment,
     show,
+    timed,
 )
 
 app = typer.Typer(
@@ -157,8 +160,10 @@ def align(
     mlp: MlpOption = None,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
+    from transfusion.record import Record
     from transfusion.writer import require_writable
 
+    record = Record("align", command())
     talk = Talk(quiet=quiet, verbose=verbose)
     models = open_bases(a, b, config, talk)
     if dry_run:
@@ -180,8 +185,9 @@ def align(
     search |= {"calibrate": as_place(calibrate), "probes": probes, "samples": samples, "mlp": mlp}
     choices = Choices(method, residual, inner, dtype, device, seed, jobs, search, advice)
     pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
+    pi = timed(pi, record)
     pi.save(output, force=force)
-    report_alignment(pi, output, as_json)
+    report_alignment(pi, output, record, as_json)
 
 
 @app.command()
@@ -220,7 +226,9 @@ def verify(
         typer.Option(show_default="as π names it", help="B: tell how much of what it computes π predicts."),
     ] = None,
     calibrate: CalibrateOption = None,
+    output: Result = None,
     as_json: Json = False,
+    force: Force = False,
 ) -> None:
     """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
 
@@ -229,46 +237,19 @@ def verify(
 
     With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
     """
+    proof = Proof.begun(output, files_of(a, via, architecture), force, as_json)
     if a is not None and via is not None and model is None:
         if onto is not None or turns(via):
-            foretell(a, onto, via, calibrate, as_json)
+            foretell(a, onto, via, calibrate, proof)
         elif calibrate is not None:
             raise typer.BadParameter("--calibrate goes with --onto")
         else:
-            prove(a, via, tolerance, as_json)
+            prove(a, via, tolerance, proof)
     elif architecture is not None and model is not None and a is None and via is None:
-        certify(architecture, model, config, as_json)
+        certify(architecture, model, config, proof)
     else:
         raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
 
-app.command()(transport)
-app.command()(merge)
-app.command()(sweep)
-app.command()(fewshot)
-app.command()(evaluate)
-
-
-app.command()(barrier)
-
-
-@app.command()
-def demo(
-    seed: Seed = 0,
-    keep: Annotated[
-        Path | None, typer.Option(show_default=False, help="Keep the models in this folder.")
-    ] = None,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train two small models on real digits, fine-tune one, and move that onto the other."""
-    from transfusion.cli import views
-    from transfusion.demo import run
-
-    talk = Talk(quiet=quiet, verbose=False)
-    result = run(seed=seed, keep=keep, force=force, say=talk.note)
-    if as_json:
-        print_json(result)
-    else:
-        out.print(views.demo(result))
+for verb in (transport, merge, evaluate, sweep, barrier, fewshot, report, demo):
+    app.command()(verb)

@@ -83,11 +83,14 @@ class Talk:
                 nonlocal now
                 if (step.trial, step.sweep) != now:
                     now = (step.trial, step.sweep)
-                    self.detail(
-                        f"{step.trial}, sweep {step.sweep + 1}: objective {step.objective:.6g} before it"
-                    )
+                    if step.objective is not None:
+                        self.detail(
+                            f"{step.trial}, sweep {step.sweep + 1}: objective {step.objective:.6g} before it"
+                        )
                     bar.reset(task, total=step.total)
-                what = f"{step.trial}, sweep {step.sweep + 1} · {step.axis} · objective {step.objective:.4g}"
+                what = f"{step.trial}, sweep {step.sweep + 1} · {step.axis}"
+                if step.objective is not None:
+                    what += f" · objective {step.objective:.4g}"
                 bar.update(task, completed=step.done, what=what)
 
             yield show

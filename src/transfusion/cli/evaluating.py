@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transfusion.cli.console import Talk, command, err, out, print_json
-from transfusion.cli.options import ArchitectureFile, Device, Force, Jobs, Json, Quiet, one_of
+from transfusion.cli.options import PRECISE, ArchitectureFile, Device, Force, Jobs, Json, Quiet, one_of
 
 if TYPE_CHECKING:
     from transfusion.evaluation import Data
@@ -127,8 +127,7 @@ ResultFile = Annotated[
     Path | None, typer.Option("--output", "-o", show_default=False, help="Where to write: .json.")
 ]
 Precision = Annotated[
-    str,
-    typer.Option("--dtype", help="Compute in float32 or float64.", callback=one_of(("float32", "float64"))),
+    str, typer.Option("--dtype", help=f"Compute in {' or '.join(PRECISE)}.", callback=one_of(PRECISE))
 ]
 
 

@@ -77,8 +77,10 @@ def transport(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
+    from transfusion.record import Record
     from transfusion.transportation import Account
 
+    record = Record("transport")
     talk = Talk(quiet=quiet, verbose=verbose)
     moving = Moving(output, talk, dry_run, as_json, force, jobs)
     if repeat is not None:
@@ -103,7 +105,7 @@ def transport(
         calibrate=calibrate,
         keep_support=keep_support,
     )
-    account = Account("transport", command=command(), settings=settings)
+    account = Account("transport", command=command(), settings=settings, record=record)
 
     def prepare(journey: Journey) -> Transport | AdapterOutput:
         return journey.transport(
@@ -170,8 +172,10 @@ def merge(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
+    from transfusion.record import Record
     from transfusion.transportation import Account, Merging
 
+    record = Record("merge")
     talk = Talk(quiet=quiet, verbose=verbose)
     moving = Moving(output, talk, dry_run, as_json, force, jobs)
     if repeat is not None:
@@ -195,7 +199,7 @@ def merge(
         config=config,
         architecture=architecture,
     )
-    account = Account("merge", command=command(), settings=settings)
+    account = Account("merge", command=command(), settings=settings, record=record)
 
     def prepare(journey: Journey) -> Transport | AdapterOutput:
         return journey.merge(

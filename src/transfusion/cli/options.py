@@ -60,6 +60,10 @@ Figure = Annotated[
         "--output", "-o", show_default=False, help="Where to write: a figure (.png, .svg, .pdf) or .json."
     ),
 ]
+Result = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", show_default=False, help="Also write the result, as JSON, to this file."),
+]
 Treatment = Annotated[
     str | None,
     typer.Option(

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transfusion.cli.console import err, out, print_json
+from transfusion.cli.console import command, err, out, print_json
 from transfusion.cli.work import files_of
 from transfusion.errors import VerificationError
+
+if TYPE_CHECKING:
+    from transfusion.record import Record
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What becomes of a result of ``verify``: a proof that fails is a result, too."""
+
+    output: Path | None
+    force: bool
+    as_json: bool
+    record: Record
+
+    @classmethod
+    def begun(cls, output: Path | None, inputs: Iterable[Path], force: bool, as_json: bool) -> Proof:
+        """Before the work: the place is looked at, and the time."""
+        from transfusion.record import Record
+        from transfusion.writer import require_writable
+
+        if output is not None:
+            require_writable(output, force=force, inputs=inputs, folder=False)
+        return cls(output, force, as_json, Record("verify", command()))
+
+    def told(self, result: dict[str, Any]) -> None:
+        """Write and print it, as far as that was asked for."""
+        from transfusion.writer import publish_file, write_json
+
+        whole = self.record.of(result)
+        if self.output is not None:
+            publish_file(self.output, lambda staged: write_json(staged, whole), force=self.force)
+        if self.as_json:
+            print_json(whole)
 
 
 def draft(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
@@ -36,7 +71,7 @@ def draft(model: str, config: Path | None, output: Path | None, force: bool, as_
         out.print(f"draft written to {output}", markup=False)
 
 
-def prove(a: str, via: str, tolerance: float, as_json: bool) -> None:
+def prove(a: str, via: str, tolerance: float, proof: Proof) -> None:
     """Run A and π(A), and fail if they differ."""
     from transfusion.verification import verify as run
 
@@ -46,10 +81,9 @@ def prove(a: str, via: str, tolerance: float, as_json: bool) -> None:
         f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
         f" over {', '.join(found.outputs)}"
     )
-    if as_json:
-        reason = None if found.equal else found.reason
-        print_json({**asdict(found), "reason": reason, "equal": found.equal})
-    elif found.equal:
+    reason = None if found.equal else found.reason
+    proof.told({"a": a, "via": via, **asdict(found), "reason": reason, "equal": found.equal})
+    if found.equal and not proof.as_json:
         out.print(text, markup=False)
     if not found.equal:
         raise VerificationError(
@@ -61,19 +95,20 @@ def prove(a: str, via: str, tolerance: float, as_json: bool) -> None:
         )
 
 
-def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, as_json: bool) -> None:
+def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, proof: Proof) -> None:
     """Run A and B, and fail if π does not predict what B computes."""
     from transfusion.alignment import Alignment
     from transfusion.cli import views
     from transfusion.verification import predict
 
     pi = Alignment.load(via)
-    found = predict(a, onto or pi.provenance.target, via=pi, calibrate=calibrate)
+    b = onto or pi.provenance.target
+    found = predict(a, b, via=pi, calibrate=calibrate)
     every = found.mean
     axes = {id: asdict(one) for id, one in found.axes.items()}
-    if as_json:
-        print_json({**asdict(every), "holds": found.holds, "probes": found.probes, "axes": axes})
-    elif found.holds:
+    told = {**asdict(every), "holds": found.holds, "probes": found.probes, "axes": axes}
+    proof.told({"a": a, "b": b, "via": via, **told})
+    if found.holds and not proof.as_json:
         out.print(views.prediction(axes))
         out.print(f"{every}; shown: {found.probes}", markup=False)
     if not found.holds:
@@ -90,15 +125,14 @@ def turns(via: str) -> bool:
     return any(isinstance(map_, Rotation) for map_ in Alignment.load(via).maps.values())
 
 
-def certify(file: Path, class_name: str, config: Path | None, as_json: bool) -> None:
+def certify(file: Path, class_name: str, config: Path | None, proof: Proof) -> None:
     """Certify a table of one's own on a small model, and fail if it does not hold."""
     from transfusion.certification import certify_file
 
     certificate = certify_file(file, class_name, config)
-    if as_json:
-        checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
-        print_json({"passed": certificate.passed, "checks": checks})
-    else:
+    checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
+    proof.told({"architecture": str(file), "passed": certificate.passed, "checks": checks})
+    if not proof.as_json:
         for check in certificate.checks:
             out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
     if not certificate.passed:

@@ -209,36 +209,3 @@ def _about(part: str, told: dict[str, Any]) -> str:
     return (
         f"{part.capitalize()}: {told['question']}{classes}, on {told['examples']} examples of {told['data']}."
     )
-
-
-def demo(result: dict[str, Any]) -> RenderableType:
-    """The demo's two tables: gains over the base, on the task and on what the base could do before."""
-    return Group(
-        "",
-        _gains("A's fine-tune moved onto an independent B", result["onto_b"]),
-        "",
-        _gains("The same onto a successor of A whose units are shuffled", result["onto_successor"]),
-        "",
-        Text(
-            "Accuracy in %. Task: digits on a bad screen; support: plain digits; gains are over the first"
-            f" row.\nShuffling changed nothing that the successor computes: largest difference"
-            f" {result['proof']:.1g} in float64.",
-            style="dim",
-        ),
-    )
-
-
-def _gains(title: str, rows: dict[str, dict[str, float]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("")
-    for column in ("task", "gain", "support", "gain"):
-        table.add_column(column, justify="right")
-    first = next(iter(rows.values()))
-    for name, row in rows.items():
-        cells: list[str | Text] = [name]
-        for metric in ("task", "support"):
-            gain = row[metric] - first[metric]
-            style = "green" if gain > 0.05 else "red" if gain < -0.05 else "dim"
-            cells += [f"{row[metric]:.1f}", Text("" if row is first else f"{gain:+.1f}", style=style)]
-        table.add_row(*cells)
-    return table

@@ -95,20 +95,6 @@ def ways_of(alignments: Sequence[Alignment | None]) -> list[str]:
     return labels_of(alignments, VANILLA)
 
 
-def as_story(curves: dict[str, Barrier]) -> dict[str, Any]:
-    """All ways as one result; what they have in common is said once."""
-    stories = {label: curve.story() for label, curve in curves.items()}
-    common = ("a", "b", "data", "examples", "question", "dtype")
-    first = next(iter(stories.values()))
-    return {
-        **{key: first[key] for key in common},
-        "curves": [
-            {"label": label, **{key: value for key, value in story.items() if key not in common}}
-            for label, story in stories.items()
-        ],
-    }
-
-
 def require_suffix(output: Path) -> None:
     """Refuse, before any work is done, a kind of figure that nobody can draw."""
     if output.suffix not in (*DRAWN, ".json"):
@@ -151,6 +137,7 @@ def barrier(
 ) -> None:
     """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
     from transfusion.cli import views
+    from transfusion.interpolation import stories
     from transfusion.record import Record
 
     record, talk = Record("barrier", command()), Talk(quiet=quiet, verbose=False)
@@ -175,7 +162,7 @@ def barrier(
     )
     models = open_bases(a, b, None, talk)
     curves = Ways(points, shortcuts, batch, dtype).measure(models, via or [], asked, talk, vanilla=vanilla)
-    result = record.of(as_story(curves))
+    result = record.of(stories(curves))
     if output is not None:
         _publish(curves, result, output, force)
         result = {"written": str(output), **result}

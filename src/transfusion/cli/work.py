@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from transfusion.alignment import Alignment
     from transfusion.model import Model
+    from transfusion.record import Record
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,12 @@ def show(result: dict[str, Any], as_json: bool, text: str) -> None:
         out.print(text, markup=False)
 
 
-def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
+def timed(pi: Alignment, record: Record) -> Alignment:
+    """The same π, which tells how long it took to find."""
+    return replace(pi, provenance=replace(pi.provenance, run=record.run()))
+
+
+def report_alignment(pi: Alignment, output: Path, record: Record, as_json: bool) -> None:
     story = pi.provenance
     trace = story.objective
     moved = sum(not map_.is_identity() for map_ in pi.maps.values())
@@ -156,7 +162,7 @@ def report_alignment(pi: Alignment, output: Path, as_json: bool) -> None:
         )
     if story.advice:
         text += f"\n{story.advice['verdict']}: {story.advice['text']}"
-    show(result, as_json, text)
+    show({**record.head(), **result, "run": dict(story.run)}, as_json, text)
 
 
 def report_transport(story: dict[str, Any], output: Path, as_json: bool) -> None:

@@ -88,7 +88,8 @@ class Classes:
 
 def plain(name: object) -> str:
     """A name without case and without what stands between its words."""
-    return "".join(one for one in str(name).casefold() if one.isalnum())
+    told = str(name).casefold()
+    return "".join(one for one in told if one.isalnum()) or told.strip()
 
 
 def _words(label: str, told: Any, key: str) -> tuple[str, ...]:

@@ -80,7 +80,8 @@ class Data:
             model, live, dtype, found, self._classes(), linear, self._lender(), truncate=self.truncate
         )
         feed, asker, notes = matter.asked()
-        size = batch or fitting(live.module, asker, feed.heaviest, len(feed))
+        size = 1 if matter.alone(asker) else batch
+        size = size or fitting(live.module, asker, feed.heaviest, len(feed))
         headline = LOSS if asker.tokens else ACCURACY
         return self._scored(Meter(live, feed, asker, size, headline, notes=notes), found.task)
 
@@ -116,7 +117,7 @@ class Data:
         """The same meter with the metrics of a known task, and the headline that was asked for."""
         usual = TASKS[task].metrics if task and not meter.asker.tokens else (meter.headline,)
         chosen = self.metric or usual[0]
-        if (chosen == PERPLEXITY) > meter.asker.tokens or (chosen in (F1,) and meter.asker.classes != 2):
+        if (chosen == PERPLEXITY) > meter.asker.tokens or (chosen == F1 and meter.asker.classes != 2):
             raise DataError(
                 f"{meter.feed.label}: no {chosen} of the {meter.question}",
                 hint="perplexity is of next tokens, and f1 of two classes",

@@ -107,8 +107,11 @@ def evaluate(
     for model in opened:
         scores: list[Score] = []
         about = []
+        live = asked[0].live(model, dtype, device)
         for one in asked:
-            meter = one.meter(model, one.live(model, dtype, device), dtype=dtype, batch=batch)
+            if one.head != asked[0].head:
+                live = one.live(model, dtype, device)
+            meter = one.meter(model, live, dtype=dtype, batch=batch)
             about.append(meter.story())
             notes += meter.notes
             scores.append(_followed(meter, model.label, on_examples).measure())

@@ -24,11 +24,11 @@ def targets_of(examples: Examples, classes: Sequence[Sequence[str]], count: int,
     """
     if examples.labels is None:
         raise DataError(f"{examples.label}: no labels in it", hint="name the column of classes with --label")
-    lists = [names for names in classes if len(names) == count and not generic(names)]
+    lists = [names for names in classes if not generic(names)]
     said = _said(examples)
     if all(isinstance(one, int) for one in said):
         return _in_range([int(one) for one in said], count, examples.label, owner)
-    places = _places(lists)
+    places = _places(classes)
     numbers: dict[str, int] = {}
     unknown: list[str] = []
     for name in dict.fromkeys(map(str, said)):
@@ -55,8 +55,10 @@ def called(own: Sequence[str], classes: Classes | None, count: int, owner: str) 
             hint="give the classes that the model was trained with",
         )
     theirs = [names for names in (classes.names, classes.folders) if names] if classes else []
-    if len(own) != count or generic(own):
+    if len(own) != count:
         return theirs
+    if generic(own):
+        return [*theirs, tuple(own)]
     if classes is None or {plain(name) for name in own} != {plain(name) for name in classes.names}:
         return [tuple(own)]
     places = {plain(name): place for place, name in enumerate(classes.names)}

@@ -29,6 +29,7 @@ HALF = ([0.5] * 3, [0.5] * 3)
 _SQUARE = ("CLIP", "Bit", "Chinese")
 """Processors of transformers that take a single number for the shortest side; the others for a square."""
 _BILINEAR = ("ViT", "DINOv3ViT")
+SQUARE = "{label}: images are made square for it, where its own library keeps their proportions"
 ASSUMED = (
     "{label}: nothing in its folder says how images are prepared; they are cropped to the frame and scaled"
     " as for made-up images"
@@ -119,18 +120,34 @@ class Eye:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return () if self.preparation else (ASSUMED.format(label=self.subject.model.label),)
+        """What the user should know about images that are prepared in another way than the model's own."""
+        if self.preparation:
+            return ()
+        text = SQUARE if self.subject.takes("patches") else ASSUMED
+        return (text.format(label=self.subject.model.label),)
 
     def inputs(self, pictures: list[Picture]) -> dict[str, Tensor]:
         """The model's inputs for some pictures."""
         if self.preparation is not None:
-            pixels = torch.stack([self.preparation(picture) for picture in pictures])
+            pixels = _stacked(pictures, [self.preparation(picture) for picture in pictures])
         else:
             frame = size(self.subject)
             mode = "RGB" if frame[0] == 3 else "L"
             seen = torch.stack([fitted(picture.opened(mode), frame) for picture in pictures])
             pixels = normalised(self.subject, seen)
         return image_inputs(self.subject, pixels)
+
+
+def _stacked(pictures: list[Picture], prepared: list[Tensor]) -> Tensor:
+    """All images as one tensor; a preparation that neither resizes nor crops may leave them different."""
+    for picture, one in zip(pictures, prepared, strict=True):
+        if one.shape != prepared[0].shape:
+            raise DataError(
+                f"{picture.name}: {tuple(one.shape)} when prepared, and {pictures[0].name} is"
+                f" {tuple(prepared[0].shape)}",
+                hint="the model's preparation does not resize; give images of one size",
+            )
+    return torch.stack(prepared)
 
 
 def _preparation(subject: Subject) -> Preparation | None:
@@ -145,7 +162,8 @@ def _preparation(subject: Subject) -> Preparation | None:
         about = {**(getattr(subject.module, "pretrained_cfg", None) or {})}
         about |= config.get("pretrained_cfg") or {}
         return _of_timm(about, size(subject)[1:], mode) if about.get("mean") else None
-    if subject.takes("patches") or not any(key in told for key in ("image_mean", "size", "do_resize")):
+    sized = "size" in told or told.get("do_resize") is False
+    if subject.takes("patches") or not sized:
         return None
     return _of_transformers(told, mode)
 

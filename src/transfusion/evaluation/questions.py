@@ -64,6 +64,13 @@ class Matter:
                 hint="give what the model reads",
             )
 
+    def alone(self, asker: Asker) -> bool:
+        """Whether the library takes one text at a time, because it could not tell where others end."""
+        config: Any = getattr(self.live.module, "config", None)
+        classed = isinstance(asker, Headed) and asker.asks is Question.CLASS
+        texts = self.examples.texts is not None and hasattr(config, "pad_token_id")
+        return classed and texts and config.pad_token_id is None
+
     # ── images ───────────────────────────────────────────────────────────────────────────────
 
     def _of_images(self) -> tuple[Feed, Asker, tuple[str, ...]]:
@@ -87,7 +94,9 @@ class Matter:
             )
         self.classes.require_templates()
         reader = self._reader()
-        prompts, _ = reader.read(self.classes.prompts(), self.classes.label, truncate=self.truncate)
+        prompts, _ = reader.read(
+            self.classes.prompts(), self.classes.label, truncate=self.truncate, what="prompt"
+        )
         return ZeroShot(self.live, self.dtype, self.examples.label, self.classes, reader, prompts)
 
     # ── texts ────────────────────────────────────────────────────────────────────────────────
@@ -109,6 +118,8 @@ class Matter:
         else:
             asker = self._headed(dict(feed.heaviest().inputs))
         notes = [f"{self.examples.label}: {cut} of {len(texts)} texts were cut"] if cut else []
+        if self.alone(asker):
+            notes.append(f"{self.model.label}: one text at a time, for its configuration has no pad_token_id")
         if not asker.tokens:
             feed = Texts(feed.label, tokens, reader, takes, self._targets(asker))
         return feed, asker, tuple(notes)

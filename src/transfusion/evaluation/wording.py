@@ -12,7 +12,7 @@ from torch import Tensor
 from transfusion.errors import DataError
 from transfusion.live import library
 from transfusion.probing.subject import Subject
-from transfusion.probing.tokenizers import FILES, tokenizer_of
+from transfusion.probing.tokenizers import FILES, Tokenizer, tokenizer_of
 
 Tokens = dict[str, list[int]]
 """What one example becomes: its tokens and, for pairs, which text each is of."""
@@ -43,7 +43,7 @@ class Reader:
         for one in (subject, *others):
             tokenizer, reason = tokenizer_of(one)
             if tokenizer is not None:
-                return _open_clip(subject) if _bundled(one) else _transformers(subject, one)
+                return _open_clip(subject, tokenizer) if _bundled(one) else _transformers(subject, one)
             reasons.append(reason)
         raise DataError(
             f"{subject.model.label}: texts cannot be given to it: {reasons[0]}",
@@ -51,17 +51,19 @@ class Reader:
         )
 
     def read(
-        self, texts: Sequence[tuple[str, ...]], label: str, *, truncate: bool
+        self, texts: Sequence[tuple[str, ...]], label: str, *, truncate: bool, what: str = "example"
     ) -> tuple[list[Tokens], int]:
         """The tokens of all texts, and how many were cut; without leave to cut, long ones are refused."""
         found, cut = [], 0
         for number, text in enumerate(texts, 1):
             tokens = self.encode(text)
             length = len(tokens["input_ids"])
+            if not length:
+                raise DataError(f"{label}: {what} {number} has no tokens", hint="take empty texts out")
             if self.room is not None and length > self.room:
                 if not truncate:
                     raise DataError(
-                        f"{label}: example {number} has {length} tokens, and {self.name} takes {self.room}",
+                        f"{label}: {what} {number} has {length} tokens, and {self.name} takes {self.room}",
                         hint="cut such texts with --truncate, or take them out",
                     )
                 tokens, cut = self.shorten(text, self.room), cut + 1
@@ -70,7 +72,7 @@ class Reader:
 
     def inputs(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """The model's inputs for some texts."""
-        long = max(1, *(len(one["input_ids"]) for one in tokens))
+        long = max(len(one["input_ids"]) for one in tokens)
         if self.full and self.room is not None:
             long = self.room
         ids = [one["input_ids"] + [self.pad] * (long - len(one["input_ids"])) for one in tokens]
@@ -91,21 +93,19 @@ def _bundled(subject: Subject) -> bool:
     return subject.model.family.library == "open_clip" and not present
 
 
-def _open_clip(subject: Subject) -> Reader:
-    made: Any = library("open_clip").SimpleTokenizer()
-    first, last = int(made.sot_token_id), int(made.eot_token_id)
-
+def _open_clip(subject: Subject, tokenizer: Tokenizer) -> Reader:
     def encode(text: tuple[str, ...]) -> Tokens:
-        return {"input_ids": [first, *made.encode(_one(subject, text)), last]}
+        return {"input_ids": tokenizer.framed(tokenizer.encode(_one(text)))}
 
     def shorten(text: tuple[str, ...], room: int) -> Tokens:
-        return {"input_ids": [*encode(text)["input_ids"][: room - 1], last]}
+        end = len(tokenizer.after)
+        return {"input_ids": [*encode(text)["input_ids"][: room - end], *tokenizer.after]}
 
     pad = int(subject.settings.get("pad_id") or 0)
     return Reader(subject.name, encode, shorten, subject.positions, pad, True, False, frozenset())
 
 
-def _one(subject: Subject, text: tuple[str, ...]) -> str:
+def _one(text: tuple[str, ...]) -> str:
     """Models with one kind of text get a pair as one text."""
     return " ".join(text)
 
@@ -122,7 +122,7 @@ def _transformers(subject: Subject, owner: Subject) -> Reader:
     single = not of_transformers or siglip or subject.model.family.name.startswith("clip")
 
     def call(text: tuple[str, ...], **more: Any) -> Tokens:
-        given = (_one(subject, text),) if single else text
+        given = (_one(text),) if single else text
         found = made(*given, verbose=False, **more)
         return {name: list(found[name]) for name in ("input_ids", "token_type_ids") if name in found}
 
@@ -130,7 +130,9 @@ def _transformers(subject: Subject, owner: Subject) -> Reader:
     limit = int(made.model_max_length)
     if limit < 1_000_000:  # the library writes a huge number where there is no limit
         room = limit if room is None else min(room, limit)
-    pad = made.pad_token_id if made.pad_token_id is not None else subject.token("pad", "eos")
+    of_tokenizer, of_config = made.pad_token_id, subject.token("pad")
+    pads = (of_tokenizer, of_config) if single else (of_config, of_tokenizer)  # classifiers look for theirs
+    pad = next((one for one in pads if one is not None), subject.token("eos"))
     return Reader(
         subject.name,
         call,

@@ -83,12 +83,12 @@ def advise(search: Search, trial: Trial) -> Advice:
 
     Where everything is at home there is no null to search for: chance has been measured already.
     """
-    agreed = _agreements(search.weights, trial.maps, search.axes, search.workers)
+    agreed = agreements(search.weights, trial.maps, search.axes, search.workers)
     null = {} if trial.name == AT_HOME else _null(search)
     return _conclude(trial.trace[0], trial.trace[-1], _margins(search, agreed, null))
 
 
-def _agreements(
+def agreements(
     weights: Weights, maps: Mapping[str, Map], ids: Iterable[str], workers: Workers
 ) -> dict[str, float]:
     """For every axis, the correlation of all that belongs to it in π(A) and B."""
@@ -134,7 +134,7 @@ def _null(search: Search) -> dict[str, float]:
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
     middle, whole = _middle(search)
     trial = Search(weights, brief, seed=search.seed, workers=search.workers, only=middle).run()
-    return _agreements(weights, trial.maps, whole, search.workers)
+    return agreements(weights, trial.maps, whole, search.workers)
 
 
 def _middle(search: Search) -> tuple[list[str], list[str]]:

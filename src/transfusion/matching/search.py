@@ -44,7 +44,7 @@ class Step:
     done: int
     total: int
     axis: str
-    objective: float
+    objective: float | None
 
 
 @dataclass

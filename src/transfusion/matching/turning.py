@@ -62,7 +62,7 @@ def _tried(heard: Hearing, options: Functional, on_step: Callable[[Step], None])
     total, done = sum(space.parent is None for space in architecture.free()), count(1)
 
     def on_axis(id: str) -> None:
-        on_step(Step("pass", 0, next(done), total, id, 0.0))
+        on_step(Step("pass", 0, next(done), total, id, None))
 
     found = correspond(heard.evidence, options, on_axis=on_axis)
     return _Turned(found, qualities(heard.held_out, found.maps), architecture)

@@ -14,6 +14,7 @@ from transfusion.alpha import Alpha
 from transfusion.card import card, licence_of
 from transfusion.checkpoint import MEMORY
 from transfusion.model import Model
+from transfusion.record import RUN, Record
 
 if TYPE_CHECKING:
     from transfusion.transportation.merging import Merging
@@ -46,6 +47,8 @@ class Account:
     """What else is needed to do it again."""
     arrival: Mapping[str, Any] | None = None
     """How much of the change was found in B's outputs, where that was asked."""
+    record: Record | None = None
+    """Begun before the work, if its time is to be told."""
 
     def of(
         self,
@@ -89,8 +92,9 @@ class Account:
         """The files that tell it: to programs, and to people."""
         inputs = (*story["finetuned"], story["base"], story["onto"])
         licences = {one["name"]: one["licence"] for one in inputs}
+        told = {**story, RUN: self.record.run()} if self.record else story
         return {
-            FILE: json.dumps(story, indent=2, ensure_ascii=False) + "\n",
+            FILE: json.dumps(told, indent=2, ensure_ascii=False) + "\n",
             "README.md": card(story, licences, self.command),
         }
 

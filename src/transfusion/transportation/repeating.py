@@ -16,6 +16,7 @@ from transfusion.errors import CheckpointError, MismatchError, SettingError, Ver
 from transfusion.matching import align
 from transfusion.methods import Method
 from transfusion.model import Model, take_hashes
+from transfusion.record import Record
 from transfusion.transportation.account import FILE, Account
 from transfusion.transportation.adapter_output import AdapterOutput
 from transfusion.transportation.dense import Transport
@@ -86,6 +87,7 @@ class Rerun:
     def prepare(self, aligner: Aligner = align) -> Transport | AdapterOutput:
         """The same output, prepared again from the same inputs; others are refused."""
         story, settings = self.story, self.story["settings"]
+        record = Record(story["verb"])
         config = settings.get("config") and Path(settings["config"])
         base, onto = (Model.open(self._place(story[role]), config=config) for role in ("base", "onto"))
         take_hashes(base, onto)
@@ -93,7 +95,8 @@ class Rerun:
             self._require(model.label, model.digest, story[role])
         journey = Journey.between(base, onto, self._alignment(base, onto, aligner))
         finetuned = [self._finetune(one, config) for one in story["finetuned"]]
-        account = Account(story["verb"], story["kind"], story["command"], settings, story.get("arrival"))
+        told = story["verb"], story["kind"], story["command"], settings, story.get("arrival")
+        account = Account(*told, record)
         common: dict[str, Any] = {
             "dtype": story["dtype"],
             "trust_base": True,  # their content is known

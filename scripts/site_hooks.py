@@ -1,0 +1,145 @@
+"""What the documents need while `mkdocs build` runs, so that the site asks no network for anything.
+
+- Formulas become MathML, which browsers draw themselves.
+- ``<!-- code: transfusion/alpha.py Alpha.at -->`` becomes the code of that name as it is now.
+- Pictures that are SVG become a part of the page, in the colours of its theme.
+- CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which lie beside docs/, become pages.
+- Pages in the navigation whose verb or file does not exist yet are left out of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pages import commands
+
+ROOT = Path(__file__).parent.parent
+BESIDE = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changes.md": "CHANGELOG.md",
+    "examples/tiny_talker.md": "examples/tiny_talker.py",
+    "notebooks/first_steps.ipynb": "notebooks/first_steps.ipynb",
+    "notebooks/lora_to_a_new_release.ipynb": "notebooks/lora_to_a_new_release.ipynb",
+}
+"""Pages that lie outside docs/, by the place that they have on the site."""
+_CODE = re.compile(r"^<!-- code: (\S+) (\S+) -->$", re.MULTILINE)
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+_PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]*pictures/([\w-]+\.svg))"\s*/?>')
+_SCRIPT = re.compile(r"<script\b[^>]*>.*?</script>", re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Leave pages out of the navigation that are not there yet."""
+    config.nav = _present(config.nav, Path(config.docs_dir))
+    return config
+
+
+def _awaited(place: str) -> bool:
+    """Whether a page is about a verb that this version does not have."""
+    folder, _, name = place.rpartition("/")
+    return folder == "verbs" and name != "index.md" and name.removesuffix(".md") not in commands()
+
+
+def _present(nav: list[Any], docs: Path) -> list[Any]:
+    kept: list[Any] = []
+    for entry in nav:
+        title, target = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
+        if isinstance(target, list):
+            kept.append({title: _present(target, docs)})
+        elif _awaited(target):
+            continue
+        elif (docs / target).exists() or (ROOT / BESIDE.get(target, "/nowhere")).exists():
+            kept.append(entry)
+    return kept
+
+
+def with_pages_beside(files: Files, config: Any) -> Files:
+    """Add the pages that lie outside docs/, before the notebooks are looked for; remove those that wait."""
+    for file in list(files):
+        if _awaited(file.src_uri):
+            files.remove(file)
+    for place, source in BESIDE.items():
+        if not (ROOT / source).exists():
+            continue
+        if source.endswith(".py"):
+            text = f"# `{source}`\n\n```python\n{(ROOT / source).read_text()}```\n"
+            files.append(File.generated(config, place, content=text))
+        elif source.endswith(".md"):
+            text = (
+                (ROOT / source).read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changes.md")
+            )
+            files.append(File.generated(config, place, content=text))
+        else:
+            files.append(File(source, str(ROOT), config.site_dir, config.use_directory_urls))
+    return files
+
+
+on_files: Any = event_priority(100)(with_pages_beside)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put code into its places, and point links at pages that lie outside docs/ to where they are here."""
+    up = "../" * page.file.src_uri.count("/")
+    for place, source in BESIDE.items():
+        markdown = markdown.replace(f"]({up}../{source}", f"]({up}{place}")
+    return _CODE.sub(lambda found: code(found[1], found[2]), markdown)
+
+
+def code(file: str, name: str) -> str:
+    """A function, a class or a method as a block of code, with where it stands."""
+    path = ROOT / "src" / file
+    lines = path.read_text().splitlines()
+    first, last = _extent(path, name)
+    text = "\n".join(lines[first - 1 : last])
+    indent = len(text) - len(text.lstrip())
+    text = "\n".join(line[indent:] for line in text.splitlines())
+    return f'```python title="src/{file}, line {first}"\n{text}\n```'
+
+
+def _extent(path: Path, name: str) -> tuple[int, int]:
+    """The first and the last line of what is called ``name``, decorators included."""
+    body: Any = ast.parse(path.read_text()).body
+    found: Any = None
+    for part in name.split("."):
+        found = next((node for node in body if getattr(node, "name", None) == part), None)
+        if found is None:
+            raise PluginError(f"{path.relative_to(ROOT)} has no {name}; a page of docs/ wants to show it")
+        body = found.body
+    return min([found.lineno, *(one.lineno for one in found.decorator_list)]), found.end_lineno
+
+
+def on_page_content(content: str, page: Any, **_: Any) -> str:
+    """Formulas, pictures, and nothing from elsewhere."""
+    content = _MATH.sub(_formula, content)
+    content = _PICTURE.sub(lambda found: _drawn(found[1], found[3]), content)
+    if page.file.src_uri.endswith(".ipynb"):
+        content = _SCRIPT.sub(lambda found: "" if "://" in found[0] else found[0], content)
+    return content
+
+
+def _formula(found: re.Match[str]) -> str:
+    display = "block" if found[1] == "div" else "inline"
+    written = html.unescape(found[3]).strip()
+    formula = convert(written, display=display)
+    if "\\" in formula:
+        raise PluginError(f"a formula has a command that cannot be drawn: {written}")
+    return f'<div class="formula">{formula}</div>' if display == "block" else formula
+
+
+def _drawn(about: str, name: str) -> str:
+    """A picture in the page itself: its colours are those of the theme, not those of its own style."""
+    svg = (ROOT / "docs" / "pictures" / name).read_text()
+    svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)
+    return f'<figure class="drawn" role="img" aria-label="{about}">{svg}</figure>'

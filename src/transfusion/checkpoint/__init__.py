@@ -1,0 +1,240 @@
+"""Checkpoints: headers first, bytes when asked for.
+
+A safetensors file, a ``.pt``/``.bin`` file, or a folder in the style of transformers, open_clip or timm.
+Opening one reads the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through
+torch's restricted unpickler and nothing else. `Checkpoint.of` is one in memory, without any file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from transfusion.checkpoint.files import FLOATS, SAFETENSORS_DTYPES, TensorInfo, headers, read_json, unpickle
+from transfusion.checkpoint.folders import WEIGHTS, weights_in
+from transfusion.checkpoint.numbers import BLOCK, all_finite, content, row_blocks, tensor_digest
+from transfusion.errors import CheckpointError, listing
+from transfusion.references import PICKLES, resolve
+
+__all__ = [
+    "BLOCK",
+    "CONFIGS",
+    "FLOATS",
+    "MAPPED",
+    "MEMORY",
+    "SAFETENSORS_DTYPES",
+    "WEIGHTS",
+    "Checkpoint",
+    "Rows",
+    "TensorInfo",
+    "all_finite",
+    "content",
+    "headers",
+    "read_json",
+    "row_blocks",
+    "tensor_digest",
+]
+
+CONFIGS = ("config.json", "open_clip_config.json")
+MEMORY = Path("<memory>")
+"""Where a checkpoint is that no file holds."""
+
+MAPPED = 2**25
+"""After so many bytes files are mapped anew: what was read through a mapping counts as memory in use."""
+
+
+Rows: TypeAlias = slice | Tensor
+"""Some of the first dimension: from one place to another, or by their numbers."""
+
+
+@dataclass
+class Checkpoint:
+    """A model on disk, or in memory: its tensors by name, its configuration, and its other files."""
+
+    label: str
+    """As the user wrote it."""
+    root: Path
+    """The folder, or the file itself."""
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[Path, ...]
+    """The files with weights, in order."""
+    config: dict[str, Any] | None = None
+    config_name: str | None = None
+    module: nn.Module | None = field(default=None, repr=False)
+    """The module whose tensors these are, if it was given in memory."""
+    _open: dict[Path, Any] = field(default_factory=dict, repr=False)
+    _seen: int = field(default=0, repr=False)
+    """How much has been read through the files that are open now."""
+    _stamps: dict[Path, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
+    """The size and the time of every file when it was opened."""
+
+    def __post_init__(self) -> None:
+        self._stamps = {file: _stamp(file) for file in self.files}
+
+    def require_unchanged(self) -> None:
+        """Refuse files that somebody has changed since they were opened."""
+        changed = [file.name for file, stamp in self._stamps.items() if _stamp(file) != stamp]
+        if changed:
+            raise CheckpointError(
+                f"{self.label}: {listing(changed)} changed while it was being read",
+                hint="run again when nobody is writing to it",
+            )
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """One tensor, or some of its rows, as it is stored."""
+        info = self.tensors[name]
+        try:
+            tensor: Tensor = (
+                self._unpickled(info.file)[name]
+                if info.file.suffix in PICKLES
+                else self._mapped(info.file).get_tensor(name)
+            )
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{info.file}: {name} cannot be read ({error})",
+                hint="the file changed or was damaged after it was opened; fetch it again",
+            ) from error
+        if rows is not None:
+            tensor = tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+        self._seen += tensor.nbytes
+        return tensor
+
+    def _unpickled(self, file: Path) -> dict[str, Tensor]:
+        if file not in self._open:
+            self._open[file] = unpickle(file)
+        state: dict[str, Tensor] = self._open[file]
+        return state
+
+    def _mapped(self, file: Path) -> Any:
+        if self._seen > MAPPED:
+            self.release()
+        opened = self._open.get(file)
+        if opened is None:
+            opened = self._open[file] = safe_open(file, framework="pt")
+        return opened
+
+    def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
+        """One tensor, or some of its rows; values that are not numbers are refused."""
+        tensor = self.read(name, rows)
+        if tensor.is_floating_point() and not all_finite(tensor):
+            raise CheckpointError(
+                f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
+                " infinite values",
+                hint="the model is broken, or was saved in a type too small for it",
+            )
+        return tensor
+
+    def release(self) -> None:
+        """Close the files that are read by mapping them; they are opened again when they are needed."""
+        for file in [file for file in self._open if file.suffix not in PICKLES]:
+            self._open.pop(file, None)
+        self._seen = 0
+
+    @property
+    def in_memory(self) -> bool:
+        return self.root == MEMORY
+
+    @property
+    def told_by(self) -> str | None:
+        """What the configuration is called in messages."""
+        return "its configuration" if self.in_memory else self.config_name
+
+    @property
+    def parameters(self) -> int:
+        return sum(torch.Size(info.shape).numel() for info in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def companions(self) -> list[Path]:
+        """The folder's other files that belong to a model: tokenizer, processor, generation."""
+        if not self.root.is_dir():
+            return []
+        skipped = {*CONFIGS, "transfusion.json", "README.md", ".gitattributes"}
+        return [
+            path
+            for path in sorted(self.root.iterdir())
+            if path.is_file()
+            and path.suffix not in PICKLES | {".safetensors", ".h5", ".msgpack", ".onnx", ".ot"}
+            and path.name not in skipped
+            and not path.name.endswith(".index.json")
+        ]
+
+    @classmethod
+    def open(
+        cls, reference: str | Path, *, config: str | Path | Mapping[str, Any] | None = None
+    ) -> Checkpoint:
+        """Find a model and read its headers; ``config`` is used instead of one that is found beside it."""
+        root = resolve(reference)
+        tensors = weights_in(root)
+        if not tensors:
+            raise CheckpointError(
+                f"{reference}: there is not a single tensor in it", hint="is this the right file?"
+            )
+        files = tuple(dict.fromkeys(info.file for info in tensors.values()))
+        checkpoint = cls(str(reference), root, tensors, files)
+        folder = root if root.is_dir() else root.parent
+        beside = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
+        if config is not None:
+            checkpoint.configure(config)
+        elif beside is not None:
+            checkpoint.config, checkpoint.config_name = read_json(beside), beside.name
+        return checkpoint
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        config: str | Path | Mapping[str, Any] | None = None,
+        label: str = "a state dict in memory",
+        module: nn.Module | None = None,
+    ) -> Checkpoint:
+        """Tensors in memory as a checkpoint; they are shared, not copied."""
+        _refuse_what_holds_no_values(tensors, label)
+        checkpoint = cls(label, MEMORY, {}, (), module=module)
+        if config is not None:
+            checkpoint.configure(config)
+        # Named as a pickle that is open already: `read` and `release` need not know that there is no file.
+        file = MEMORY / WEIGHTS[3 if checkpoint.config_name == CONFIGS[1] else 2]
+        here = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        checkpoint.tensors = {
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file) for name, tensor in here.items()
+        }
+        checkpoint.files, checkpoint._open = (file,), {file: here}
+        return checkpoint
+
+    def configure(self, config: str | Path | Mapping[str, Any]) -> None:
+        """Use this configuration: a file of JSON, or its content."""
+        self.config = dict(config) if isinstance(config, Mapping) else read_json(Path(config))
+        self.config_name = CONFIGS["model_cfg" in self.config]
+
+
+def _refuse_what_holds_no_values(tensors: Mapping[str, Tensor], label: str) -> None:
+    odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if odd or not tensors:
+        raise CheckpointError(
+            f"{label}: a mapping of names to tensors was expected"
+            + (f", and {listing(odd)} are something else" if odd else ", and it is empty"),
+            hint="give a module, or its state_dict() alone",
+        )
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{label}: {len(empty)} tensor(s) have no values yet (device meta): {listing(empty)}",
+            hint="load the weights into memory first, without offloading",
+        )
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        told = file.stat()
+    except OSError:
+        return None
+    return told.st_size, told.st_mtime_ns

@@ -1,0 +1,43 @@
+"""The numbers of a tensor: whether they are any, some rows at a time, their bytes and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**19
+"""How many numbers are worked on at a time, unless a single row has more: few enough to stay in a cache."""
+
+
+def all_finite(tensor: Tensor, stored_as: torch.dtype | None = None) -> bool:
+    """Whether all values are numbers, in their own type and in the one that they are to be stored in.
+
+    The smallest and the largest show it at a fraction of the cost of looking at each: NaN would be both.
+    """
+    if not tensor.numel():
+        return True
+    ends = torch.stack(torch.aminmax(tensor))
+    return bool(torch.isfinite(ends if stored_as is None else ends.to(stored_as)).all())
+
+
+def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slice]:
+    """The rows of a tensor in blocks of at most so many numbers, or of one row; without limit, all."""
+    height = shape[0] if shape else 1
+    width = max(1, torch.Size(shape[1:]).numel())
+    step = max(1, height if limit is None else limit // width)
+    return (slice(start, min(start + step, height)) for start in range(0, height, step))
+
+
+def tensor_digest(tensor: Tensor) -> bytes:
+    """A hash of dtype, shape and content."""
+    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    digest.update(content(tensor))
+    return digest.digest()
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, as a file has them."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,302 @@
+"""The demo on images: vision transformers, scikit-learn's digits, and much noise.
+
+Two vision transformers learn the same digits from different seeds: the bases A and B. A is fine-tuned on
+a shifted domain, digits in noise; its head stays as it is, as in the paper. Then the fine-tune moves
+to B without any data. Independent models are the hard case. In the second, which has an answer to be
+found, the new release is A trained on and its units shuffled: weights have drifted, names are lost.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
+from transfusion.demo.training import Schedule, draw, fit
+from transfusion.demo.workplace import write_result
+from transfusion.interpolation import barrier, stories
+from transfusion.live import library
+from transfusion.matching import align
+from transfusion.record import Record
+from transfusion.transportation import apply, transport
+from transfusion.verification import verify
+from transfusion.writer import write_json
+
+METHODS = {
+    "naive": "τ as it is",
+    "transfusion": "π(τ), the paper's π",
+    "guarded": "π(τ), guarded",
+    "functional": "π(τ), functional",
+}
+SWEPT = ("naive", "transfusion", "functional")
+SWEEP = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
+VIT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 1,
+    "num_labels": 10,
+    "initializer_range": 0.03,
+}
+MEAN, DEVIATION = 0.5, 0.25
+"""What the models' preparation takes from pixels between 0 and 1, and divides them by."""
+BLACK = (0 - MEAN) / DEVIATION
+TURN, GROW, SHIFT = 0.2, 0.12, 0.22
+"""How far images are turned (radians), enlarged, and moved (in halves of the image) while models learn."""
+
+
+class Plan(NamedTuple):
+    """How long everything takes."""
+
+    pretraining: Schedule = Schedule(400, 2e-3)
+    continued: Schedule = Schedule(150, 1e-3)
+    tuning: Schedule = Schedule(120, 1e-3)
+    tests: int = 500
+    """Images that nobody is trained on."""
+    draws: int = 5
+    """How often each of them is shown, in other noise."""
+    noise: float = 0.5
+    """Its standard deviation, where black is 0 and white is 1."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images and labels, to learn from and to be tested on."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @classmethod
+    def load(cls, tests: int, seed: int) -> Digits:
+        """All digits in an order of the seed's own: the first ones are for tests."""
+        bundle = library("sklearn.datasets", extra="demo").load_digits()
+        images = (torch.tensor(bundle.images, dtype=torch.float32)[:, None] / 16 - MEAN) / DEVIATION
+        labels = torch.tensor(bundle.target)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+        test, train = order[:tests], order[tests:]
+        return cls((images[train], labels[train]), (images[test], labels[test]))
+
+
+def in_noise(images: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    """The shifted domain: every pixel is off by some number."""
+    return images + noise / DEVIATION * torch.randn(images.shape, generator=generator)
+
+
+def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images turned, resized and moved a little, each in its own way; what is new at the edges is black."""
+    turn, size, right, down = (2 * torch.rand(4, len(images), generator=generator) - 1).unbind()
+    turn, size = TURN * turn, 1 + GROW * size
+    across, along = size * turn.cos(), size * turn.sin()
+    rows = ((across, -along, SHIFT * right), (along, across, SHIFT * down))
+    views = torch.stack([torch.stack(row, 1) for row in rows], 1)
+    grid = nn.functional.affine_grid(views, list(images.shape), align_corners=False)
+    return nn.functional.grid_sample(images - BLACK, grid, align_corners=False) + BLACK
+
+
+class Workshop(NamedTuple):
+    """What all steps of the demo share."""
+
+    plan: Plan
+    digits: Digits
+    folder: Path
+    seed: int
+
+    def base(self, number: int) -> Any:
+        """A model that knows digits, from a seed of its own."""
+        transformers = library("transformers")
+        torch.manual_seed(10 * self.seed + number)
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
+        return self.taught(model, self.plan.pretraining, number)
+
+    def tuned(self, base: Any, number: int) -> Any:
+        """The base, trained on the shifted domain with its head frozen."""
+        model = copy.deepcopy(base)
+        model.classifier.requires_grad_(False)
+        return self.taught(model, self.plan.tuning, number, noise=self.plan.noise)
+
+    def taught(self, model: Any, schedule: Schedule, number: int, *, noise: float = 0.0) -> Any:
+        """The model, trained on digits, which it never sees twice in the same way."""
+        images, labels = self.digits.train
+
+        def loss(generator: torch.Generator) -> Tensor:
+            batch = draw(len(images), schedule, generator)
+            seen = distorted(images[batch], generator)
+            logits = model(in_noise(seen, noise, generator) if noise else seen).logits
+            return nn.functional.cross_entropy(logits, labels[batch])
+
+        fit(model.train().parameters(), loss, schedule, seed=10 * self.seed + number)
+        return model.eval()
+
+    def save(self, model: Any, name: str) -> Path:
+        """Save a model with the preparation of its images."""
+        place = self.folder / name
+        model.save_pretrained(place)
+        write_json(place / "preprocessor_config.json", PREPARATION)
+        return place
+
+    # measuring
+
+    def shown(self, draws: int) -> tuple[Tensor, Tensor]:
+        """The tests in noise."""
+        images, labels = self.digits.test
+        generator = torch.Generator().manual_seed(7)
+        seen = [in_noise(images, self.plan.noise, generator) for _ in range(draws)]
+        return torch.cat(seen), labels.repeat(draws)
+
+    def judged(self, draws: int) -> Judged:
+        """What the tests are."""
+        count = len(self.digits.test[0])
+        question = "class of every example"
+        return Judged(
+            data("digits in noise", draws * count, question, 10),
+            data("plain digits", count, question, 10),
+        )
+
+    def measure(self, model: Any, draws: int) -> Both:
+        """A model on the task and on the plain digits."""
+        images, labels = self.shown(draws)
+        plain, theirs = self.digits.test
+
+        def ask(batch: Tensor) -> Tensor:
+            logits: Tensor = model(batch).logits
+            return logits
+
+        return Both(score(answers(ask, images), labels), score(answers(ask, plain), theirs))
+
+    def save_tests(self) -> None:
+        """The tests as files, for other verbs."""
+        for name, (images, labels) in (("task", self.shown(1)), ("support", self.digits.test)):
+            tensors = {"pixel_values": images.contiguous(), "labels": labels.contiguous()}
+            save_file(tensors, self.folder / f"{name}.safetensors")
+
+
+PREPARATION = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": False,
+    "do_rescale": True,
+    "rescale_factor": 1 / 16,
+    "do_normalize": True,
+    "image_mean": [MEAN],
+    "image_std": [DEVIATION],
+}
+
+
+def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | None = None) -> dict[str, Any]:
+    """Train, align, transport, and measure; everything is kept in the folder."""
+    plan = plan or Plan()
+    shop = Workshop(plan, Digits.load(plan.tests, seed), folder, seed)
+    shop.save_tests()
+    say("training A and B on digits, from different seeds …")
+    a, b = shop.base(1), shop.base(2)
+    say("fine-tuning A on digits in noise (and B too, to know the ceiling) …")
+    tuned, ceiling = shop.tuned(a, 3), shop.tuned(b, 4)
+    for name, model in (("a", a), ("b", b), ("a-tuned", tuned), ("b-tuned", ceiling)):
+        shop.save(model, name)
+    say("aligning, and moving the fine-tune onto B …")
+    moved = {method: move(folder, method, "b") for method in METHODS}
+    onto_b = table(shop, "B", (b, moved, ceiling), "evaluation")
+    say("the same onto a successor of A whose units are shuffled …")
+    successor = shop.taught(copy.deepcopy(a), plan.continued, 5)
+    proof = shuffle(shop, successor)
+    moved_on = {method: move(folder, method, "successor") for method in METHODS}
+    own = shop.tuned(successor, 6)
+    shop.save(own, "successor-tuned")
+    models = (load(folder / "successor"), moved_on, own)
+    onto_successor = table(shop, "successor", models, "evaluation-successor")
+    say("other strengths, and the way from A to B …")
+    strengths = swept(shop, b, moved)
+    way = between(folder)
+    return {
+        "onto_b": onto_b,
+        "onto_successor": onto_successor,
+        "sweep": strengths,
+        "barrier": {curve["label"]: curve["height"] for curve in way["curves"]},
+        "proof": proof,
+    }
+
+
+def table(shop: Workshop, name: str, models: tuple[Any, dict[str, Any], Any], result: str) -> dict[str, Any]:
+    """The base, what arrives by every method, and the base fine-tuned itself."""
+    record, (base, moved, ceiling) = Record("evaluate"), models
+    where = name.lower()
+    named = {
+        where: (f"{name} as it is", base),
+        **{f"{where}-{method}": (f"{name} + {how}", moved[method]) for method, how in METHODS.items()},
+        f"{where}-tuned": (f"ceiling: {name} fine-tuned itself", ceiling),
+    }
+    draws = shop.plan.draws
+    rows = [
+        Row(called, shop.folder / place, shop.measure(model, draws))
+        for place, (called, model) in named.items()
+    ]
+    story = evaluation(shop.judged(draws), rows)
+    write_result(shop.folder, record, story, result)
+    return story
+
+
+def swept(shop: Workshop, b: Any, moved: dict[str, Any]) -> dict[str, Any]:
+    """B + α·π(τ), which lies on the straight line through B and what was moved with α = 1."""
+    record, before = Record("sweep"), shop.measure(b, 1)
+    start = {name: tensor.clone() for name, tensor in b.state_dict().items()}
+    blend = copy.deepcopy(b)
+
+    def at(method: str, alpha: float) -> Both:
+        end = moved[method].state_dict()
+        blend.load_state_dict({name: torch.lerp(start[name], end[name], alpha) for name in start})
+        return shop.measure(blend, 1)
+
+    curves = [curve(method, before, partial(at, method)) for method in SWEPT]
+    names = {what: str(shop.folder / name) for what, name in SWEEP.items()}
+    story = sweep(names, shop.judged(1), before, curves)
+    write_result(shop.folder, record, story)
+    return story
+
+
+def between(folder: Path) -> dict[str, Any]:
+    """The loss on the straight way from A to B, and from π(A) to B."""
+    record, ends = Record("barrier"), (folder / "a", folder / "b")
+    plain, moved = (
+        barrier(*ends, via=pi, data=folder / "support.safetensors", points=7)
+        for pi in (None, folder / "pi-b-guarded.safetensors")
+    )
+    story = stories({"vanilla": plain, "guarded": moved})
+    write_result(folder, record, story)
+    return story
+
+
+def shuffle(shop: Workshop, model: Any) -> float:
+    """Save a model with its units shuffled; gives the largest difference that this makes."""
+    record, plain = Record("verify"), shop.save(model, "successor-in-order")
+    exact = align(plain, plain, method="random", residual="tied", seed=shop.seed)
+    apply(exact, plain).save(shop.folder / "successor")
+    exact.save(shop.folder / "pi-shuffled.safetensors")
+    proof = verify(plain, via=exact)
+    reason = None if proof.equal else proof.reason
+    write_result(shop.folder, record, {**asdict(proof), "reason": reason, "equal": proof.equal})
+    return proof.difference
+
+
+def move(folder: Path, method: str, onto: str) -> Any:
+    """Transport A's fine-tune onto a base in the folder, and load the result as a user would."""
+    pi = folder / f"pi-{onto}-{method}.safetensors"
+    align(folder / "a", folder / onto, method=method).save(pi)
+    transport(folder / "a-tuned", base=folder / "a", onto=folder / onto, via=pi).save(
+        place := folder / f"{onto}-{method}"
+    )
+    return load(place)
+
+
+def load(folder: Path) -> Any:
+    """A model, as its library reads it."""
+    return library("transformers").ViTForImageClassification.from_pretrained(folder).eval()

@@ -1,0 +1,267 @@
+"""The demo on text: a sentiment LoRA moves between two small encoders of real film reviews.
+
+Two BERTs learn, from different seeds and different reviews, to tell what a passage is about (by latent
+semantic analysis, which needs no labels): the bases A and B. A gets a LoRA, and a head, that tell good
+reviews from bad ones. The adapter moves to B at its own rank, with A's head as it is, and is loaded there
+with PEFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.demo import reviews
+from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
+from transfusion.demo.reviews import MASK, PAD, SPECIAL, Reviews
+from transfusion.demo.training import Schedule, draw, fit
+from transfusion.demo.workplace import write_result
+from transfusion.live import library
+from transfusion.matching import align
+from transfusion.record import Record
+from transfusion.transportation import transport
+
+METHODS = {
+    "naive": "the LoRA as it is",
+    "transfusion": "π(LoRA), the paper's π",
+    "functional": "π(LoRA), functional",
+}
+BERT = {
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.05,
+    "pad_token_id": PAD,
+}
+LORA = {
+    "task_type": "SEQ_CLS",
+    "r": 8,
+    "lora_alpha": 16,
+    "target_modules": ["query", "key", "value", "dense"],
+    "modules_to_save": ["classifier"],
+}
+SWEEP = {"finetuned": "a-lora", "base": "a", "onto": "b"}
+AMONG = 50
+"""Reviews of which the right one is to be found."""
+
+
+class Plan(NamedTuple):
+    """How much is read, and how long everything takes."""
+
+    pretraining: Schedule = Schedule(400, 2e-3)
+    tuning: Schedule = Schedule(200, 3e-3)
+    train: int = 10_000
+    """Reviews, half of them for each base."""
+    tests: int = 2_000
+    swept: int = 500
+    """Of the tests, so many are asked at every strength."""
+    vocabulary: int = 3_000
+    length: int = 32
+    topics: int = 64
+    """In so many directions a base tells what a passage is about."""
+    hidden: float = 0.1
+    """The share of pieces that a base does not see while it learns."""
+
+
+class Base(NamedTuple):
+    """An encoder, and the head that tells what passages are about, which is no part of the model."""
+
+    encoder: Any
+    head: nn.Linear
+
+
+class Workshop(NamedTuple):
+    """What all steps of the demo share."""
+
+    plan: Plan
+    halves: dict[str, Reviews]
+    test: Reviews
+    tokenizer: Any
+    folder: Path
+    seed: int
+
+    @classmethod
+    def opened(cls, plan: Plan, folder: Path, seed: int) -> Workshop:
+        """Read the reviews, and make pieces of them."""
+        texts = reviews.load(plan.tests + plan.train, seed=seed)
+        known = texts[plan.tests :]
+        passages = [*reviews.beginnings(known), *reviews.endings(known)]
+        tokenizer = reviews.tokenizer_for(passages, plan.vocabulary, plan.length)
+        every = reviews.read(texts, tokenizer, plan.length, plan.topics)
+        half = plan.tests + plan.train // 2
+        halves = {"a": every[plan.tests : half], "b": every[half:]}
+        return cls(plan, halves, every[: plan.tests], tokenizer, folder, seed)
+
+    def base(self, which: str, number: int) -> Base:
+        """An encoder from a seed of its own, trained on its own half of the reviews, and saved."""
+        transformers, plan, mine = library("transformers"), self.plan, self.halves[which]
+        torch.manual_seed(10 * self.seed + number)
+        sizes = {"vocab_size": len(self.tokenizer), "max_position_embeddings": plan.length}
+        encoder = transformers.BertModel(transformers.BertConfig(**BERT, **sizes)).train()
+        head = nn.Linear(BERT["hidden_size"], plan.topics)  # type: ignore[arg-type]
+
+        def loss(generator: torch.Generator) -> Tensor:
+            batch = draw(len(mine), plan.pretraining, generator)
+            first = torch.rand(len(batch), 1, generator=generator) < 0.5
+            seen = torch.where(first, mine.begins[batch], mine.ends[batch])
+            gone = torch.rand(seen.shape, generator=generator) < plan.hidden
+            seen = seen.masked_fill(gone & (seen >= len(SPECIAL)), MASK)
+            about = torch.where(first, mine.begins_about[batch], mine.ends_about[batch])
+            return missed(nn.functional.normalize(head(pooled(encoder, seen))), about)
+
+        learned = [*encoder.parameters(), *head.parameters()]
+        fit(learned, loss, plan.pretraining, seed=10 * self.seed + number)
+        encoder.eval().save_pretrained(self.folder / which)
+        self.tokenizer.save_pretrained(self.folder / which)
+        return Base(encoder, head.eval())
+
+    def tuned(self, which: str, number: int) -> Any:
+        """A base with a LoRA, and a head, for sentiment."""
+        peft, mine, schedule = library("peft"), self.halves[which], self.plan.tuning
+        torch.manual_seed(10 * self.seed + number)
+        model = peft.get_peft_model(self.classifier(which), peft.LoraConfig(**LORA)).train()
+
+        def loss(generator: torch.Generator) -> Tensor:
+            batch = draw(len(mine), schedule, generator)
+            return nn.functional.cross_entropy(verdicts(model, mine.ends[batch]), mine.labels[batch])
+
+        fit(model.parameters(), loss, schedule, seed=10 * self.seed + number)
+        return model.eval()
+
+    def classifier(self, which: str) -> Any:
+        """A base of the folder with a head that knows nothing yet."""
+        with quiet() as transformers:
+            return transformers.BertForSequenceClassification.from_pretrained(
+                self.folder / which, num_labels=2
+            ).eval()
+
+    # measuring
+
+    @property
+    def judged(self) -> Judged:
+        """What the tests are."""
+        count, among = len(self.test), min(AMONG, len(self.test))
+        return Judged(
+            data("ends of reviews", count, "is the review good?", 2),
+            data("ends of reviews", count, f"which of {among} is it, by what it is about?", among),
+        )
+
+    def measure(self, model: Any, head: nn.Linear) -> Both:
+        """A model for sentiment on the task, and its encoder on what the base could do before."""
+        said = answers(lambda batch: verdicts(model, batch), self.test.ends)
+        encoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).bert
+        told = answers(lambda batch: head(pooled(encoder, batch)), self.test.ends)
+        among = min(AMONG, len(told))
+        whole = len(told) // among * among
+        groups = (torch.split(part[:whole], among) for part in (told, self.test.ends_about))
+        guesses = [one @ about.T for one, about in zip(*groups, strict=True)]
+        right = torch.arange(among).repeat(len(guesses))
+        return Both(score(said, self.test.labels), score(torch.cat(guesses), right))
+
+
+def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | None = None) -> dict[str, Any]:
+    """Train, align, transport, and measure; everything is kept in the folder."""
+    say("reading film reviews …")
+    shop = Workshop.opened(plan or Plan(), folder, seed)
+    reviews.save_tests(shop.test, folder / "task.safetensors")
+    say("training A and B on different reviews, from different seeds …")
+    _, b = shop.base("a", 1), shop.base("b", 2)
+    say("training a sentiment LoRA on A (and on B too, to know the ceiling) …")
+    lora, ceiling = shop.tuned("a", 3), shop.tuned("b", 4)
+    for name, model in (("a-lora", lora), ("b-lora", ceiling)):
+        model.save_pretrained(folder / name)
+    say("aligning, and moving the LoRA onto B …")
+    moved = {method: move(shop, method) for method in METHODS}
+    plain = shop.classifier("b")
+    plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
+    record = Record("evaluate")
+    named = {
+        "b": ("B with A's head", plain),
+        **{f"b-{method}": (f"B + {how}", moved[method]) for method, how in METHODS.items()},
+        "b-lora": ("ceiling: B with a LoRA of its own", ceiling),
+    }
+    rows = [
+        Row(called, folder / place, shop.measure(model, b.head)) for place, (called, model) in named.items()
+    ]
+    onto_b = evaluation(shop.judged, rows)
+    write_result(folder, record, onto_b, "evaluation")
+    say("other strengths …")
+    strengths = swept(shop._replace(test=shop.test[: shop.plan.swept]), b, plain, moved)
+    return {"onto_b": onto_b, "sweep": strengths}
+
+
+def swept(shop: Workshop, b: Base, plain: Any, moved: dict[str, Any]) -> dict[str, Any]:
+    """The moved adapters at other strengths; the head that comes with them stays whole."""
+    record, before = Record("sweep"), shop.measure(plain, b.head)
+
+    def at(model: Any, alpha: float) -> Both:
+        with strength(model, alpha):
+            return shop.measure(model, b.head)
+
+    curves = [curve(method, before, partial(at, model)) for method, model in moved.items()]
+    names = {what: str(shop.folder / name) for what, name in SWEEP.items()}
+    story = sweep(names, shop.judged, before, curves)
+    write_result(shop.folder, record, story)
+    return story
+
+
+@contextmanager
+def strength(model: Any, alpha: float) -> Iterator[None]:
+    """Within the block, the LoRA counts α times."""
+    layers = [module for module in model.modules() if isinstance(getattr(module, "scaling", None), dict)]
+    for layer in layers:
+        layer.scaling = {name: alpha * value for name, value in layer.scaling.items()}
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.scaling = {name: value / alpha for name, value in layer.scaling.items()}
+
+
+def move(shop: Workshop, method: str) -> Any:
+    """Transport A's adapter onto B, and load it there as a user would."""
+    folder = shop.folder
+    pi = folder / f"pi-b-{method}.safetensors"
+    align(folder / "a", folder / "b", method=method).save(pi)
+    place = folder / f"b-{method}"
+    transport(folder / "a-lora", base=folder / "a", onto=folder / "b", via=pi).save(place)
+    return library("peft").PeftModel.from_pretrained(shop.classifier("b"), place).eval()
+
+
+def missed(told: Tensor, about: Tensor) -> Tensor:
+    """How far directions are from the right ones, and how badly each is told from those of the others."""
+    likeness = told @ about.T
+    return 1 - likeness.diag().mean() + nn.functional.cross_entropy(likeness / 0.1, torch.arange(len(about)))
+
+
+def pooled(encoder: Any, passages: Tensor) -> Tensor:
+    """What an encoder makes of passages."""
+    found: Tensor = encoder(passages, attention_mask=(passages != PAD).long()).pooler_output
+    return found
+
+
+def verdicts(model: Any, passages: Tensor) -> Tensor:
+    """Logits for bad and good."""
+    logits: Tensor = model(input_ids=passages, attention_mask=(passages != PAD).long()).logits
+    return logits
+
+
+@contextmanager
+def quiet() -> Iterator[Any]:
+    """The library, without its warning that a head is new: it is meant to be."""
+    transformers = library("transformers")
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield transformers
+    finally:
+        transformers.logging.set_verbosity(before)

@@ -1,0 +1,188 @@
+"""Building: the module that a model's own library makes of it, from its folder or from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.checkpoint import CONFIGS
+from transfusion.errors import ArchitectureError, listing
+from transfusion.live.libraries import library
+from transfusion.model import Model
+from transfusion.naming import Naming
+from transfusion.tables import Config, Family
+
+
+def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The module that the model's own library makes of it, ready to be run."""
+    made = (_from_memory if model.checkpoint.in_memory else _from_folder)(model).to(dtype).eval()
+    naming = Naming(model.family, live=True)
+    for name, parameter in made.named_parameters(remove_duplicate=False):
+        if (ours := naming.canonical(name)) in model.names:
+            parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
+    return made
+
+
+def _from_memory(model: Model) -> nn.Module:
+    held = model.checkpoint
+    state = {name: held.read(name) for name in held.tensors}
+    return module_of(model.family, held.config, state, like=held.module, label=held.label)
+
+
+def _from_folder(model: Model) -> nn.Module:
+    root = model.checkpoint.root
+    if root.is_file() or not any((root / name).exists() for name in CONFIGS):
+        raise ArchitectureError(
+            f"{model.label}: a model can only be run from a folder with its config.json",
+            hint="put the weights and the config.json into one folder and give that",
+        )
+    return _BUILDERS[model.family.library](model, root)
+
+
+def _build_transformers(model: Model, root: Path) -> nn.Module:
+    made_by = _class_of_transformers(model.config, model.label)
+    module: nn.Module = made_by.from_pretrained(root, dtype=torch.float32)
+    return module
+
+
+def _transformers() -> Any:
+    """The library, without its progress bars."""
+    transformers = library("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _class_of_transformers(config: Config, label: str) -> Any:
+    """The class that a configuration names."""
+    transformers = _transformers()
+    names = config.get("architectures") or []
+    made_by = getattr(transformers, names[0], None) if names else transformers.AutoModel
+    if made_by is None:
+        raise ArchitectureError(
+            f"{label}: config.json names a class {names[0]} that transformers"
+            f" {transformers.__version__} does not have",
+            hint="correct 'architectures' in config.json, or install the version that wrote it",
+        )
+    return made_by
+
+
+def _build_open_clip(model: Model, root: Path) -> nn.Module:
+    open_clip = library("open_clip")
+    module: nn.Module = open_clip.create_model(f"local-dir:{root}")
+    return module
+
+
+def _build_timm(model: Model, root: Path) -> nn.Module:
+    timm = library("timm")
+    classes = model.config.get("num_classes")
+    module: nn.Module = timm.create_model(f"local-dir:{root}", pretrained=False, num_classes=classes)
+    return module  # the weights come from the model
+
+
+_BUILDERS: dict[str, Callable[[Model, Path], nn.Module]] = {
+    "transformers": _build_transformers,
+    "open_clip": _build_open_clip,
+    "timm": _build_timm,
+}
+
+
+# ── from memory ──────────────────────────────────────────────────────────────────────────────
+
+
+def module_of(
+    family: Family,
+    config: Config | None,
+    state: Mapping[str, Tensor],
+    *,
+    like: nn.Module | None = None,
+    label: str = "the model",
+) -> nn.Module:
+    """A module of the family's library that holds a copy of these tensors, in their type; no file is read.
+
+    Every tensor must find its place, and every place its tensor. The configuration says what to make; where
+    a library keeps none in its modules, or a class is the user's own, a module to make another one ``like``.
+    """
+    if config is None and like is None:
+        raise ArchitectureError(
+            f"{label}: which {family.library} module this is cannot be told without a configuration",
+            hint="open B or the fine-tune with its configuration, as in Model.open(weights, config={...})",
+        )
+    try:
+        return _ASSEMBLERS[family.library](config or {}, state, like, label).eval()
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise ArchitectureError(
+            f"{label}: {family.library} cannot make a module of it ({error})",
+            hint="the configuration must be the one that belongs to these tensors",
+        ) from error
+
+
+def _assemble_transformers(
+    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
+) -> nn.Module:
+    """As from a folder: the library translates the names that files have, and ties what is tied."""
+    transformers = _transformers()
+    made_by: Any = type(like) if like else _class_of_transformers(config, label)
+    if made_by is transformers.AutoModel:  # which wants a path
+        made_by = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[config["model_type"]]]
+    module: nn.Module
+    module, told = made_by.from_pretrained(
+        None,
+        config=made_by.config_class.from_dict(dict(config)),
+        state_dict={name: tensor.clone() for name, tensor in state.items()},
+        dtype=_common_type(state),
+        output_loading_info=True,
+    )
+    odd = {
+        f"{what.removesuffix('_keys')} {listing(sorted(names), 4)}" for what, names in told.items() if names
+    }
+    if odd:
+        raise ValueError("; ".join(sorted(odd)))
+    return module
+
+
+def _assemble_open_clip(
+    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
+) -> nn.Module:
+    if like is not None:
+        return _filled(deepcopy(like), state)
+    open_clip = library("open_clip")
+    settings = dict(config["model_cfg"])
+    made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
+    return _filled(made_by(**settings), state)
+
+
+def _assemble_timm(
+    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
+) -> nn.Module:
+    if like is not None:
+        return _filled(deepcopy(like), state)
+    arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}
+    about = {**config.get("pretrained_cfg", {}), "architecture": config["architecture"]}
+    made = library("timm").create_model(
+        config["architecture"], pretrained=False, pretrained_cfg=about, **arguments
+    )
+    return _filled(made, state)
+
+
+def _filled(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    module.to(_common_type(state)).load_state_dict(state)
+    return module
+
+
+def _common_type(state: Mapping[str, Tensor]) -> torch.dtype:
+    """The type that holds every number of a state dict."""
+    found = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+    return reduce(torch.promote_types, found)
+
+
+_ASSEMBLERS: dict[str, Callable[[Config, Mapping[str, Tensor], nn.Module | None, str], nn.Module]] = {
+    "transformers": _assemble_transformers,
+    "open_clip": _assemble_open_clip,
+    "timm": _assemble_timm,
+}

@@ -1,0 +1,194 @@
+"""The beginning of a page: the story at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transfusion.alignment import Alignment
+from transfusion.alpha import Alpha
+from transfusion.reporting.charts import Strands
+from transfusion.reporting.heads import shares_of
+from transfusion.reporting.parts import Figure, Hero, Number, Table
+from transfusion.reporting.quality import Qualities
+from transfusion.reporting.reading import Material
+from transfusion.reporting.words import (
+    RATES,
+    brief,
+    gain_unit,
+    gained,
+    kind_of,
+    layer_of,
+    listed,
+    measured,
+    percent,
+    short,
+    spoken,
+)
+
+_GOOD = ("alignable", "same lineage")
+
+
+def hero(material: Material, told: Mapping[str, Any], quality: Qualities | None) -> Hero:
+    """What was moved onto what, the verdict, and the main numbers."""
+    tuned, a, b, method = names(material)
+    advice = dict(told)
+    verdict = str(advice.get("verdict", "no advice"))
+    if verdict == "predicted" and advice.get("found") is not None:
+        verdict = f"{percent(advice['found'])} of B predicted"
+    if tuned and b:
+        title, moved = f"{listed(map(short, tuned))}, moved onto {short(b)}", True
+    else:
+        title, moved = (
+            (f"From {short(a)} to {short(b)}" if a and b else f"Results in {short(material.run.resolve())}"),
+            False,
+        )
+    stations = [("A", short(a), "the base that was fine-tuned")] if a else []
+    stations += [("τ", listed(map(short, tuned)), "what the fine-tune changed")] if tuned else []
+    stations += [("π", method, "how units of A were found in B")] if method else []
+    stations += [("B", short(b), "the new base")] if b else []
+    summary = (
+        "A fine-tune, rewritten in the terms of a new base and added to it, without training: B + α·π(τ)."
+        if moved
+        else "What was measured, in one place."
+    )
+    return Hero(
+        title,
+        summary,
+        stations,
+        verdict if advice else "",
+        str(advice.get("text", "")),
+        _mood(advice),
+        [*_measured(material, a=a, b=b), *_without_data(material, quality)][:4],
+        strands(material.alignment),
+    )
+
+
+def names(material: Material) -> tuple[list[str], str, str, str]:
+    """The fine-tunes, A, B and the method, from the story, a result or π: whichever tells."""
+    if (story := material.story) is not None:
+        tuned = [str(one["name"]) for one in story["finetuned"]]
+        return tuned, story["base"]["name"], story["onto"]["name"], story["alignment"]["method"]
+    for result in (*material.of("sweep"), *material.of("fewshot")):
+        if {"finetuned", "base", "onto"} <= result.told.keys():
+            method = next((one["method"] for one in result.told["curves"] if one.get("method")), "")
+            return [str(result.told["finetuned"])], str(result.told["base"]), str(result.told["onto"]), method
+    if (pi := material.alignment) is not None:
+        return [], pi.provenance.source, pi.provenance.target, pi.provenance.method
+    for result in material.of("barrier"):
+        return [], str(result.told.get("a", "")), str(result.told.get("b", "")), ""
+    return [], "", "", ""
+
+
+def _mood(advice: Mapping[str, Any]) -> str:
+    if advice.get("verdict") in _GOOD:
+        return "good"
+    if advice.get("verdict") == "predicted":
+        return "good" if advice.get("found", 0.0) > advice.get("null", 0.0) + 0.1 else "bad"
+    return "bad" if advice else ""
+
+
+def _better(gain: float | None, metric: str) -> str:
+    if gain is None or abs(gain) < 1e-9:
+        return ""
+    return "good" if (gain > 0) == (metric in RATES) else "bad"
+
+
+def _measured(material: Material, *, a: str, b: str) -> list[Number]:
+    """Gains, from an evaluation of this output, or else from a sweep."""
+    for result in material.of("evaluate"):
+        models = {_place(one["model"]): one for one in result.told["models"]}
+        own = models.get(_place(str(material.run)))
+        if own is not None:
+            ceiling = models.get(_place(material.ceiling)) if material.ceiling else None
+            return _gains(own, result.told, "") + _gap(own, models.get(_place(b)), ceiling, result.told)
+    for result in material.of("sweep"):
+        told = result.told
+        curves = [one for one in told["curves"] if one.get("method")] or told["curves"]
+        best = max(curves, key=lambda one: one["points"] and _gain_at_best(one, told["task"]["metric"]))
+        point = min(best["points"], key=lambda one: abs(one["alpha"] - best["best"]))
+        return _gains(point, told, f"{best['label']}, α = {brief(point['alpha'])}, the best of the sweep")
+    return []
+
+
+def _gain_at_best(curve: Mapping[str, Any], metric: str) -> float:
+    point = min(curve["points"], key=lambda one: abs(one["alpha"] - curve["best"]))
+    gain = float(point["gain"]["task"])
+    return gain if metric in RATES else -gain
+
+
+def _gains(one: Mapping[str, Any], told: Mapping[str, Any], note: str) -> list[Number]:
+    found: list[Number] = []
+    for what in ("task", "support"):
+        data = told.get(what)
+        if not data or not one.get(what):
+            continue
+        metric, gain = data["metric"], (one.get("gain") or {}).get(what)
+        score = measured(one[what]["value"], metric)
+        if gain is None:
+            found.append(Number(score, f"{metric} on the {what}", note))
+        else:
+            name = f"{what}, {gain_unit(metric)}"
+            found.append(
+                Number(gained(gain, metric), name, note or f"{metric} {score}", _better(gain, metric))
+            )
+    return found
+
+
+def _gap(
+    own: Mapping[str, Any],
+    zero: Mapping[str, Any] | None,
+    ceiling: Mapping[str, Any] | None,
+    told: Mapping[str, Any],
+) -> list[Number]:
+    """How much of the way from B to B fine-tuned itself."""
+    if zero is None or ceiling is None:
+        return []
+    start, end, here = (one["task"]["value"] for one in (zero, ceiling, own))
+    if abs(end - start) < 1e-9:
+        return []
+    note = f"from B to {short(ceiling['model'])}, on the task"
+    return [Number(percent((here - start) / (end - start)), "of the gap", note)]
+
+
+def _without_data(material: Material, quality: Qualities | None) -> list[Number]:
+    found: list[Number] = []
+    if quality is not None:
+        mean = sum(axis.found for axis in quality.axes) / len(quality.axes)
+        null = sum(axis.null for axis in quality.axes) / len(quality.axes)
+        found.append(Number(f"{mean:.2f}", quality.title, f"the mean over axes; {null:.2f} in the null"))
+    if (story := material.story) is not None:
+        alpha = Alpha.of(story["alpha"]) if story.get("alpha") is not None else Alpha()
+        value = f"{alpha.default:g}" if not alpha.patterns else "by layer"
+        found.append(Number(str(story.get("moved", 0)), "tensors moved", ""))
+        found.append(Number(value, "α", "how much of τ was added"))
+    return found
+
+
+def _place(name: str | None) -> str:
+    """A model by its place, however it was written."""
+    return str(Path(name or "").resolve()) if name and Path(name).exists() else str(name)
+
+
+def strands(pi: Alignment | None) -> Figure | None:
+    """Threads for one axis of the middle of the model: neurons, if they move, or the stream."""
+    if pi is None:
+        return None
+    single = [id for id, map_ in pi.maps.items() if map_.rows == 1 and not map_.is_identity()]
+    for kind in ("ffn", "x", "stream", "head"):
+        some = [id for id in single if kind_of(id).rsplit(".", 1)[-1] == kind]
+        if some:
+            return _threads(pi, some[len(some) // 2])
+    return _threads(pi, single[len(single) // 2]) if single else None
+
+
+def _threads(pi: Alignment, id: str) -> Figure:
+    shares = shares_of(pi.maps[id])
+    layer = layer_of(id)
+    what = spoken(kind_of(id)) + (f" of layer {layer}" if layer is not None else "")
+    rows = [(str(to), str(int(row.argmax())), percent(float(row.max()))) for to, row in enumerate(shares)]
+    table = Table(["unit of B", "mostly from A's", "share"], rows)
+    where = f"where units of B come from in A, by this π, which moves {len(pi.maps)} axes."
+    caption = f"{what[:1].upper()}{what[1:]}: {where}"
+    return Figure("strands", f"π, drawn: {what}", Strands(shares, ("A", "B"), caption), table, caption)

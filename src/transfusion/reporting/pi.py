@@ -1,0 +1,268 @@
+"""The sections about π: what was moved, the advice, layer by layer, heads, and where τ lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from transfusion.alpha import Alpha
+from transfusion.reporting.charts import Bars, Curve, Heat, Lines
+from transfusion.reporting.heads import Panel
+from transfusion.reporting.parts import Facts, Figure, Part, Prose, Section, Table, Tabs
+from transfusion.reporting.quality import Axis, Qualities
+from transfusion.reporting.shares import Group
+from transfusion.reporting.words import listed, number, percent, spoken
+
+
+def what_was_moved(story: Mapping[str, Any]) -> Section:
+    """Inputs, settings and what became of the tensors."""
+    pi = story["alignment"]
+    rows = [("fine-tune", _input(one)) for one in story["finetuned"]]
+    rows += [("its base, A", _input(story["base"])), ("the new base, B", _input(story["onto"]))]
+    rows.append(("π", f"{pi['method']}, seed {pi.get('seed', 0)} · {str(pi.get('sha256', ''))[:12]}"))
+    policy = [f"{key} {pi[key]}" for key in ("residual", "inner", "heads") if key in pi]
+    rows.append(("axes", ", ".join(policy)))
+    rows.append(("α", str(Alpha.of(story["alpha"])) if story.get("alpha") is not None else "1"))
+    if story.get("how"):
+        rows.append(("combined by", f"{story['how']}, of {len(story['finetuned'])} fine-tunes"))
+    rows.append(("tensors", _tensors(story)))
+    if (arrival := story.get("arrival") or {}).get("direction") is not None:
+        told = f"cosine {number(arrival['direction'])}, {number(arrival['size'])} of its size"
+        rows.append(("change of B's outputs beside that of A's", f"{told}, on {arrival['probes']}"))
+    what = "adapter" if story.get("kind") == "adapter" else "model"
+    lead = f"B + α·π(τ), written as {'an' if what == 'adapter' else 'a'} {what} that loads wherever B does."
+    return Section("moved", "What was moved", lead, [Facts(rows)], "Moved")
+
+
+def _input(told: Mapping[str, Any]) -> str:
+    return f"{told['name']} · {told['sha256'][:12]}"
+
+
+def _tensors(story: Mapping[str, Any]) -> str:
+    parts = [f"{story.get('moved', 0)} moved"]
+    parts += [f"{story['unchanged']} as B has them"] if story.get("unchanged") else []
+    for key, words in (("carried", "carried over from the fine-tune"), ("dropped", "of B dropped")):
+        parts += [f"{len(story[key])} {words}"] if story.get(key) else []
+    parts += [f"{story['new_tokens']} new tokens"] if story.get("new_tokens") else []
+    return ", ".join(parts)
+
+
+def advice(told: Mapping[str, Any], objective: tuple[float, ...]) -> Section:
+    """The verdict, and the numbers behind it."""
+    text = str(told["text"])
+    parts: list[Part] = [Prose(f"{text[:1].upper()}{text[1:]}.")]
+    if "margins" in told:
+        parts += [_objective(told, objective), _margins(told["margins"])]
+    elif {"found", "identity", "null"} <= told.keys():
+        parts.append(_predicted(told))
+    ways = told.get("predicted_by")
+    if ways:
+        rows = [(way, [share]) for way, share in ways.items()]
+        parts.append(
+            Figure(
+                "ways",
+                "The ways that were compared",
+                Bars(rows, ["share predicted"], "Share of B's activations predicted, by way", percent, top=1),
+                Table(["way", "share predicted"], [(way, percent(share, 1)) for way, share in ways.items()]),
+                f"{told['chosen']} was chosen: the simplest way that predicts B about as well as any.",
+            )
+        )
+    return Section("advice", f"Advice: {told['verdict']}", "Whether to rely on this π.", parts, "Advice")
+
+
+def _objective(told: Mapping[str, Any], objective: tuple[float, ...]) -> Figure:
+    rows = [("nothing moved", [float(told["identity"])]), ("found", [float(told["found"])])]
+    table = [(name, number(values[0])) for name, values in rows]
+    swept = f" It was found in {len(objective) - 1} sweeps." if len(objective) > 1 else ""
+    share = told.get("share")
+    null = (
+        f" From the null, which is what the same search finds between models that have nothing in common, to"
+        f" a perfect match, the search came {percent(share)} of the way."
+        if share is not None
+        else ""
+    )
+    return Figure(
+        "objective",
+        "The objective",
+        Bars(
+            [(name, values) for name, values in rows],
+            ["objective"],
+            "The objective found, and with nothing moved",
+            number,
+        ),
+        Table(["", "objective"], table),
+        f"The inner product of π(A) and B over all weights.{null}{swept}",
+    )
+
+
+def _margins(margins: Mapping[str, Mapping[str, float | None]]) -> Figure:
+    rows = [(spoken(kind), [one["found"], one["null"]]) for kind, one in margins.items()]
+    table = [
+        (spoken(kind), number(one["found"]), number(one["null"]), number(one["beyond"]), percent(one["home"]))
+        for kind, one in margins.items()
+    ]
+    return Figure(
+        "margins",
+        "Found, beside what a search finds in nothing",
+        Bars(
+            rows, ["found"], "Correlation found for each kind of axis, and in a null", number, "null", top=1
+        ),
+        Table(["kind of axis", "found", "null", "standard deviations beyond", "at home as it is"], table),
+        "Correlations between π(A) and B, the mean over all layers. 1 is a perfect match.",
+    )
+
+
+def _predicted(told: Mapping[str, Any]) -> Figure:
+    rows = [("found", told["found"]), ("nothing moved", told["identity"]), ("null", told["null"])]
+    return Figure(
+        "predicted",
+        "How much of B is predicted from A",
+        Bars(
+            [(name, [value]) for name, value in rows],
+            ["share"],
+            "Share of B's activations predicted",
+            percent,
+            top=1,
+        ),
+        Table(["", "share of B's activations"], [(name, percent(value, 1)) for name, value in rows]),
+        f"On {told['probes']}, which π was not found on." if told.get("probes") else "",
+    )
+
+
+def by_layer(quality: Qualities) -> Section:
+    """Curves over layers: all kinds together, and each beside nothing moving and the null."""
+    kinds = quality.kinds()
+    means = {
+        "nothing moved": _mean(quality.axes, "identity"),
+        "null": _mean(quality.axes, "null"),
+    }
+    every = [Curve(spoken(kind), _points(axes, "found")) for kind, axes in kinds.items()]
+    every += [Curve(name, points, quiet) for quiet, (name, points) in enumerate(means.items(), 1)]
+    rows = [(axis.id, number(axis.found), number(axis.identity), number(axis.null)) for axis in quality.axes]
+    head = ["axis", "found", "nothing moved", "null"]
+    tabs = [("All", Figure("layers-all", "All kinds of axes", _lines(every, quality), Table(head, rows)))]
+    for kind, axes in kinds.items():
+        curves = [
+            Curve("found", _points(axes, "found")),
+            Curve("nothing moved", _points(axes, "identity"), 1),
+            Curve("null", _points(axes, "null"), 2),
+        ]
+        some = [row for row, axis in zip(rows, quality.axes, strict=True) if axis.kind == kind]
+        words = spoken(kind)
+        title = f"{words[:1].upper()}{words[1:]}"
+        tabs.append((title, Figure(f"layers-{kind}", title, _lines(curves, quality), Table(head, some))))
+    return Section(
+        "layers", "Alignment, layer by layer", quality.about, [Tabs("layers", "Kind of axis", tabs)], "Layers"
+    )
+
+
+def _lines(curves: list[Curve], quality: Qualities) -> Lines:
+    return Lines(
+        curves, "layer", quality.name, f"{quality.name} by layer", _two, _two, whole_x=True, zero=True
+    )
+
+
+def _two(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+
+
+def _points(axes: list[Axis], what: str) -> list[tuple[float, float]]:
+    return [(axis.layer, getattr(axis, what)) for axis in axes]
+
+
+def _mean(axes: tuple[Axis, ...], what: str) -> list[tuple[float, float]]:
+    layers: dict[int, list[float]] = {}
+    for axis in axes:
+        layers.setdefault(axis.layer, []).append(getattr(axis, what))
+    return [(layer, sum(values) / len(values)) for layer, values in sorted(layers.items())]
+
+
+def heads(panels: list[Panel], flat: bool) -> Section:
+    """Which head of A went to which head of B."""
+    chart = Heat([(one.title, one.shares) for one in panels], "Which head of A went to which head of B")
+    rows = [
+        (one.title, str(to), str(source), percent(share, 0))
+        for one in panels
+        for to, source, share in one.strongest()
+    ]
+    stay = sum(one.stays for one in panels) / len(panels)
+    left, even = len(panels) - len(chart.shown()), percent(1 / len(panels[0].shares))
+    caption = (
+        "Rows are heads of B, columns heads of A; the darker a square, the more of B's head comes from there."
+    )
+    if left:
+        caption += f" {left} of {len(panels)} are left out of the drawing, and are among the numbers."
+    lead = (
+        "This π turns units across the boundaries of heads: a square is the share of a head's energy that"
+        f" comes from a head of A. If none stood for another, all would be {even}."
+        if flat
+        else f"Heads go as a whole. {percent(stay)} of them stay where they are."
+    )
+    figure = Figure(
+        "heads", "Heads", chart, Table(["", "head of B", "mostly from A's", "share"], rows), caption
+    )
+    return Section("heads", "Where the heads went", lead, [figure], "Heads")
+
+
+def task_vector(groups: list[Group], quality: Qualities | None, ceiling: str | None) -> Section:
+    """Where the change lies, and how well that part is known in B."""
+    total = sum(group.square for group in groups)
+    shares = [(group.role, [group.square / total]) for group in groups]
+    table = [
+        (
+            group.role,
+            str(group.tensors),
+            percent(group.square / total, 1),
+            number(group.found),
+            number(group.null),
+        )
+        for group in groups
+    ]
+    parts: list[Part] = [
+        Figure(
+            "tau",
+            "Where τ lies",
+            Bars(shares, ["share of ‖τ‖²"], "Share of the squared task vector by part of the model", _tenths),
+            Table(["part", "tensors", "share of ‖τ‖²", "known in B", "null"], table),
+            "The share of ‖τ‖² in each part of the model: what the fine-tune changed most.",
+        )
+    ]
+    parts += list(_arriving(groups, quality)) + list(_compared(groups, ceiling))
+    largest = listed(group.role for group in groups[:2])
+    lead = f"Most of the change is in {largest}." if len(groups) > 1 else ""
+    return Section("tau", "The task vector, part by part", lead, parts, "Task vector")
+
+
+def _arriving(groups: list[Group], quality: Qualities | None) -> Iterator[Part]:
+    known = [group for group in groups if group.found is not None]
+    if quality is None or not known:
+        return
+    rows = [(group.role, [group.found, group.null]) for group in known]
+    yield Figure(
+        "arriving",
+        "How well the units that τ changes are known in B",
+        Bars(rows, ["known in B"], "Quality of the axes that each part lives on", _two, "null", top=1),
+        Table(["part", "known in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
+        f"A measure without data: for every tensor the mean {quality.name} of the axes that it lives on,"
+        " weighted by how much of ‖τ‖² is there. At the null, τ cannot be expected to arrive. Far beyond it,"
+        " it arrives at the right units; what it does there, only an evaluation tells.",
+    )
+
+
+def _compared(groups: list[Group], ceiling: str | None) -> Iterator[Part]:
+    known = [group for group in groups if group.unmoved is not None]
+    if not known:
+        return
+    rows = [(group.role, [group.moved, group.unmoved]) for group in known]
+    yield Figure(
+        "ceiling",
+        "Beside the change that B's own fine-tune made",
+        Bars(rows, ["π(τ)", "τ as it is"], "Cosine with the change of B fine-tuned itself", _two),
+        Table(["part", "π(τ)", "τ as it is"], [(g.role, number(g.moved), number(g.unmoved)) for g in known]),
+        f"Cosines with {ceiling} − B. Two fine-tunes of one task find different changes even from one base,"
+        " so a small cosine is no failure; more than τ as it is, is what π has brought.",
+    )
+
+
+def _tenths(value: float) -> str:
+    return percent(value, 1)

@@ -1,0 +1,156 @@
+"""Reading: a run and its results, from a folder and from files that are named one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transfusion.alignment import Alignment
+from transfusion.checkpoint import read_json
+from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
+
+STORY = "transfusion.json"
+STORIES = ("transport", "merge")
+NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "align": (("written", "method"),),
+    "barrier": (("question", "examples", "curves"),),
+    "evaluate": (("task", "models"),),
+    "fewshot": (("task", "shots", "zero", "curves"),),
+    "merge": (("finetuned", "base", "onto", "alignment"),),
+    "sweep": (("task", "at_zero", "curves"),),
+    "transport": (("finetuned", "base", "onto", "alignment"),),
+    "verify": (("equal", "difference", "outputs"), ("holds", "found", "axes"), ("passed", "checks")),
+}
+"""The verbs whose results are understood, and what a result of each must tell: one of these sets."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result, and the file that it comes from."""
+
+    path: Path
+    verb: str
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that a report is made of."""
+
+    run: Path
+    story: Mapping[str, Any] | None
+    """Of the transport or merge; none in a folder that has results only."""
+    results: tuple[Result, ...]
+    alignment: Alignment | None
+    without: str
+    """Why there is no file of π; empty if there is one."""
+    ceiling: str | None = None
+    """B fine-tuned itself, if that is known."""
+
+    def of(self, verb: str) -> list[Result]:
+        """The results of one verb."""
+        return [result for result in self.results if result.verb == verb]
+
+
+def gather(
+    run: str | Path,
+    results: Iterable[str | Path] = (),
+    via: Alignment | str | Path | None = None,
+    ceiling: str | Path | None = None,
+) -> Material:
+    """Read a run: its folder, the results that are given, and π."""
+    place = Path(run)
+    if not place.exists():
+        raise DataError(
+            f"{place}: no such file or folder", hint="give a folder that transport or merge wrote"
+        )
+    if place.is_file():  # the story itself, or one result
+        results, place = [place, *results], place.parent
+        found: list[Result] = []
+    else:
+        found = [one for path in sorted(place.glob("*.json")) if (one := _known(path)) is not None]
+    inside = {one.path.resolve() for one in found}
+    found += [_given(Path(path)) for path in results if Path(path).resolve() not in inside]
+    stories = [one for one in found if one.verb in STORIES]
+    if len(stories) > 1:
+        raise DataError(
+            f"{listing(one.path for one in stories)}: the stories of {len(stories)} runs",
+            hint="a report is about one of them",
+        )
+    story = stories[0].told if stories else None
+    rest = tuple(one for one in found if one.verb not in STORIES)
+    alignment, without = _alignment(story, rest, via)
+    if story is None and not rest and alignment is None:
+        raise DataError(
+            f"{run}: there is nothing to report in it",
+            hint=f"give a folder with a {STORY} that transport or merge wrote, or results of"
+            f" {listing(sorted(set(NEEDED) - set(STORIES)))}",
+        )
+    return Material(Path(run), story, rest, alignment, without, None if ceiling is None else str(ceiling))
+
+
+def _known(path: Path) -> Result | None:
+    """A result that lies in the folder; other files of JSON are none of our business."""
+    try:
+        told = read_json(path)
+    except CheckpointError:
+        return None
+    return _checked(path, told) if told.get("verb") in NEEDED else None
+
+
+def _given(path: Path) -> Result:
+    try:
+        told = read_json(path)
+    except CheckpointError as error:
+        raise DataError(error.message, hint="give results, as JSON, that transfusion wrote") from error
+    verb = told.get("verb")
+    if verb not in NEEDED:
+        said = f'its "verb" is {verb!r}' if verb is not None else 'it has no "verb"'
+        raise DataError(
+            f"{path}: not a result that is understood: {said}",
+            hint=f"give what one of {listing(NEEDED)} wrote with -o or --json",
+        )
+    return _checked(path, told)
+
+
+def _checked(path: Path, told: Mapping[str, Any]) -> Result:
+    verb = str(told["verb"])
+    if not any(all(key in told for key in keys) for keys in NEEDED[verb]):
+        lacking = [key for key in NEEDED[verb][0] if key not in told]
+        raise DataError(
+            f"{path}: a result of {verb} that does not tell {listing(lacking)}",
+            hint=f"make it again with 'transfusion {verb}' of this version",
+        )
+    return Result(path, verb, told)
+
+
+def _alignment(
+    story: Mapping[str, Any] | None, results: Sequence[Result], via: Alignment | str | Path | None
+) -> tuple[Alignment | None, str]:
+    """π as given, or from where the story says that it was; and why there is none."""
+    wanted = None if story is None else story["alignment"].get("sha256")
+    if via is not None:
+        pi = via if isinstance(via, Alignment) else Alignment.load(via)
+        if wanted not in (None, pi.digest):
+            raise MismatchError(
+                f"{via} is another π than that of this run: {wanted[:12]}… then, {pi.digest[:12]}… now",
+                hint="give the file of π that was used",
+            )
+        return pi, ""
+    place = ((story or {}).get("settings") or {}).get("via")
+    if place is None and story is not None:
+        return None, "The run found its π on the way and did not keep it."
+    if place is None:
+        aligned = [one.told["written"] for one in results if one.verb == "align"]
+        if len(aligned) != 1:
+            return None, "No file of π was given."
+        place = aligned[0]
+    try:
+        pi = Alignment.load(place)
+    except AlignmentError as error:
+        return None, f"The file of π is not where it was: {error.message}."
+    if wanted not in (None, pi.digest):
+        return None, f"{place} holds another π by now."
+    return pi, ""

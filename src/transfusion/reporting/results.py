@@ -1,0 +1,220 @@
+"""The sections that results of other verbs fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transfusion.errors import DataError
+from transfusion.reporting.charts import Bars, Curve, Lines
+from transfusion.reporting.parts import Figure, Part, Prose, Section, Table, Tabs
+from transfusion.reporting.proofs import barriers, proofs
+from transfusion.reporting.reading import Material, Result
+from transfusion.reporting.words import (
+    RATES,
+    brief,
+    gain_unit,
+    gained,
+    measured,
+    number,
+    numbered,
+    percent,
+    short,
+)
+
+
+def from_results(material: Material) -> list[Section]:
+    """Every section that there is a result for. A result that cannot be read is refused by name."""
+    made: list[tuple[str, Callable[[Material, list[Result]], Section]]] = [
+        ("evaluate", evaluation),
+        ("sweep", sweeps),
+        ("fewshot", fewshot),
+        ("barrier", barriers),
+        ("verify", proofs),
+    ]
+    found: list[Section] = []
+    for verb, make in made:
+        results = material.of(verb)
+        for result in results:  # each alone first, so that the one to blame is known
+            try:
+                make(material, [result])
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                raise DataError(
+                    f"{result.path}: not a result of {verb} as this version writes it"
+                    f" ({type(error).__name__}: {error})",
+                    hint=f"make it again with 'transfusion {verb}'",
+                ) from error
+        if results:
+            found.append(make(material, results))
+    return found
+
+
+def _say(metric: str) -> Callable[[float], str]:
+    return lambda value: measured(value, metric)
+
+
+def _scale(metric: str) -> Callable[[float], str]:
+    return percent if metric in RATES else brief
+
+
+def _about(data: Mapping[str, Any]) -> str:
+    classes = f", {data['classes']} classes" if data.get("classes") else ""
+    return f"{data['examples']} examples of {short(data['data'])} ({data['question']}{classes})"
+
+
+def evaluation(material: Material, results: list[Result]) -> Section:
+    """Scores of several models, and what they gained."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told = result.told
+        task, support = told["task"], told.get("support")
+        metrics = {"task": task["metric"], **({"support": support["metric"]} if support else {})}
+        rows, bars = [], []
+        for one in told["models"]:
+            gains = one.get("gain") or {}
+            row, values = [short(one["model"])], []
+            for what, metric in metrics.items():
+                row += [measured(one[what]["value"], metric), gained(gains.get(what), metric)]
+                values.append(float(one[what]["value"]))
+            rows.append(row)
+            bars.append((short(one["model"]), values))
+        head = ["model"]
+        for what, metric in metrics.items():
+            head += [f"{what}, {metric}", f"gain, {gain_unit(metric)}"]
+        alike = len(set(metrics.values())) == 1
+        series = list(metrics) if alike else ["task"]
+        drawn = [(name, values[: len(series)]) for name, values in bars]
+        against = f" Gains are over {short(told['against'])}." if told.get("against") else ""
+        on = f" Support: {_about(support)}." if support else ""
+        rate = task["metric"] in RATES
+        chart = Bars(drawn, series, "Scores by model", _say(task["metric"]), top=1 if rate else None)
+        title = f"{task['metric'][:1].upper()}{task['metric'][1:]} of each model"
+        note = f"Task: {_about(task)}.{on}{against}"
+        table = Table(head, rows, strong=_mine(material, told["models"]))
+        parts.append(Figure(numbered("scores", results, place), title, chart, table, note, opened=True))
+    return Section("evaluation", "What came of it, measured", "", parts, "Evaluation")
+
+
+def _mine(material: Material, models: Sequence[Mapping[str, Any]]) -> int | None:
+    """Which of the models is the output of this run."""
+    names = [short(one["model"]) for one in models]
+    own = short(material.run.resolve())
+    return names.index(own) if names.count(own) == 1 else None
+
+
+def sweeps(material: Material, results: list[Result]) -> Section:
+    """Gains over α, on the task and on the support."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told = result.told
+        tabs = [
+            (what[:1].upper() + what[1:], _swept(told, what, f"{numbered('sweep', results, place)}-{what}"))
+            for what in ("task", "support")
+            if told.get(what)
+        ]
+        parts.append(Tabs(numbered("sweep", results, place), "Measured on", tabs))
+        best = [(one["label"], brief(one["best"]), *_at(one, one["best"], told)) for one in told["curves"]]
+        head = ["", "best α", "gain on the task", "gain on the support"]
+        parts.append(Table(head, best, "At the α that is best for the task"))
+    return Section("alpha", "How much of τ to add", "B + α·π(τ) for many α. At α = 0 it is B.", parts, "α")
+
+
+def _at(curve: Mapping[str, Any], alpha: float, told: Mapping[str, Any]) -> tuple[str, str]:
+    point = min(curve["points"], key=lambda one: abs(one["alpha"] - alpha))
+    support = told.get("support")
+    return (
+        gained(point["gain"]["task"], told["task"]["metric"]),
+        gained(point["gain"].get("support"), support["metric"]) if support else "–",
+    )
+
+
+def _swept(told: Mapping[str, Any], what: str, id: str) -> Figure:
+    metric = told[what]["metric"]
+    start = told["at_zero"][what]["value"]
+    curves = [
+        Curve(
+            one["label"],
+            [
+                (0.0, start),
+                *((point["alpha"], point[what]["value"]) for point in one["points"] if point["alpha"]),
+            ],
+            0 if one.get("method") else 1,
+        )
+        for one in told["curves"]
+    ]
+    rows = [
+        (
+            one["label"],
+            brief(point["alpha"]),
+            measured(point[what]["value"], metric),
+            gained(point["gain"][what], metric),
+        )
+        for one in told["curves"]
+        for point in one["points"]
+    ]
+    chart = Lines(curves, "α", metric, f"{metric} on the {what} against α", _say(metric), _scale(metric))
+    head = ["", "α", metric, f"gain, {gain_unit(metric)}"]
+    return Figure(id, f"{what[:1].upper()}{what[1:]}", chart, Table(head, rows), f"{_about(told[what])}.")
+
+
+def fewshot(material: Material, results: list[Result]) -> Section:
+    """Coefficients that a few examples have chosen, and what they gained."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        told = result.told
+        metric = told["task"]["metric"]
+        rows = [("B", measured(told["zero"]["value"], metric), "–", "–", "–")]
+        for one in told["curves"]:
+            plain, learned = one["plain"]["value"], one["learned"]["value"]
+            rows.append(
+                (
+                    one["label"],
+                    measured(plain, metric),
+                    gained(one["gain"]["plain"], metric),
+                    measured(learned, metric),
+                    gained(one["gain"]["learned"], metric),
+                )
+            )
+        head = ["", "α = 1", "gain", "α learned", "gain"]
+        shots = f"{told['shots']} examples of each class chose one α for every part of the model"
+        parts += [Prose(f"{shots}; measured on {_about(told['task'])}."), Table(head, rows)]
+        id = numbered("fewshot", results, place)
+        tabs = [
+            (one["label"], _coefficients(one, f"{id}-{number}"))
+            for number, one in enumerate(told["curves"])
+            if one["coefficients"]
+        ]
+        parts += [Tabs(id, "Task vector", tabs)] if len(tabs) > 1 else [figure for _, figure in tabs]
+        parts += _learning(told["curves"], f"{id}-losses")
+    return Section("fewshot", "α learned from a few examples", "", parts, "Few-shot")
+
+
+def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
+    """How the loss fell while α was learned."""
+    drawn = [
+        Curve(one["label"], list(enumerate(one["losses"], 1))) for one in curves if len(one["losses"]) > 1
+    ]
+    if not drawn:
+        return []
+    rows = [(one.label, str(epoch), brief(loss)) for one in drawn for epoch, loss in one.points]
+    chart = Lines(drawn, "epoch", "loss", "Loss while α was learned", brief, brief, whole_x=True)
+    return [Figure(id, "While α was learned", chart, Table(["", "epoch", "loss"], rows))]
+
+
+def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
+    told = {name: float(value) for name, value in curve["coefficients"].items()}
+    rows = [(name, number(value)) for name, value in told.items()]
+    chart: Callable[[float], str]
+    if len(told) > 24:
+        points = list(enumerate(told.values()))
+        chart = Lines(
+            [Curve("α", points)], "part, in the order of the numbers", "α", "Learned α", whole_x=True
+        )
+    else:
+        drawn = [(_pattern(name), [value]) for name, value in told.items()]
+        chart = Bars(drawn, ["α"], "Learned α by part of the model", lambda value: f"{value:.2f}")
+    return Figure(id, f"Learned α: {curve['label']}", chart, Table(["part", "α"], rows))
+
+
+def _pattern(name: str) -> str:
+    return name if len(name) <= 28 else f"…{name[-27:]}"

@@ -1,0 +1,122 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+KINDS = {
+    "x": "stream before attention",
+    "y": "stream before the MLP",
+    "stream": "residual stream",
+    "head": "attention heads",
+    "group": "groups of heads",
+    "rep": "heads within a group",
+    "qk": "queries and keys",
+    "vo": "values",
+    "ffn": "MLP neurons",
+    "expert": "experts",
+    "cross_head": "heads of cross-attention",
+    "cross_qk": "queries and keys of cross-attention",
+    "cross_vo": "values of cross-attention",
+}
+"""What the axes that most tables have are called on the page."""
+RATES = ("accuracy", "matthews", "f1")
+_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
+
+
+def layer_of(id: str) -> int | None:
+    """The number of the block that an axis or a tensor belongs to."""
+    found = _NUMBER.search(id)
+    return int(found[1]) if found else None
+
+
+def kind_of(id: str) -> str:
+    """What an axis is, without its block: ``layer.3.head`` is ``head``; of several stacks, with the stack."""
+    stack, _, axis = id.rpartition(".")
+    stack = re.sub(r"\.?\d+$", "", stack)
+    return axis if stack in ("", "layer") else f"{stack}.{axis}"
+
+
+def spoken(kind: str) -> str:
+    """A kind of axis in words."""
+    stack, _, axis = kind.rpartition(".")
+    words = KINDS.get(axis, axis)
+    return f"{words} ({stack})" if stack else words
+
+
+def short(name: object) -> str:
+    """The last part of a path or hub id."""
+    return str(name).rstrip("/").rsplit("/", 1)[-1]
+
+
+def number(value: float | None) -> str:
+    """A plain number."""
+    if value is None:
+        return "–"
+    if value and abs(value) < 1e-3:
+        return f"{value:.2g}".replace("-", "−")
+    return f"{value:.3f}".replace("-", "−") if abs(value) < 100 else f"{value:,.1f}".replace("-", "−")
+
+
+def brief(value: float) -> str:
+    """A number with three digits, as on a scale."""
+    return f"{round(value, 10) + 0.0:.3g}".replace("-", "−")
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share, in percent; −0 is 0."""
+    if value is None:
+        return "–"
+    return f"{round(100 * value, digits) + 0.0:.{digits}f} %".replace("-", "−")
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """A difference, with its sign."""
+    if value is None:
+        return "–"
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
+
+
+def measured(value: float | None, metric: str) -> str:
+    """A score in the way of its metric: rates in percent."""
+    return percent(value, 1) if metric in RATES else number(value)
+
+
+def gained(value: float | None, metric: str) -> str:
+    """A gain in the way of its metric: points for rates, a plain difference for a loss."""
+    return signed(value, 1) if metric in RATES else signed(value, 3)
+
+
+def gain_unit(metric: str) -> str:
+    """What gains of a metric are counted in."""
+    return "points" if metric in RATES else f"{metric}, less is better"
+
+
+def seconds(value: float) -> str:
+    """A time."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(count: float) -> str:
+    """A number of bytes."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def numbered(id: str, results: Sequence[object], place: int) -> str:
+    """An id of its own for each of several results."""
+    return id if len(results) == 1 else f"{id}-{place + 1}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """A, B and C."""
+    *rest, last = list(items) or [""]
+    return f"{', '.join(rest)} and {last}" if rest else last

@@ -1,0 +1,128 @@
+"""The verb evaluate: its table, its file, and what it says when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import save_file
+
+from families import VIT
+from making import case
+from transfusion.cli import views
+
+TWO = case("vit-two", "vit", "ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 2})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("two")
+    return TWO.save(root / "b", 1), TWO.save(root / "tuned", 2)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    for number in range(6):
+        folder = root / ("dark", "light")[number % 2]
+        folder.mkdir(exist_ok=True)
+        shade = 40 * number
+        Image.new("RGB", (16, 14), (shade, 255 - shade, shade)).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("tensors") / "support.safetensors"
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    save_file({"pixel_values": images, "labels": torch.arange(8) % 2}, file)
+    return file
+
+
+def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path):
+    b, tuned = models
+    file = tmp_path / "result.json"
+    command = ["evaluate", tuned, "--data", pictures, "--support", tensors, "--against", b]
+    code, out, err = cli(*command, "-o", file)
+    assert code == 0, err
+    assert f"note: {b}: nothing in its folder says how images are prepared" in err
+    assert "Task: class of every example of 2, on 6 examples" in out
+    assert f"Gains are over {b}, in points for rates." in out
+    result = json.loads(file.read_text())
+    assert result["verb"] == "evaluate"
+    assert result["command"].startswith("transfusion evaluate ")
+    assert set(result["run"]) == {"seconds", "memory", "machine"}
+    assert result["against"] == str(b)
+    assert [row["model"] for row in result["models"]] == [str(b), str(tuned)]
+    for part in ("task", "support"):
+        first, second = (row[part]["value"] for row in result["models"])
+        assert result["models"][1]["gain"][part] == pytest.approx(100 * (second - first))
+        assert f"{100 * second:.2f}" in out
+    code, out, _ = cli(*command, "--json")
+    again = json.loads(out)
+    assert {key: again[key] for key in ("task", "support", "against", "models")} == {
+        key: result[key] for key in ("task", "support", "against", "models")
+    }
+    code, _, err = cli(*command, "-o", file)
+    assert code == 1
+    assert "--force" in err
+    assert cli(*command, "-o", file, "--force")[0] == 0
+
+
+def test_a_loss_as_the_headline(cli, models, pictures):
+    b, tuned = models
+    code, out, _ = cli(
+        "evaluate", b, tuned, "--data", pictures, "--metric", "loss", "--against", b, "--limit", "2", "-q"
+    )
+    assert code == 0
+    assert "on 2 examples" in out
+    assert "Of a loss and a perplexity less is better" in out
+
+
+def test_the_colours_of_gains():
+    def shown(metric: str, gain: float) -> str:
+        task = {"data": "d", "examples": 1, "question": "q", "metric": metric, "classes": 2}
+        rows = [{"model": "b", "task": {"value": 0.5}, "gain": {"task": 0.0}}]
+        rows.append({"model": "m", "task": {"value": 0.5}, "gain": {"task": gain}})
+        result = {"task": task, "support": None, "against": "b", "models": rows}
+        console = Console(color_system="standard", force_terminal=True, width=90, record=True)
+        with console.capture() as captured:
+            console.print(views.evaluation(result))
+        return captured.get()
+
+    green, red = "\x1b[32m", "\x1b[31m"
+    assert f"{green}+2.00" in shown("accuracy", 2.0)
+    assert f"{red}-2.00" in shown("accuracy", -2.0)
+    assert f"{green}-0.2000" in shown("loss", -0.2)
+    assert f"{red}+0.2000" in shown("loss", 0.2)
+    assert green not in shown("accuracy", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--support-classes", "dtd"], "goes with --support"),
+        (["--metric", "bleu"], "is not one of accuracy"),
+        (["-o", "result.txt"], "result.txt: not a file of JSON"),
+        (["--split", "dev"], "no split dev; it has no splits"),
+        (["--classes", "eurosat"], "eurosat: 10 classes, and"),
+        (["--classes", "nowhere"], "nowhere: no file of classes"),
+    ],
+)
+def test_what_is_refused(arguments, message, cli, models, pictures):
+    code, _, err = cli("evaluate", models[0], "--data", pictures, *arguments)
+    assert code in (1, 2)
+    assert message in " ".join(err.split())
+
+
+def test_examples_that_are_not_there(cli, models, tmp_path):
+    code, _, err = cli("evaluate", models[0], "--data", tmp_path / "none.csv")
+    assert (code, "no such file or folder" in err, "hint:" in err) == (1, True, True)
+    (tmp_path / "a.csv").write_text("image,label\nx.png,0\n")
+    code, _, err = cli("evaluate", models[0], "--data", tmp_path / "a.csv", "--label", "class")
+    assert code == 1
+    assert "no column class; there are image, label" in err

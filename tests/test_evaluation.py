@@ -1,0 +1,826 @@
+"""Evaluation: what is measured is what the libraries themselves compute, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import transfusion
+from cases.first import CLIP_TEXT, CLIP_VISION, OPEN_CLIP, _keep_open_clip, _open_clip
+from cases.vision import SIGLIP, SIGLIP_TEXT
+from families import BERT, CASES, GPT2, VIT
+from making import Case, case
+from transfusion.dataset import Dataset
+from transfusion.errors import ArchitectureError, DataError, MismatchError, SettingError
+from transfusion.evaluation import Classes, Data, Score, evaluate, gain
+from transfusion.evaluation.classes import SUPPLIED
+from transfusion.evaluation.fitting import fitting
+from transfusion.evaluation.scores import f1, matthews
+from transfusion.examples import Examples, Picture
+from transfusion.model import Model
+from wording import GPT2_WORDS, WORDS, put_tokenizer
+
+PETS = ("cat", "great dane", "owl")
+TEMPLATES = ("a picture of a {}.", "the {} over there")
+TEXTS = ["The sun was low.", "We walked home along the river.", "It rained.", "A long way to go", "No", "Yes"]
+CLASSIFIER = case(
+    "bert-texts",
+    "bert",
+    "BertForSequenceClassification",
+    "BertConfig",
+    {**BERT, "vocab_size": WORDS, "num_labels": 2, "max_position_embeddings": 40},
+)
+
+
+def made_clip(kind: str) -> Any:
+    import transformers
+
+    text = {"vocab_size": WORDS, "max_position_embeddings": 40}
+    if kind == "siglip":
+        config = transformers.SiglipConfig(text_config={**SIGLIP_TEXT, **text}, vision_config=SIGLIP)
+        return transformers.SiglipModel(config)
+    config = transformers.CLIPConfig(
+        text_config={**CLIP_TEXT, **text, "eos_token_id": 3}, vision_config=CLIP_VISION, projection_dim=11
+    )
+    return transformers.CLIPModel(config)
+
+
+WHOLE = {**OPEN_CLIP, "text_cfg": {**OPEN_CLIP["text_cfg"], "vocab_size": 49408, "context_length": 40}}
+READERS = {
+    "clip": Case("clip-words", lambda: made_clip("clip"), "clip"),
+    "siglip": Case("siglip-words", lambda: made_clip("siglip"), "siglip"),
+    "open_clip": Case(
+        "open_clip-words",
+        lambda: _open_clip(WHOLE),
+        "open_clip",
+        lambda model, folder: _keep_open_clip(WHOLE, model, folder),
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("evaluation")
+
+
+@pytest.fixture(scope="session")
+def two_towers(place):
+    """Models that compare images with texts, with what belongs into their folders."""
+    done: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in done:
+            folder = READERS[kind].save(place / kind, 1)
+            if kind != "open_clip":
+                put_tokenizer(folder)
+                told = {"size": {"shortest_edge": 12}, "crop_size": {"height": 12, "width": 12}}
+                told |= {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "resample": 3}
+                told |= {"do_center_crop": True, "image_processor_type": "CLIPImageProcessor"}
+                (folder / "preprocessor_config.json").write_text(json.dumps(told))
+            done[kind] = folder
+        return done[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pets(place) -> Path:
+    """Nine noisy images of three classes, in folders that are spelt a little differently."""
+    generator = np.random.default_rng(0)
+    for number in range(9):
+        name = ("Cat", "great_dane", "OWL")[number % 3]
+        (place / "pets" / name).mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 255, (15 + number, 23, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / "pets" / name / f"{number}.png")
+    return place / "pets"
+
+
+@pytest.fixture(scope="session")
+def named(place) -> Path:
+    file = place / "classes.json"
+    file.write_text(json.dumps({"classes": PETS, "templates": TEMPLATES}))
+    return file
+
+
+@pytest.fixture(scope="session")
+def classifier(place) -> Path:
+    return put_tokenizer(CLASSIFIER.save(place / "classifier", 1))
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def measured(folder: Path, data: Data, **more: Any) -> Score:
+    model = Model.open(folder)
+    return data.meter(model, data.live(model), **more).measure()
+
+
+def refusal(folder: Path, data: Data, kind: type[Exception] = DataError) -> str:
+    with pytest.raises(kind) as caught:
+        measured(folder, data)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def score_of(logits: torch.Tensor, targets: list[int]) -> tuple[float, float]:
+    right = torch.tensor(targets)
+    loss = torch.nn.functional.cross_entropy(logits, right)
+    return float(loss), float((logits.argmax(-1) == right).float().mean())
+
+
+def opened(pets: Path) -> tuple[list[Image.Image], list[int]]:
+    """All images in the order of the folders, and their classes."""
+    files = sorted(pets.rglob("*.png"))
+    return [Image.open(file).convert("RGB") for file in files], [
+        ["Cat", "OWL", "great_dane"].index(file.parent.name) for file in files
+    ]
+
+
+# ── zero-shot ────────────────────────────────────────────────────────────────────────────────
+
+
+def by_transformers(folder: Path, pets: Path, kind: str) -> torch.Tensor:
+    """Zero-shot as the library's own documentation does it, sentence by sentence."""
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    images, _ = opened(pets)
+    processor = transformers.CLIPImageProcessorPil.from_pretrained(folder)
+    whole = {"padding": "max_length", "max_length": 40} if kind == "siglip" else {"padding": True}
+    with torch.no_grad():
+        seen = model.get_image_features(**processor(images, return_tensors="pt")).pooler_output
+        classes = []
+        for name in PETS:
+            found = tokenizer([one.format(name) for one in TEMPLATES], return_tensors="pt", **whole)
+            given = {"input_ids": found["input_ids"]}
+            if kind != "siglip":
+                given["attention_mask"] = found["attention_mask"]
+            read = model.get_text_features(**given).pooler_output
+            classes.append((read / read.norm(dim=-1, keepdim=True)).mean(0))
+        told = torch.stack([one / one.norm() for one in classes])
+        return model.logit_scale.exp() * (seen / seen.norm(dim=-1, keepdim=True)) @ told.T
+
+
+def by_open_clip(folder: Path, pets: Path) -> torch.Tensor:
+    import open_clip
+
+    model, prepare = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
+    tokenize = open_clip.get_tokenizer(f"local-dir:{folder}")
+    images, _ = opened(pets)
+    model.eval()
+    with torch.no_grad():
+        seen = model.encode_image(torch.stack([prepare(one) for one in images]), normalize=True)
+        classes = [
+            model.encode_text(tokenize([one.format(name) for one in TEMPLATES]), normalize=True).mean(0)
+            for name in PETS
+        ]
+        return model.logit_scale.exp() * seen @ torch.stack([one / one.norm() for one in classes]).T
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "open_clip"])
+def test_zero_shot_is_what_the_library_computes(kind, two_towers, pets, named):
+    folder = two_towers(kind)
+    logits = by_open_clip(folder, pets) if kind == "open_clip" else by_transformers(folder, pets, kind)
+    targets = [{0: 0, 1: 2, 2: 1}[one] for one in opened(pets)[1]]  # folders by name, classes by file
+    loss, accuracy = score_of(logits, targets)
+    found = measured(folder, Data(pets, classes=named))
+    assert found.loss == pytest.approx(loss, abs=1e-5)
+    assert found.accuracy == found.value == pytest.approx(accuracy)
+    for batch in (1, 4):
+        again = measured(folder, Data(pets, classes=named), batch=batch)
+        assert again.loss == pytest.approx(found.loss, abs=1e-5)
+        assert again.accuracy == found.accuracy
+    assert measured(folder, Data(pets, classes=named)) == found
+
+
+def test_prompts_are_read_by_the_text_tower_of_the_moment(two_towers, pets, named):
+    model = Model.open(two_towers("clip"))
+    data = Data(pets, classes=named)
+    live = data.live(model)
+    meter = data.meter(model, live)
+    before = meter.measure()
+    name = "text_projection.weight"
+    with live.holding({name: 2 * live.module.get_parameter(name).data.flip(0)}):
+        assert meter.measure().loss != before.loss
+    assert meter.measure() == before
+    reads: list[int] = []
+    original = live.module.get_text_features
+    live.module.get_text_features = lambda **given: reads.append(1) or original(**given)
+    assert meter.measure() == before
+    assert not reads  # the tower is what it was, so nothing is read again
+    with live.holding({name: -live.module.get_parameter(name).data}):
+        meter.measure()
+    assert len(reads) == 1
+
+
+def test_losses_have_gradients(two_towers, pets, named):
+    model = Model.open(two_towers("clip"))
+    data = Data(pets, classes=named)
+    live = data.live(model)
+    meter = data.meter(model, live, batch=4)
+    losses = list(meter.losses())
+    assert len(losses) == 3
+    mean = sum(loss.item() * size for loss, size in zip(losses, (4, 4, 1), strict=True)) / 9
+    assert mean == pytest.approx(meter.measure().loss, abs=1e-5)
+    sum(losses).backward()
+    for name in ("visual_projection.weight", "text_projection.weight"):
+        assert live.module.get_parameter(name).grad.abs().max() > 0
+    for name, parameter in live.module.named_parameters():
+        parameter.requires_grad_(name.startswith("vision"))
+        parameter.grad = None
+    next(meter.losses()).backward()
+    assert live.module.get_parameter("text_projection.weight").grad is None
+
+
+# ── heads on images ──────────────────────────────────────────────────────────────────────────
+
+
+def test_images_for_a_model_with_a_head(place, pets):
+    import transformers
+
+    config = transformers.ViTConfig(**{**VIT, "num_labels": 3})
+    config.id2label = {0: "owl", 1: "Great-Dane", 2: "cat"}
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    model = transformers.ViTForImageClassification(config).eval()
+    folder = place / "vit-pets"
+    model.save_pretrained(folder)
+    transformers.ViTImageProcessorPil(size={"height": 12, "width": 12}).save_pretrained(folder)
+    images, order = opened(pets)
+    prepared = transformers.ViTImageProcessorPil.from_pretrained(folder)(images, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**prepared).logits
+    loss, accuracy = score_of(logits, [(2, 0, 1)[one] for one in order])
+    found = measured(folder, Data(pets))
+    assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
+    aliases = Classes("file", ("cat", "great dane", "owl"), (), ("Cat", "great_dane", "OWL"))
+    assert measured(folder, Data(pets, classes=aliases)) == found
+
+
+def test_without_a_preparation_a_note_says_so(place, made, pets):
+    folder = CASES["vit-classifier"].save(place / "plain", 1)
+    seven = Classes("file", ("cat", "great dane", "owl", "a", "b", "c", "d"), ())
+    data = Data(pets, classes=seven)
+    model = Model.open(folder)
+    meter = data.meter(model, data.live(model))
+    assert meter.notes == (
+        f"{folder}: nothing in its folder says how images are prepared; they are cropped to the frame and"
+        " scaled as for made-up images",
+    )
+    assert 0 <= meter.measure().accuracy <= 1
+    assert meter.story() == {
+        "data": str(pets),
+        "examples": 9,
+        "question": "class of every example",
+        "metric": "accuracy",
+        "classes": 7,
+    }
+
+
+def test_timm_sees_what_timm_prepares(place, pets):
+    import timm
+
+    folder = CASES["timm-vit"].save(place / "timm", 1)
+    config = json.loads((folder / "config.json").read_text())
+    about = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.9, "interpolation": "bilinear"}
+    config["pretrained_cfg"] = {**config.get("pretrained_cfg", {}), **about}
+    (folder / "config.json").write_text(json.dumps(config))
+    pictures = [Picture.at(one) for one in sorted(pets.rglob("*.png"))]
+    data = Data(Examples("pets", images=pictures, labels=[0] * 9))
+    model = Model.open(folder)
+    meter = data.meter(model, data.live(model))
+    prepare = timm.data.create_transform(input_size=(3, 12, 12), is_training=False, **about)
+    expected = torch.stack([prepare(one) for one in opened(pets)[0]])
+    found = next(meter.feed.batches(9)).inputs["pixel_values"]
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not meter.notes
+
+
+def test_a_preparation_that_does_not_resize(pets, tmp_path):
+    folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"do_resize": False}))
+    pictures = [Picture.at(one) for one in sorted(pets.rglob("*.png"))]
+    data = Data(Examples("pets", images=pictures, labels=[0] * 9))
+    model = Model.open(folder)
+    from transfusion.evaluation.preparing import Eye
+    from transfusion.probing.subject import Subject
+
+    eye = Eye.of(Subject(model, data.live(model).module))
+    with pytest.raises(DataError, match=r"when prepared, and .* is \(3, 15, 23\)"):
+        eye.inputs(pictures)
+    same = Image.new("RGB", (12, 12), (255, 0, 51))
+    seen = eye.inputs([shown(same)])["pixel_values"]
+    assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.0, -1.0, -0.6]))
+
+
+@pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
+@pytest.mark.parametrize("way", ["shortest", "longest", "squash"])
+def test_images_are_prepared_as_by_open_clip(way, size):
+    from open_clip.transform import image_transform
+
+    from transfusion.evaluation.preparing import _of_open_clip
+
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
+    theirs = image_transform(12, is_train=False, resize_mode=way, interpolation="bilinear", fill_color=9)
+    told = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9}
+    ours = _of_open_clip(told, (12, 12), "RGB")(shown(image))
+    assert torch.allclose(theirs(image), ours, atol=1e-6)
+
+
+def shown(image: Image.Image) -> Picture:
+    from io import BytesIO
+
+    held = BytesIO()
+    image.save(held, "PNG")
+    return Picture("image", held.getvalue())
+
+
+@pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
+@pytest.mark.parametrize("name", ["CLIP", "ViT", "Siglip", "Deit", "Bit"])
+def test_images_are_prepared_as_by_transformers(name, size):
+    import transformers
+
+    from transfusion.evaluation.preparing import _of_transformers
+
+    made_by = {"Deit": "DeiTImageProcessorPil"}.get(name, f"{name}ImageProcessorPil")
+    small = {
+        "CLIP": {"size": {"shortest_edge": 14}, "crop_size": {"height": 11, "width": 11}},
+        "Bit": {"size": {"shortest_edge": 9}, "crop_size": {"height": 12, "width": 12}},
+        "Deit": {"size": {"height": 15, "width": 15}, "crop_size": {"height": 12, "width": 12}},
+    }.get(name, {"size": {"height": 12, "width": 10}})
+    theirs = getattr(transformers, made_by)(**small)
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
+    told = json.loads(theirs.to_json_string())
+    ours = _of_transformers(told, "RGB")(shown(image))
+    assert torch.allclose(theirs(image, return_tensors="pt")["pixel_values"][0], ours, atol=1e-5)
+
+
+# ── texts ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_texts_are_classed_as_by_the_library(classifier, tmp_path):
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
+    labels = [0, 1, 1, 0, 1, 0]
+    rows = [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
+    loss, accuracy = score_of(logits, labels)
+    data = Data(table(tmp_path / "texts.jsonl", rows))
+    for batch in (None, 1, 4):
+        found = measured(classifier, data, batch=batch)
+        assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
+    assert measured(classifier, data) == measured(classifier, data)
+    named = [{**row, "label": f"label_{row['label']}"} for row in rows]
+    assert measured(classifier, Data(table(tmp_path / "named.jsonl", named))).loss == pytest.approx(
+        loss, abs=1e-5
+    )
+
+
+def test_glue_is_known_by_name(classifier, tmp_path):
+    labels = [0, 1, 1, 0, 1, 0]
+    first = table(
+        tmp_path / "glue" / "cola" / "dev.jsonl",
+        [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)],
+    )
+    found = measured(classifier, Data(first.parent, split="dev"))
+    assert found.metric == "matthews"
+    assert found.value == found.metrics["matthews"]
+    assert set(found.metrics) == {"accuracy", "matthews", "loss"}
+    pairs = [
+        {"question1": text, "question2": "Why?", "label": label}
+        for text, label in zip(TEXTS, labels, strict=True)
+    ]
+    found = measured(classifier, Data(table(tmp_path / "qqp.jsonl", pairs)))
+    assert found.metric == "accuracy"
+    assert set(found.metrics) == {"accuracy", "f1", "loss"}
+    assert measured(classifier, Data(tmp_path / "qqp.jsonl", metric="f1")).value == found.metrics["f1"]
+    unlabelled = table(tmp_path / "rte.jsonl", [{"sentence1": "a", "sentence2": "b", "label": -1}])
+    assert "example 1 has label -1, and there are 2 classes" in refusal(classifier, Data(unlabelled))
+
+
+def test_pairs_are_told_apart(place, tmp_path):
+    """The second text has other token types, as the tokenizer says."""
+    import transformers
+    from tokenizers.processors import TemplateProcessing
+
+    folder = put_tokenizer(CLASSIFIER.save(tmp_path / "pairs", 1))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    rows = [{"sentence1": one, "sentence2": "It rained.", "label": 1} for one in TEXTS]
+    whole = [tokenizer(row["sentence1"], row["sentence2"], return_tensors="pt") for row in rows]
+    assert int(whole[0]["token_type_ids"].max()) == 1
+    with torch.no_grad():
+        loss, _ = score_of(torch.cat([model(**one).logits for one in whole]), [1] * len(rows))
+    assert measured(folder, Data(table(tmp_path / "two.jsonl", rows))).loss == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("pad", [0, None])
+def test_a_decoder_that_classes_texts(pad, tmp_path):
+    """It answers at the last token of every text, which it finds by the padding, or one text at a time."""
+    import transformers
+
+    settings = {**GPT2, "vocab_size": WORDS, "num_labels": 2, "pad_token_id": pad, "n_positions": 40}
+    decoder = case("gpt2-texts", "gpt2", "GPT2ForSequenceClassification", "GPT2Config", settings)
+    folder = put_tokenizer(decoder.save(tmp_path / "decoder", 1))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = torch.cat([model(**_ids(tokenizer(text, return_tensors="pt"))).logits for text in TEXTS])
+    loss, _ = score_of(logits, [1] * len(TEXTS))
+    data = Data(table(tmp_path / "texts.jsonl", [{"text": text, "label": 1} for text in TEXTS]))
+    opened_model = Model.open(folder)
+    meter = data.meter(opened_model, data.live(opened_model), batch=4)
+    assert meter.measure().loss == pytest.approx(loss, abs=1e-5)
+    assert meter.batch == (4 if pad == 0 else 1)
+    assert bool(meter.notes) == (pad is None)
+
+
+def test_next_tokens_of_texts(place, tmp_path):
+    import transformers
+
+    folder = put_tokenizer(GPT2_WORDS.save(place / "speaker", 1))
+    (tmp_path / "lines.txt").write_text("\n".join(["It rained.", "No", "We go"]))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    total, count = 0.0, 0
+    for text in ("It rained.", "No", "We go"):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            loss = model(input_ids=ids, labels=ids).loss
+        total, count = total + float(loss) * (ids.shape[1] - 1), count + ids.shape[1] - 1
+    found = measured(folder, Data(tmp_path / "lines.txt"))
+    assert found.metric == "loss"
+    assert found.value == found.loss == pytest.approx(total / count, abs=1e-5)
+    assert found.metrics["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
+    assert (
+        measured(folder, Data(tmp_path / "lines.txt", metric="perplexity")).value
+        == found.metrics["perplexity"]
+    )
+
+
+def test_long_texts_are_refused_or_cut(place, tmp_path):
+    import transformers
+
+    folder = put_tokenizer(GPT2_WORDS.save(tmp_path / "speaker", 1))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    long = " ".join(["We walked home along the river."] * 3)
+    (tmp_path / "lines.txt").write_text(f"It rained.\n{long}\n")
+    length = len(tokenizer(long)["input_ids"])
+    data = Data(tmp_path / "lines.txt")
+    assert refusal(folder, data) == (
+        f"{tmp_path / 'lines.txt'}: example 2 has {length} tokens, and GPT2LMHeadModel takes 13"
+    )
+    model, data = Model.open(folder), Data(tmp_path / "lines.txt", truncate=True)
+    meter = data.meter(model, data.live(model))
+    assert meter.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were cut",)
+    assert meter.measure().loss > 0
+    assert [len(one["input_ids"]) for one in meter.feed.tokens][1] == 13
+
+
+def test_empty_texts_are_refused(tmp_path):
+    folder = put_tokenizer(GPT2_WORDS.save(tmp_path / "speaker", 1))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    file = table(tmp_path / "texts.jsonl", [{"text": "No"}, {"text": ""}])
+    assert refusal(folder, Data(file)) == f"{file}: example 2 has no tokens"
+
+
+# ── heads from elsewhere ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_borrowed_head_on_a_bare_encoder(classifier, place, tmp_path):
+    import transformers
+
+    settings = {**BERT, "vocab_size": WORDS, "max_position_embeddings": 40}
+    bare = case("bert-bare", "bert", "BertModel", "BertConfig", settings).save(tmp_path / "bare", 5)
+    labels = [0, 1, 1, 0, 1, 0]
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
+    file = table(tmp_path / "texts.jsonl", rows)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    encoder = transformers.AutoModel.from_pretrained(bare)
+    head = {name: one.clone() for name, one in model.bert.pooler.state_dict().items()}
+    model.bert.load_state_dict(encoder.state_dict())
+    model.bert.pooler.load_state_dict(head)  # the table calls the pooler a head
+    tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
+    loss, accuracy = score_of(logits, labels)
+    found = measured(bare, Data(file, head=classifier))
+    assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
+    assert refusal(bare, Data(file)).endswith("no tokenizer in the model's folder")
+    put_tokenizer(bare)
+    message = refusal(bare, Data(file), ArchitectureError)
+    assert message == f"{bare}: BertModel has no head for {file}"
+    vit = case("vit", "vit", "ViTModel", "ViTConfig", VIT).save(tmp_path / "vit", 1)
+    assert "whose head was asked for, a vit" in refusal(bare, Data(file, head=vit), MismatchError)
+
+
+@pytest.mark.parametrize(("kind", "normalise"), [("clip", True), ("open_clip", False)])
+def test_a_linear_head_on_texts_and_images(kind, normalise, two_towers, pets, tmp_path):
+    import open_clip
+    import transformers
+
+    folder = two_towers(kind)
+    generator = torch.Generator().manual_seed(0)
+    head = {"weight": torch.randn(2, 11, generator=generator), "bias": torch.randn(2, generator=generator)}
+    file = tmp_path / "head.safetensors"
+    save_file(head, file, {"normalise": "true"} if normalise else None)
+    if kind == "clip":
+        model = transformers.AutoModel.from_pretrained(folder).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        with torch.no_grad():
+            read = torch.cat(
+                [
+                    model.get_text_features(**_ids(tokenizer(one, return_tensors="pt"))).pooler_output
+                    for one in TEXTS
+                ]
+            )
+    else:
+        model, _ = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
+        with torch.no_grad():
+            read = model.eval().encode_text(open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS))
+    read = torch.nn.functional.normalize(read, dim=-1) if normalise else read
+    labels = [0, 1, 1, 0, 1, 0]
+    loss, accuracy = score_of(read @ head["weight"].T + head["bias"], labels)
+    rows = [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
+    texts = table(tmp_path / "sst2.jsonl", rows)
+    found = measured(folder, Data(texts, head=file))
+    assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
+    message = refusal(folder, Data(texts), ArchitectureError)
+    assert message.endswith("has no head to class them with")
+    save_file({"weight": torch.zeros(3, 11)}, file)
+    assert measured(folder, Data(pets, head=file)).accuracy == pytest.approx(1 / 3)
+    save_file({"weight": torch.zeros(3, 12)}, file)
+    assert "made for features of width 12" in refusal(folder, Data(pets, head=file), MismatchError)
+    save_file({"weight": torch.zeros(3)}, file)
+    assert refusal(folder, Data(pets, head=file)) == f"{file}: no linear head: weight (3,)"
+
+
+def _ids(found: Any) -> dict[str, torch.Tensor]:
+    return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+# ── classes ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_classes_that_ship_with_the_package():
+    counts = {"eurosat": 10, "dtd": 47, "gtsrb": 43, "svhn": 10, "imagenet-r": 200}
+    assert set(counts) == set(SUPPLIED)
+    for name, count in counts.items():
+        found = Classes.of(name)
+        assert len(found.names) == count
+        assert len(found.prompts()) == count * len(found.templates) >= 3 * count
+    for name in ("eurosat", "dtd", "imagenet-r"):
+        assert list(Classes.of(name).folders) == sorted(Classes.of(name).folders)
+
+
+def test_the_wordnet_ids_of_imagenet_r():
+    from importlib.resources import files
+
+    told = files("timm.data").joinpath("_info", "imagenet_r_synsets.txt").read_text().split()
+    assert sorted(told) == list(Classes.of("imagenet-r").folders)
+    assert Classes.of("imagenet-r").names[0] == "goldfish"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"classes": ["cat"], "templates": ["a {}"]}, "1 classes"),
+        ({"classes": ["cat", "dog", "C_at"]}, "classes of the same name: cat, C_at"),
+        (
+            {"classes": ["a", "b"], "templates": ["a photo"]},
+            "the template 'a photo' has no place for the class, or several",
+        ),
+        ({"classes": ["a", "b"], "folders": ["x"]}, "2 classes and 1 folders"),
+        ({"classes": "cat"}, "classes must be a list of texts"),
+        (3, "classes must be a list of texts"),
+    ],
+)
+def test_classes_that_make_no_sense(content, message, tmp_path):
+    file = tmp_path / "classes.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError) as caught:
+        Classes.of(file)
+    assert caught.value.message == f"{file}: {message}"
+    file.write_text("{")
+    with pytest.raises(DataError, match="not JSON"):
+        Classes.of(file)
+    with pytest.raises(DataError, match="no file of classes"):
+        Classes.of("mnist")
+
+
+def test_classes_that_do_not_match(two_towers, pets, named, tmp_path):
+    folder = two_towers("clip")
+    message = refusal(folder, Data(pets, classes="eurosat"))
+    assert message.startswith(
+        f"{pets}: class names that eurosat does not know: Cat, OWL, great_dane; it knows"
+    )
+    other = Classes("file", ("cat", "owl", "dog"), TEMPLATES)
+    assert "does not know: great_dane; it knows cat, owl, dog" in refusal(folder, Data(pets, classes=other))
+    assert refusal(folder, Data(pets)) == f"{pets}: CLIPModel has no classes of its own"
+    bare = Classes("file", PETS, ())
+    assert refusal(folder, Data(pets, classes=bare)) == "file: no templates in it"
+    rows = [{"image": str(one), "label": number} for number, one in enumerate(sorted(pets.rglob("*.png")))]
+    many = table(tmp_path / "many.jsonl", rows)
+    assert refusal(folder, Data(many, classes=named)) == (
+        f"{many}: example 4 has label 3, which is none of the 3 classes, counted from 0, of {named}"
+    )
+    assert refusal(
+        folder, Data(table(tmp_path / "none.jsonl", [{"image": rows[0]["image"]}]), classes=named)
+    ) == (f"{tmp_path / 'none.jsonl'}: no labels in it")
+
+
+def test_folders_that_are_numbers(two_towers, place, pets, tmp_path):
+    """As in GTSRB and SVHN: a folder's name is its class's number."""
+    for number, file in enumerate(sorted(pets.rglob("*.png"))):
+        (tmp_path / "signs" / f"{number:05d}").mkdir(parents=True)
+        (tmp_path / "signs" / f"{number:05d}" / "x.png").write_bytes(file.read_bytes())
+    for name in ("gtsrb", "svhn"):
+        data = Data(tmp_path / "signs", classes=name)
+        model = Model.open(two_towers("open_clip"))
+        meter = data.meter(model, data.live(model))
+        assert next(meter.feed.batches(9)).targets.tolist() == list(range(9))
+
+
+def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
+    vit = CASES["vit"].save(tmp_path / "vit", 1)
+    message = refusal(vit, Data(pets, classes=named), ArchitectureError)
+    assert message == f"{vit}: ViTModel has no head for {pets}"
+    assert refusal(classifier, Data(pets)) == (
+        f"{pets}: images, and BertForSequenceClassification reads tokens"
+    )
+    seven = CASES["vit-classifier"].save(tmp_path / "seven", 1)
+    assert refusal(seven, Data(pets)) == (
+        f"{pets}: 3 class names (Cat, OWL, great_dane), and {seven} has 7 classes without names"
+    )
+    assert refusal(seven, Data(pets, classes=named)) == (f"{named}: 3 classes, and {seven} tells 7 apart")
+
+
+# ── scores, sizes, evaluations ───────────────────────────────────────────────────────────────
+
+
+def test_metrics_by_their_definitions():
+    generator = torch.Generator().manual_seed(0)
+    said, true = torch.randint(0, 2, (2, 50), generator=generator)
+    assert matthews(said, true) == pytest.approx(np.corrcoef(said, true)[0, 1])
+    hits = float(((said == 1) & (true == 1)).sum())
+    precision, recall = hits / float((said == 1).sum()), hits / float((true == 1).sum())
+    assert f1(said, true) == pytest.approx(2 * precision * recall / (precision + recall))
+    assert f1(torch.zeros(3), torch.zeros(3)) == matthews(torch.zeros(3), torch.ones(3)) == 0
+    # of more than two classes: the covariance of indicators, summed over classes
+    said, true = torch.randint(0, 4, (2, 50), generator=generator)
+    first, second = (np.eye(4)[one.numpy()] for one in (said, true))
+    first, second = first - first.mean(0), second - second.mean(0)
+    expected = (first * second).sum() / np.sqrt((first**2).sum() * (second**2).sum())
+    assert matthews(said, true) == pytest.approx(expected)
+
+
+def test_gains():
+    one, other = Score("accuracy", 0.75, 1.0, 0.75), Score("accuracy", 0.5, 0.5, 0.5)
+    assert gain(one, other) == 25
+    assert gain(Score("loss", 1.0, 1.0, 0.1), Score("loss", 1.5, 1.5, 0.1)) == -0.5
+    with pytest.raises(SettingError, match="accuracy cannot be compared with loss"):
+        gain(one, Score("loss", 1.0, 1.0, 0.1))
+
+
+def test_a_batch_that_does_not_fit_is_halved(made, monkeypatch):
+    model = Model.open(made("vit-classifier"))
+    images = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    data = Data(Dataset.of("images", {"pixel_values": images}, torch.arange(6) % 7))
+    live = data.live(model)
+    meter = data.meter(model, live, batch=4)
+    expected, forward, sizes = meter.measure(), live.module.forward, []
+
+    def narrow(pixel_values: torch.Tensor, most: int = 1, **more: Any) -> Any:
+        sizes.append(len(pixel_values))
+        if len(pixel_values) > most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(pixel_values=pixel_values, **more)
+
+    monkeypatch.setattr(live.module, "forward", narrow)
+    assert meter.measure().loss == pytest.approx(expected.loss, abs=1e-6)
+    assert sizes == [4, 2, *[1] * 6]
+    monkeypatch.setattr(live.module, "forward", lambda **given: narrow(**given, most=0))
+    with pytest.raises(DataError, match="not even one example at a time fits"):
+        meter.measure()
+
+
+def test_the_size_that_fits_depends_on_the_machine(made, monkeypatch):
+    model = Model.open(made("vit-classifier"))
+    data = Data(Dataset.of("images", {"pixel_values": torch.zeros(99, 3, 12, 12)}, torch.zeros(99).long()))
+    live = data.live(model)
+    meter = data.meter(model, live)
+    size = fitting(live.module, meter.asker, meter.feed.heaviest, 99)
+    assert size == fitting(live.module, meter.asker, meter.feed.heaviest, 99) == 64
+    assert fitting(live.module, meter.asker, meter.feed.heaviest, 3) == 4
+    monkeypatch.setattr("transfusion.evaluation.fitting._memory", lambda device: 400_000)
+    assert 1 <= fitting(live.module, meter.asker, meter.feed.heaviest, 99) < 16
+
+
+def test_an_evaluation_of_task_and_support(two_towers, pets, named):
+    folder = two_towers("clip")
+    other = READERS["clip"].build(2)
+    seen: list[tuple[str, int, int]] = []
+    other.save_pretrained(folder.parent / "clip-other")
+    put_tokenizer(folder.parent / "clip-other")
+    support = Data(pets, classes=named, templates=("{}",), limit=6)
+    found = evaluate(
+        [folder.parent / "clip-other"],
+        data=Data(pets, classes=named),
+        support=support,
+        against=folder,
+        on_examples=lambda *told: seen.append(told),
+    )
+    story = found.story()
+    assert story["against"] == str(folder)
+    assert [row["model"] for row in story["models"]] == [str(folder), f"{folder}-other"]
+    assert story["support"]["examples"] == 6
+    assert story["task"]["question"] == "zero-shot class of every image, 2 prompts a class"
+    assert story["models"][0]["gain"] == {"task": 0, "support": 0}
+    second = story["models"][1]
+    assert second["gain"]["task"] == pytest.approx(
+        100 * (second["task"]["value"] - story["models"][0]["task"]["value"])
+    )
+    assert second["support"]["loss"] == measured(folder.parent / "clip-other", support).loss
+    assert seen[-1][1:] == (6, 6)
+    assert any("nothing in its folder says" in note for note in found.notes)
+    alone = transfusion.evaluate(folder, data=Data(pets, classes=named)).story()
+    assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)
+
+
+def test_in_double_precision(two_towers, pets, named):
+    data = Data(pets, classes=named)
+    rough, fine = (
+        evaluate(two_towers("clip"), data=data, dtype=dtype).rows[0].task
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert 0 < abs(rough.loss - fine.loss) < 1e-5
+    assert rough.accuracy == fine.accuracy
+
+
+def test_a_support_without_classes(two_towers, pets, named):
+    with pytest.raises(DataError, match="CLIPModel has no classes of its own") as caught:
+        evaluate(two_towers("clip"), data=Data(pets, classes=named), support=pets)
+    assert "--support-classes" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("residual", ["tied", "untied"])
+def test_the_barrier_takes_every_kind_of_examples(residual, two_towers, pets, named, place):
+    """Also where shortcuts turn what the text tower carries, which its tensors do not tell."""
+    a = two_towers("clip")
+    b = READERS["clip"].save(place / f"clip-{residual}", 3)
+    pi = transfusion.align(a, b, residual=residual)
+    data = Data(pets, classes=named)
+    way = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="interpolated")
+    assert way.faithful
+    assert way.examples == 9
+    plain = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="plain")
+    assert plain.faithful == (residual == "tied")
+    assert way.points[-1].loss == pytest.approx(plain.points[-1].loss, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"limit": 0}, "limit = 0: no examples"),
+        ({"metric": "bleu"}, "metric = 'bleu' is not a choice"),
+    ],
+)
+def test_settings_that_make_no_sense(more, message, two_towers, pets, named):
+    assert refusal(two_towers("clip"), Data(pets, classes=named, **more), SettingError) == message
+
+
+def test_metrics_that_do_not_apply(two_towers, pets, named):
+    for metric in ("perplexity", "f1"):
+        message = refusal(two_towers("clip"), Data(pets, classes=named, metric=metric))
+        assert message.startswith(f"{pets}: no {metric} of the zero-shot class")
+    assert measured(two_towers("clip"), Data(pets, classes=named, metric="loss")).metric == "loss"
+    with pytest.raises(SettingError, match="no models"):
+        evaluate([], data=pets)
+    with pytest.raises(SettingError, match="too coarse"):
+        evaluate(two_towers("clip"), data=pets, dtype=torch.bfloat16)

@@ -1,0 +1,165 @@
+"""The documents: generated parts are up to date, the site builds strictly and alone, examples print what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import draw_pictures
+import pages
+import try_pages
+from transfusion.architectures import families
+
+ROOT = Path(__file__).parent.parent
+VERBS = ROOT / "docs" / "verbs"
+WITH_MODELS = ("first-minute.md", "verbs/inspect.md", "verbs/transport.md", "verbs/merge.md")
+
+
+def test_generated_parts_are_up_to_date():
+    found = [str(page.relative_to(ROOT)) for page, _ in pages.stale()]
+    assert not found, f"make docs would change {found}"
+
+
+def test_pictures_are_up_to_date():
+    assert not draw_pictures.stale(), "python scripts/draw_pictures.py would change pictures"
+
+
+def test_an_option_that_changes_makes_a_page_stale():
+    page = (VERBS / "align.md").read_text()
+    assert pages.filled(page) == page
+    assert pages.filled(page.replace("**required**", "")) == page
+
+
+def test_every_verb_has_a_page_and_a_table_of_its_options():
+    for verb in pages.commands():
+        page = (VERBS / f"{verb}.md").read_text()
+        assert f"<!-- generated: options {verb} -->" in page
+        assert "What for." in page
+
+
+def test_every_family_has_its_row():
+    rows = re.findall(r"^\| `([\w.-]+)` \(", (ROOT / "docs" / "families.md").read_text(), re.MULTILINE)
+    assert rows == sorted(family.name for family in families()), "make families"
+
+
+def test_results_become_tables():
+    score = {"value": 0.5, "loss": 1.0, "accuracy": 0.5, "metrics": {}}
+    told = {
+        "task": {"metric": "accuracy"},
+        "support": {"metric": "accuracy"},
+        "models": [
+            {"model": "b", "task": score, "support": score, "gain": None},
+            {"model": "moved", "task": score, "support": score, "gain": {"task": 3.25, "support": -1.0}},
+        ],
+    }
+    assert pages._evaluated(told).splitlines() == [
+        "| model | accuracy | gain | support | gain |",
+        "| --- | --- | --- | --- | --- |",
+        "| b | 50.0 |  | 50.0 |  |",
+        "| moved | 50.0 | +3.25 | 50.0 | -1.00 |",
+    ]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built strictly: every link and every anchor leads somewhere."""
+    place = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def test_the_site_asks_nobody_for_anything(site):
+    """No script, style, font, picture or frame from elsewhere."""
+    elsewhere = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    imported = re.compile(r"(?:import|from|import\()\s*[\"']https?://")
+    for page in site.rglob("*.html"):
+        assert not elsewhere.findall(page.read_text()), page
+        assert not imported.findall(page.read_text()), page
+    for style in site.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//", style.read_text()), style
+
+
+def test_formulas_code_and_pictures_are_in_the_pages(site):
+    equations = (site / "equations.html").read_text()
+    assert equations.count("<math") > 30
+    assert "arithmatex" not in equations
+    assert "<!-- code:" not in equations
+    assert "nearest_rotation" in equations
+    assert (site / "concepts.html").read_text().count("<svg xmlns") >= 6
+
+
+def test_code_that_is_gone_stops_the_build():
+    from mkdocs.exceptions import PluginError
+
+    import site_hooks
+
+    shown = site_hooks.code("transfusion/alpha.py", "Alpha.at")
+    assert shown.startswith('```python title="src/transfusion/alpha.py, line ')
+    assert "    def at(" not in shown
+    with pytest.raises(PluginError, match=r"alpha.py has no Alpha.nowhere"):
+        site_hooks.code("transfusion/alpha.py", "Alpha.nowhere")
+
+
+def test_formulas_that_cannot_be_drawn_stop_the_build():
+    from mkdocs.exceptions import PluginError
+
+    import site_hooks
+
+    page = type("Page", (), {"file": type("File", (), {"src_uri": "a.md"})})
+    good = site_hooks.on_page_content(r'<span class="arithmatex">\(x &lt; \tau\)</span>', page)
+    assert good.startswith("<math")
+    assert "&lt;" in good or "&#x0003C;" in good
+    with pytest.raises(PluginError, match="cannot be drawn"):
+        site_hooks.on_page_content(r'<span class="arithmatex">\(\nonsense\)</span>', page)
+
+
+@pytest.mark.parametrize(
+    ("told", "printed", "alike"),
+    [
+        ("a\nb\n", "a\nb\n", True),
+        ("a\n", "a\nb\n", False),
+        ("a\n…\nd\n", "a\nb\nc\nd\n", True),
+        ("loss …\n", "loss 0.5\n", True),
+        ("loss 0.4\n", "loss 0.5\n", False),
+    ],
+)
+def test_examples_are_compared(told, printed, alike):
+    assert try_pages.agree(told, printed) is alike
+
+
+def test_examples_are_compared_but_for_numbers():
+    assert try_pages.agree_but_for_numbers("│  0.4 │ ok │\n", "│ -12.5 │ ok │\n")
+    assert not try_pages.agree_but_for_numbers("alignable: 0.4\n", "not alignable: 0.4\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with the models of the examples."""
+    folder = tmp_path_factory.mktemp("place")
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_models.py", folder / "models"], check=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_MODELS)
+def test_examples_print_what_they_say(page, place):
+    _, wrong = try_pages.tried(ROOT / "docs" / page, place)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_examples_of_trained_models_print_what_they_say(place):
+    """Their numbers depend on the machine; all else does not."""
+    try_pages.run("transfusion demo --keep kept", place)
+    rest = {f"verbs/{verb}.md" for verb in pages.commands()} - set(WITH_MODELS)
+    for page in sorted(rest):
+        _, wrong = try_pages.tried(ROOT / "docs" / page, place, try_pages.agree_but_for_numbers)
+        assert not wrong, f"{page}\n" + "\n".join(wrong)

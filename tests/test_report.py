@@ -1,0 +1,400 @@
+"""The report, without a browser: what it tells, from what, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import reports
+import transfusion
+from transfusion.alignment import Alignment
+from transfusion.errors import DataError, MismatchError, OutputError
+from transfusion.model import Model
+from transfusion.reporting import charts
+from transfusion.reporting.charts.canvas import ticks
+from transfusion.reporting.heads import panels
+from transfusion.reporting.roles import roles
+
+
+class Reader(HTMLParser):
+    """Checks that every tag is closed, and notes ids, references and text."""
+
+    VOID = frozenset(("meta", "link", "br", "input"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.outside: list[str] = []
+        self.tips: list[str] = []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attrs):
+        told = dict(attrs)
+        self.ids += [told["id"]] if "id" in told else []
+        self.tips += [told["data-tip"]] if "data-tip" in told else []
+        self.outside += [
+            told[key] for key in ("src", "href") if key in told and not told[key].startswith(("#", "data:"))
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def job(made, tmp_path_factory):
+    return reports.make(tmp_path_factory.mktemp("report"), made("vit-classifier"))
+
+
+@pytest.fixture(scope="module")
+def full(job, tmp_path_factory):
+    """The same run with all kinds of results beside it."""
+    place = tmp_path_factory.mktemp("full") / "moved"
+    shutil.copytree(job.run, place)
+    return reports.Job(**{**vars(job), "run": place}).with_results()
+
+
+@pytest.fixture(scope="module")
+def page(full):
+    return transfusion.report(full.run, ceiling=full.ceiling)
+
+
+def section(page, id):
+    return next(one for one in page.sections if one.id == id)
+
+
+def figures(part):
+    return [one for _, one in part.tabs] if part.part == "tabs" else [part] if part.part == "figure" else []
+
+
+def numbers(page, id):
+    """The numbers behind a figure, by the first cell of each row."""
+    found = next(
+        one for some in page.sections for part in some.parts for one in figures(part) if one.id == id
+    )
+    return {row[0]: list(row[1:]) for row in found.table.rows}
+
+
+def test_everything_there_is_to_tell_has_a_section(page):
+    ids = [one.id for one in page.sections]
+    assert ids == [
+        "moved", "advice", "evaluation", "layers", "heads", "tau", "alpha", "fewshot", "barrier", "proof",
+        "time", "commands",
+    ]  # fmt: skip
+    assert page.missing == []
+    assert page.notes == []
+
+
+def test_the_page_is_one_whole_file(page):
+    text = page.html()
+    read = Reader(text)
+    assert len(read.ids) == len(set(read.ids))
+    assert read.outside == []
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+    assert page.html() == text, "the same material makes the same page"
+
+
+def test_the_hero_tells_the_story_in_measured_numbers(page):
+    hero = page.hero
+    assert (hero.title, hero.verdict, hero.mood) == ("tuned, moved onto b", "alignable", "good")
+    assert [name for _, name, _ in hero.stations] == ["a", "tuned", "guarded", "b"]
+    assert [(one.value, one.mood) for one in hero.numbers[:3]] == [
+        ("+22.5", "good"),
+        ("−5.0", "bad"),
+        ("75 %", ""),
+    ]
+
+
+def test_without_results_the_hero_tells_what_needs_no_data_and_commands_fill_the_rest(job):
+    page = transfusion.report(job.run)
+    assert [one.name for one in page.hero.numbers] == ["correlation of π(A) with B", "tensors moved", "α"]
+    assert page.hero.numbers[0].value == "1.00"
+    commands = [one.text for one in page.missing]
+    assert [text.split()[1] for text in commands] == [
+        "evaluate",
+        "sweep",
+        "fewshot",
+        "barrier",
+        "verify",
+        "report",
+    ]
+    assert str(job.b) in commands[0]
+    assert f"--via {job.pi}" in commands[1]
+    html = page.html()
+    assert 'id="alpha"' not in html, "an empty section is shown"
+    assert "transfusion sweep" in html
+
+
+def test_layers_are_found_where_units_were_only_reordered(page):
+    rows = numbers(page, "layers-all")
+    assert set(rows) >= {"layer.0.head", "layer.1.ffn", "layer.2.qk"}
+    assert all(row[0] == "1.000" for row in rows.values())
+    assert all(abs(float(row[1].replace("−", "-"))) < 0.5 for row in rows.values())
+    assert len(section(page, "layers").parts[0].tabs) == 1 + len({id.rsplit(".", 1)[1] for id in rows})
+
+
+def test_heads_are_where_pi_has_put_them(page, job):
+    pi = Alignment.load(job.pi)
+    told = [row for row in section(page, "heads").parts[0].table.rows if row[0].startswith("layer 1 ·")]
+    assert [int(row[2]) for row in told] == pi.maps["layer.1.head"].index[0].tolist()
+    assert all(row[3] == "100 %" for row in told)
+
+
+def test_shares_of_the_task_vector_are_those_of_the_files(page, job):
+    a, tuned = Model.open(job.a), Model.open(job.tuned)
+    squares: dict[str, float] = {}
+    for name, role in roles(a.architecture).items():
+        square = float((tuned.read(name).double() - a.read(name).double()).square().sum())
+        squares[role] = squares.get(role, 0.0) + square
+    total = sum(squares.values())
+    rows = numbers(page, "tau")
+    assert {role: row[1] for role, row in rows.items()} == {
+        role: f"{100 * square / total:.1f} %" for role, square in squares.items()
+    }
+    assert rows["query"][2] == "1.000"
+
+
+def test_a_ceiling_that_is_the_moved_fine_tune_itself_has_a_cosine_of_1(job, tmp_path):
+    moved = transfusion.transport(job.tuned, base=job.a, onto=job.b, via=job.pi).save(tmp_path / "same")
+    rows = numbers(transfusion.report(job.run, ceiling=moved), "ceiling")
+    assert all(row[0] == "1.000" for row in rows.values())
+    assert all(float(rows[role][1].replace("−", "-")) < 0.9 for role in ("query", "MLP in"))
+
+
+def test_a_pi_that_turns_units_shows_shares_of_energy_and_what_is_predicted(made, tmp_path):
+    job = reports.make(tmp_path, made("vit-classifier"), "functional")
+    page = transfusion.report(job.run)
+    assert page.hero.verdict.endswith("of B predicted")
+    rows = numbers(page, "layers-all")
+    told = json.loads((job.run / "transfusion.json").read_text())["alignment"]["advice"]["axes"]
+    assert rows.keys() == told.keys()
+    assert numbers(page, "arriving")["MLP in"] != []
+    assert section(page, "heads").parts[0].table.rows
+
+
+def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch):
+    from dataclasses import replace
+
+    from transfusion.architecture import Heads
+    from transfusion.maps import Rotation
+    from transfusion.reporting.bases import Bases
+
+    a = Model.open(job.a)
+    policy = replace(a.architecture.policy, heads=Heads.FLAT)
+    flat = a.architecture.under(policy)
+    size, heads = flat.sizes["layer.0.qk"], flat.sizes["layer.0.head"]
+    turn = np.eye(size)
+    here, there = 0, size - 1  # the first unit of the first head and the last of the last, half each
+    turn[[here, there]] = [(turn[here] + turn[there]) / 2**0.5, (turn[here] - turn[there]) / 2**0.5]
+    one = np.ones(1)
+    story = replace(Alignment.load(job.pi).provenance, policy=policy)
+    pi = Alignment.of({"layer.0.qk": Rotation(turn[None], one, one)}, flat, story)
+    (panel,) = panels(pi, Bases(a=a))
+    width = size // heads
+    assert panel.shares.shape == (heads, heads)
+    assert panel.shares[0, -1] == pytest.approx(0.5 / width)
+    assert panel.shares.sum(axis=1) == pytest.approx(np.ones(heads))
+
+
+def test_heads_in_groups_are_counted_one_by_one(made):
+    from transfusion.reporting.bases import Bases
+
+    a = made("llama")
+    pi = transfusion.align(a, a, method="random", seed=5)
+    groups, within = pi.maps["layer.1.group"].index[0], pi.maps["layer.1.rep"].index
+    wanted = [
+        source * len(row) + position for source, row in zip(groups, within, strict=True) for position in row
+    ]
+    assert len(wanted) > len(groups)
+    panel = next(one for one in panels(pi, Bases()) if one.id == "layer.1.rep")
+    assert panel.title == "layer 1 · attention heads"
+    assert [source for _, source, _ in panel.strongest()] == wanted
+
+
+def test_records_of_every_step_are_told(page, job):
+    rows = [row[0] for row in section(page, "time").parts[0].table.rows]
+    assert rows == ["align", "transport", "barrier", "evaluate", "fewshot", "sweep", "verify"]
+    commands = [one.text for one in section(page, "commands").parts]
+    assert commands[0].startswith("transfusion transport ")
+    assert commands[-1] == "transfusion transport --from transfusion.json -o ../again"
+
+
+def test_the_numbers_of_results_are_told_as_they_were(page):
+    assert numbers(page, "scores")["moved"] == ["52.5 %", "+22.5", "85.0 %", "−5.0"]
+    best = section(page, "alpha").parts[1].rows
+    assert ("guarded", "1", "+25.0", "−5.0") in best
+    assert numbers(page, "fewshot-0")["encoder.layer.0.*"] == ["0.400"]
+    assert ("guarded", "0.010", "") in section(page, "barrier").parts[1].rows
+    assert ("largest difference", "3e-15 over logits, in float64") in section(page, "proof").parts[0].rows
+
+
+def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
+    shutil.copytree(job.run, tmp_path / "moved")
+    told = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    told["base"] |= {"name": "gone/a", "path": "/gone/a"}
+    del told["settings"]["via"]
+    (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(told))
+    page = transfusion.report(tmp_path / "moved")
+    assert page.notes == [
+        "The run found its π on the way and did not keep it.", "gone/a is not at its recorded place."
+    ]  # fmt: skip
+    assert {one.id for one in page.sections} == {"moved", "advice", "time", "commands"}
+    assert any("transfusion align gone/a" in one.text for one in page.missing)
+    assert page.notes[1] in page.html()
+
+
+def test_other_weights_at_the_same_place_are_not_taken_for_the_same(job, tmp_path):
+    shutil.copytree(job.run, tmp_path / "moved")
+    told = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    told["onto"]["path"] = str(job.a)
+    (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(told))
+    page = transfusion.report(tmp_path / "moved")
+    assert page.notes == [f"{job.b} has other weights by now."]
+
+
+def test_a_folder_with_results_only(full, tmp_path):
+    for name in ("sweep.json", "barrier.json"):
+        shutil.copy(full.run / name, tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "notes.json").write_text("[1, 2")
+    page = transfusion.report(tmp_path, [full.run / "evaluate.json"])
+    assert page.hero.title == "tuned, moved onto b"
+    assert [one.id for one in page.sections] == ["evaluation", "alpha", "barrier", "time", "commands"]
+    assert page.hero.numbers[0].value == "+25.0"
+    Reader(page.html())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", 'it has no "verb"'),
+        ('{"verb": "dance"}', "its \"verb\" is 'dance'"),
+        ('{"verb": "sweep", "task": {}}', "a result of sweep that does not tell at_zero, curves"),
+        (
+            '{"verb": "evaluate", "task": {"metric": 3}, "models": [{}]}',
+            "not a result of evaluate as this version writes it",
+        ),
+        ("nonsense", "not readable as JSON"),
+    ],
+)
+def test_results_that_are_not_understood_are_refused_by_name(content, said, job, tmp_path, cli):
+    (tmp_path / "odd.json").write_text(content)
+    code, _, err = cli("report", job.run, tmp_path / "odd.json", "-o", tmp_path / "report.html")
+    assert code == 1
+    assert f"{tmp_path / 'odd.json'}: " in err
+    assert said in err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_without_anything_is_refused(tmp_path):
+    with pytest.raises(DataError, match="there is nothing to report in it"):
+        transfusion.report(tmp_path)
+    with pytest.raises(DataError, match="no such file or folder"):
+        transfusion.report(tmp_path / "none")
+
+
+def test_another_pi_is_refused(job, tmp_path):
+    other = transfusion.align(job.a, job.b, method="random", seed=8).save(tmp_path / "other.safetensors")
+    with pytest.raises(MismatchError, match="is another π than that of this run"):
+        transfusion.report(job.run, via=other)
+
+
+def test_the_verb_writes_and_protects(job, tmp_path, cli):
+    output = tmp_path / "report.html"
+    code, out, _ = cli("report", job.run, "-o", output)
+    assert (code, out) == (
+        0,
+        f"written to {output}: Moved, Advice, Layers, Heads, Task vector, Time, Commands\n",
+    )
+    assert output.read_text().startswith("<!doctype html>")
+    code, _, err = cli("report", job.run, "-o", output)
+    assert code == OutputError.exit_code
+    assert "exists already" in err
+    code, out, _ = cli("report", job.run, "-o", output, "--force", "--json")
+    assert json.loads(out)["sections"][0] == "moved"
+
+
+def test_hostile_names_stay_text(full, tmp_path):
+    told = json.loads((full.run / "sweep.json").read_text())
+    hostile = '<script>alert("x")</script>&"\''
+    told["curves"][1]["label"] = told["finetuned"] = hostile
+    (tmp_path / "sweep.json").write_text(json.dumps(told))
+    text = transfusion.report(tmp_path).html()
+    assert "<script>alert" not in text
+    assert any(tip.startswith(hostile) for tip in Reader(text).tips)
+
+
+def test_verify_keeps_its_result(job, tmp_path, cli):
+    code, _, _ = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
+    assert code == 0
+    told = json.loads((tmp_path / "verify.json").read_text())
+    assert (told["verb"], told["equal"], told["outputs"]) == ("verify", True, ["logits"])
+    assert told["run"]["seconds"] > 0
+    code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
+    assert code == 1
+    assert "exists already" in err
+    other = tmp_path / "impossible.json"
+    assert cli("verify", job.a, "--via", job.pi, "-o", other, "--tolerance", "0")[0] == 3
+    assert json.loads(other.read_text())["equal"] is False, "a proof that fails is a result, too"
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "gpt2", "llama", "bert", "mixtral", "t5", "whisper"])
+def test_parts_of_the_model_are_told_from_layouts(name, made):
+    found = roles(Model.open(made(name)).architecture)
+    by_role: dict[str, set[str]] = {}
+    for tensor, role in found.items():
+        by_role.setdefault(role, set()).add(tensor)
+    assert {"embeddings", "norms", "attention output", "MLP in", "MLP out"} <= by_role.keys()
+    fused = "query, key and value in one" in by_role
+    assert fused == (name == "gpt2")
+    if not fused:
+        q, k = (
+            next(role for role in by_role if role in names)
+            for names in (("query", "q_proj", "q"), ("key", "k_proj", "k"))
+        )
+        assert all(role in tensor.split(".") for role in (q, k) for tensor in by_role[role])
+        assert by_role["value"]
+    assert all("norm" in tensor.lower() or "ln" in tensor for tensor in by_role["norms"]), by_role["norms"]
+    assert not by_role.get("other", set()) - {t for t in found if "gate" in t or "relative" in t}
+
+
+def test_scales_hold_their_ends():
+    for low, high in ((0, 1), (-0.3, 2.7), (0.02, 0.021), (5, 5), (-7, -7), (0, 1424.9)):
+        found = ticks(low, high)
+        assert found[0] <= low
+        assert found[-1] >= high
+        assert 2 <= len(found) <= 9
+    with pytest.raises(ValueError, match="no ends of a scale"):
+        ticks(float("nan"), 1)
+
+
+def test_a_curve_with_a_value_that_is_no_number_is_drawn_without_it():
+    chart = charts.Lines(
+        [charts.Curve("one", [(0, 1.0), (1, float("nan")), (2, 3.0)])], "α", "loss", "a chart"
+    )
+    assert Reader(chart(charts.WIDE)).tips == ["one: 1 at α 0", "one: 3 at α 2"]
+
+
+def test_large_matrices_are_drawn_in_part_and_told_whole():
+    rng = np.random.default_rng(0)
+    matrices = [(f"layer {i}", rng.dirichlet(np.ones(16), 16)) for i in range(64)]
+    heat = charts.Heat(matrices, "heads")
+    shown = heat.shown()
+    assert 1 < len(shown) < 64
+    assert (shown[0][0], shown[-1][0]) == ("layer 0", "layer 63")
+    assert len(Reader(heat(charts.NARROW)).tips) <= 6500

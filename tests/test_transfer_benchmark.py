@@ -16,9 +16,9 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
+from experiments.pairs.data import END, NAMES, PAD, START, UNKNOWN, Texts
+from experiments.pairs.tasks import CIFAR, MNIST, PAIRS, TEXT, Encoder, Shift, missed
 from transfer import __main__ as table
-from transfer.data import END, NAMES, PAD, START, UNKNOWN, Texts
-from transfer.tasks import CIFAR, MNIST, PAIRS, TEXT, Encoder, Shift, missed
 
 
 def reviews() -> Texts:

@@ -32,8 +32,8 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 import transfusion
-from transfer.tasks import APART, PAIRS, Pair
-from transfer.training import say
+from experiments.pairs.tasks import APART, PAIRS, Pair
+from experiments.pairs.training import say
 from transfusion.methods import preset
 
 

@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from transfer import data
-from transfer.data import (
+from experiments.pairs import data
+from experiments.pairs.data import (
     CLOTHES,
     DIGITS,
     MASK,
@@ -28,7 +28,7 @@ from transfer.data import (
     Examples,
     Texts,
 )
-from transfer.training import MODELS, Recipe, fit, kept, key
+from experiments.pairs.training import MODELS, Recipe, fit, kept, key
 from transfusion.writer import publish_file
 
 STARTS = {"a": 1, "b": 2}

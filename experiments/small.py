@@ -15,7 +15,7 @@ from experiments.pairs import images, passages
 from experiments.pairs.clips import SmallClips, tokens
 from experiments.pairs.data import Examples as ImageExamples
 from experiments.pairs.images import GROUPS, NAMES, TEMPLATES, Seen
-from experiments.pairs.tasks import Shift
+from experiments.pairs.vits import Shift
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
 from transfusion.dataset import Dataset

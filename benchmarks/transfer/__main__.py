@@ -32,7 +32,8 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 import transfusion
-from experiments.pairs.tasks import APART, PAIRS, Pair
+from experiments.pairs.pair import Pair
+from experiments.pairs.tasks import APART, PAIRS
 from experiments.pairs.training import say
 from transfusion.methods import preset
 

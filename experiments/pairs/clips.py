@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from experiments.pairs import data, images
+from experiments.pairs.berts import TEXT, missed
 from experiments.pairs.data import CACHE
 from experiments.pairs.images import NAMES, SIDE, TEMPLATES, Seen
-from experiments.pairs.tasks import STARTS, TEXT, missed
+from experiments.pairs.pair import STARTS
 from experiments.pairs.training import kept, key
 from experiments.questions import pieces
 from experiments.tuning import Schedule, follow

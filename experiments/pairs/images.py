@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from experiments.pairs import data
 from experiments.pairs.data import Examples, shuffled
-from experiments.pairs.tasks import Shift
+from experiments.pairs.vits import Shift
 
 SIDE = 32
 GROUPS = {

@@ -5,13 +5,14 @@
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
 # make bench-barrier    the loss between two models trained on real images, method by method
+# make experiments      the paper's tables and figures on small models (half an hour the first time)
 # make bench-transport  how much of a fine-tune arrives on an independent base (it trains first, once, for two hours; SEEDS=1: for 40 minutes)
 # Each makes .venv first if it is not there.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: docs families
+.PHONY: docs families experiments
 .PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport
 
 demo: .venv/ready
@@ -56,7 +57,10 @@ bench-memory: .venv/ready
 	$(BIN)/python benchmarks/transporting.py
 
 bench-barrier: .venv/ready
-	$(BIN)/python scripts/connectivity.py
+	$(BIN)/python -m experiments barrier --small
+
+experiments: .venv/ready
+	$(BIN)/python -m experiments all --small --write-docs
 
 bench-transport: .venv/ready
 	PYTHONPATH=benchmarks $(BIN)/python -m transfer --seeds $(or $(SEEDS),3)

@@ -16,9 +16,11 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
+from experiments.pairs.berts import TEXT, Encoder, missed
+from experiments.pairs.data import END, NAMES, PAD, START, UNKNOWN, Texts
+from experiments.pairs.tasks import PAIRS
+from experiments.pairs.vits import CIFAR, MNIST, Shift
 from transfer import __main__ as table
-from transfer.data import END, NAMES, PAD, START, UNKNOWN, Texts
-from transfer.tasks import CIFAR, MNIST, PAIRS, TEXT, Encoder, Shift, missed
 
 
 def reviews() -> Texts:

@@ -32,8 +32,9 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 import transfusion
-from transfer.tasks import APART, PAIRS, Pair
-from transfer.training import say
+from experiments.pairs.pair import Pair
+from experiments.pairs.tasks import APART, PAIRS
+from experiments.pairs.training import say
 from transfusion.methods import preset
 
 

@@ -10,11 +10,24 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.options import Device, InnerOption, Jobs, MethodOption, ResidualOption, Seed
 from transfusion.cli.work import Choices, calibrated, files_of, open_bases, open_finetune
 
 if TYPE_CHECKING:
     from transfusion.alignment import Alignment
     from transfusion.model import Model
+
+
+def choices(
+    method: MethodOption = None,
+    residual: ResidualOption = None,
+    inner: InnerOption = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+) -> Choices:
+    """How to align, where no π is given, and where to compute."""
+    return Choices(method, residual, inner, None, device, seed, jobs)
 
 
 class Job:

@@ -4,51 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transfusion.cli import asking
+from transfusion.cli.asking import BatchOption, Precision, Support
 from transfusion.cli.console import Talk, command
-from transfusion.cli.evaluating import (
-    BatchOption,
-    ClassesOption,
-    HeadOption,
-    ImageOption,
-    LabelOption,
-    Limit,
-    MetricOption,
-    Precision,
-    SplitOption,
-    SupportClasses,
-    SupportData,
-    SupportHead,
-    SupportSplit,
-    TaskData,
-    Templates,
-    TextOption,
-    Truncate,
-    support_data,
-    task_data,
-)
+from transfusion.cli.given import given
 from transfusion.cli.options import (
     ArchitectureFile,
     CalibrateOption,
     Config,
-    Device,
     Force,
-    InnerOption,
-    Jobs,
     Json,
-    MethodOption,
     NewTokensOption,
     Quiet,
-    ResidualOption,
-    Seed,
     TrustBase,
     Vias,
 )
-from transfusion.cli.scaled import Job, as_alphas, publish, require_places, tell
+from transfusion.cli.scaled import Job, as_alphas, choices, publish, require_places, tell
 from transfusion.cli.work import Choices, as_dtype
+
+if TYPE_CHECKING:
+    from transfusion.evaluation import Data
 
 _TEST = "The test"
 Finetuned = Annotated[str, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")]
@@ -68,12 +47,14 @@ Files = Annotated[
 ]
 
 
+@given(task=asking.task, support=asking.support, choices=choices)
 def sweep(
     finetuned: Finetuned,
     base: BaseOption,
     onto: OntoOption,
-    data: TaskData,
-    support: SupportData = None,
+    task: Data,
+    support: Support,
+    choices: Choices,
     via: Vias = None,
     alphas: Annotated[
         str | None,
@@ -84,31 +65,12 @@ def sweep(
     ] = None,
     naive: Naive = True,
     output: Files = None,
-    classes: ClassesOption = None,
-    template: Templates = None,
-    head: HeadOption = None,
-    split: SplitOption = None,
-    text: TextOption = None,
-    image: ImageOption = None,
-    label: LabelOption = None,
-    metric: MetricOption = None,
-    limit: Limit = None,
-    truncate: Truncate = False,
-    support_classes: SupportClasses = None,
-    support_split: SupportSplit = None,
-    support_head: SupportHead = None,
     batch: BatchOption = None,
-    method: MethodOption = None,
-    residual: ResidualOption = None,
-    inner: InnerOption = None,
     calibrate: CalibrateOption = None,
     new_tokens: NewTokensOption = "refuse",
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Precision = "float32",
-    device: Device = "cpu",
-    seed: Seed = 0,
-    jobs: Jobs = None,
     trust_base: TrustBase = False,
     as_json: Json = False,
     force: Force = False,
@@ -127,31 +89,12 @@ def sweep(
     values = as_alphas(alphas, ALPHAS)
     for file in output or ():
         require_suffix(file)
-    require_places(output or [], (finetuned, base, onto, data, support, *(via or ())), force=force)
-    task = task_data(
-        data,
-        split=split,
-        text=text,
-        image=image,
-        label=label,
-        classes=classes,
-        template=template,
-        limit=limit,
-        head=head,
-        metric=metric,
-        truncate=truncate,
+    require_places(
+        output or [],
+        (finetuned, base, onto, str(task.reference), support.reference, *(via or ())),
+        force=force,
     )
-    kept = support_data(
-        support,
-        split=support_split,
-        classes=support_classes,
-        template=template,
-        limit=limit,
-        head=support_head,
-        truncate=truncate,
-    )
-    job = Job((finetuned, base, onto), config=config, jobs=jobs, talk=talk)
-    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    job = Job((finetuned, base, onto), config=config, jobs=choices.jobs, talk=talk)
     ways = job.alignments(via or [], choices, calibrate)
     with talk.points(len(values) * (len(ways) + naive)) as step:
         found = measure(
@@ -159,13 +102,13 @@ def sweep(
             base=job.bases[0],
             onto=job.bases[1],
             data=task,
-            support=kept,
+            support=support.beside(task),
             via=ways,
             alphas=values,
             naive=naive,
             batch=batch,
             dtype=as_dtype(dtype) or torch.float32,
-            device=device,
+            device=choices.device,
             trust_base=trust_base,
             new_tokens=new_tokens,
             on_point=lambda name, point: step(f"{name} · α = {point.alpha:.3g} · {point.task_gain:+.3g}"),
@@ -178,11 +121,13 @@ def sweep(
     tell(result, of_sweep(result), output or [], as_json)
 
 
+@given(task=asking.task, choices=choices)
 def fewshot(
     finetuned: Finetuned,
     base: BaseOption,
     onto: OntoOption,
-    data: TaskData,
+    task: Data,
+    choices: Choices,
     output: Annotated[
         Path,
         typer.Option(
@@ -216,32 +161,16 @@ def fewshot(
             " times.",
         ),
     ] = None,
-    classes: ClassesOption = None,
-    template: Templates = None,
-    head: HeadOption = None,
-    split: SplitOption = None,
-    text: TextOption = None,
-    image: ImageOption = None,
-    label: LabelOption = None,
-    metric: MetricOption = None,
-    limit: Limit = None,
-    truncate: Truncate = False,
     test_split: Annotated[
         str | None,
         typer.Option(show_default="as --split", help="As --split, of the test.", rich_help_panel=_TEST),
     ] = None,
     batch: BatchOption = None,
-    method: MethodOption = None,
-    residual: ResidualOption = None,
-    inner: InnerOption = None,
     calibrate: CalibrateOption = None,
     new_tokens: NewTokensOption = "refuse",
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Precision = "float32",
-    device: Device = "cpu",
-    seed: Seed = 0,
-    jobs: Jobs = None,
     trust_base: TrustBase = False,
     as_json: Json = False,
     force: Force = False,
@@ -261,30 +190,16 @@ def fewshot(
     for file in results or ():
         require_suffix(file)
     places = [output, *([naive_output] if naive_output else []), *(results or [])]
-    require_places(places, (finetuned, base, onto, data, test, via), force=force)
-    drawn = task_data(
-        data,
-        split=split,
-        text=text,
-        image=image,
-        label=label,
-        classes=classes,
-        template=template,
-        limit=limit,
-        head=head,
-        metric=metric,
-        truncate=truncate,
-    )
-    measured = replace(drawn, reference=test or data, split=test_split or split)
-    job = Job((finetuned, base, onto), config=config, jobs=jobs, talk=talk)
-    choices = Choices(method, residual, inner, None, device, seed, jobs)
+    require_places(places, (finetuned, base, onto, str(task.reference), test, via), force=force)
+    measured = replace(task, reference=test or task.reference, split=test_split or task.split)
+    job = Job((finetuned, base, onto), config=config, jobs=choices.jobs, talk=talk)
     ways = job.alignments([via] if via else [], choices, calibrate)
     with talk.points((epochs + 1) * (1 + naive)) as step:
         found = learn(
             job.tuned,
             base=job.bases[0],
             onto=job.bases[1],
-            data=drawn,
+            data=task,
             test=measured,
             via=ways[0],
             shots=shots,
@@ -292,10 +207,10 @@ def fewshot(
             rate=rate,
             start=start,
             naive=naive,
-            seed=seed,
+            seed=choices.seed,
             batch=batch,
             dtype=as_dtype(dtype) or torch.float32,
-            device=device,
+            device=choices.device,
             trust_base=trust_base,
             new_tokens=new_tokens,
             on_epoch=lambda name, epoch, loss: step(f"{name} · epoch {epoch} · loss {loss:.4g}"),

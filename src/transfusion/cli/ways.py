@@ -9,22 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transfusion.cli.asking import BatchOption, Precision, examples
 from transfusion.cli.console import Talk, command, out, print_json
-from transfusion.cli.evaluating import (
-    BatchOption,
-    ClassesOption,
-    HeadOption,
-    ImageOption,
-    LabelOption,
-    Limit,
-    Precision,
-    SplitOption,
-    TaskData,
-    Templates,
-    TextOption,
-    Truncate,
-    task_data,
-)
+from transfusion.cli.given import given
 from transfusion.cli.options import (
     ArchitectureFile,
     Figure,
@@ -107,10 +94,11 @@ def require_suffix(output: Path) -> None:
         matplotlib()
 
 
+@given(data=examples)
 def barrier(
     a: ModelArgument,
     b: ModelArgument,
-    data: TaskData,
+    data: Data,
     via: Vias = None,
     points: Annotated[int, typer.Option(min=2, help="How many values of α, ends included.")] = 11,
     shortcuts: Treatment = None,
@@ -118,15 +106,6 @@ def barrier(
         bool, typer.Option("--vanilla/--no-vanilla", help="Also the way from A itself, with nothing moved.")
     ] = True,
     output: Figure = None,
-    classes: ClassesOption = None,
-    template: Templates = None,
-    head: HeadOption = None,
-    split: SplitOption = None,
-    text: TextOption = None,
-    image: ImageOption = None,
-    label: LabelOption = None,
-    limit: Limit = None,
-    truncate: Truncate = False,
     batch: BatchOption = None,
     dtype: Precision = "float32",
     architecture: ArchitectureFile = None,
@@ -145,23 +124,10 @@ def barrier(
         raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
     if output is not None:
         require_suffix(output)
-        require_places([output], (a, b, data, *(via or ())), force=force)
+        require_places([output], (a, b, str(data.reference), *(via or ())), force=force)
     use_threads(jobs)
-    asked = task_data(
-        data,
-        split=split,
-        text=text,
-        image=image,
-        label=label,
-        classes=classes,
-        template=template,
-        limit=limit,
-        head=head,
-        metric=None,
-        truncate=truncate,
-    )
     models = open_bases(a, b, None, talk)
-    curves = Ways(points, shortcuts, batch, dtype).measure(models, via or [], asked, talk, vanilla=vanilla)
+    curves = Ways(points, shortcuts, batch, dtype).measure(models, via or [], data, talk, vanilla=vanilla)
     result = record.of(stories(curves))
     if output is not None:
         _publish(curves, result, output, force)

@@ -102,7 +102,8 @@ class Lines:
         naive = align(a, b, method=NAIVE, advice=False)
         moved = _whole(Journey.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = moved.module().to(dtype).eval()
-        held = Model.open(module)
+        known = hasattr(module, "config")  # modules of other libraries do not say what they are
+        held = Model.open(module) if known else Model.open(module, config=moved.config())
         if data is not None and data.head is not None:
             live = data.live(held, dtype, device)
         else:

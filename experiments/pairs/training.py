@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer.data import CACHE
+from experiments.pairs.data import CACHE
 
 MODELS = CACHE / "transfer"
 FORMAT = 1
@@ -66,12 +66,12 @@ def key(name: str, made_by: Mapping[str, Any]) -> str:
     return f"{name}-{digest[:10]}"
 
 
-def kept(key: str, make: Callable[[], Any]) -> Path:
+def kept(key: str, make: Callable[[], Any], folder: Path = MODELS) -> Path:
     """The folder of a model: from the cache, or after it is made."""
-    place = MODELS / key
+    place = folder / key
     if not place.exists():
-        MODELS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=MODELS) as staged:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as staged:
             make().save_pretrained(staged)
             shutil.copytree(staged, unfinished := Path(f"{place}.unfinished"), dirs_exist_ok=True)
             unfinished.rename(place)

@@ -163,7 +163,16 @@ def clothes() -> Examples:
 
 @cache
 def photographs() -> Examples:
-    """CIFAR-10: every row of a picture in the package is one of 60 000 images of 32 × 32 pixels."""
+    """CIFAR-10: 60 000 images of 32 × 32 pixels."""
+    images, labels = ordered_photographs()
+    return _in_no_order({"images": images, "labels": labels})
+
+
+def ordered_photographs() -> tuple[Tensor, Tensor]:
+    """CIFAR-10 as its authors ordered it: 50 000 images to learn, then 10 000 to test.
+
+    Every row of a picture in the package is one of them.
+    """
 
     def read() -> dict[str, Tensor]:
         batches = [*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png"]
@@ -174,7 +183,8 @@ def photographs() -> Examples:
         images = torch.from_numpy(np.concatenate(rows)).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2)
         return {"images": images, "labels": torch.tensor([*labels[0], *labels[1]])}
 
-    return _in_no_order(decoded("cifar10", read))
+    tensors = decoded("cifar10", read)
+    return tensors["images"], tensors["labels"]
 
 
 def together(packages: tuple[str, ...], count: int) -> Examples:
@@ -194,10 +204,11 @@ def _in_no_order(tensors: dict[str, Tensor]) -> Examples:
 
 
 @cache
-def _entries() -> list[dict[str, Any]]:
+def entries() -> list[dict[str, Any]]:
+    """The reviews as they are: text `t`, verdict `s`."""
     [content] = contents(REVIEWS, ["reviews.json"])
-    entries: list[dict[str, Any]] = json.loads(content)
-    return [entry | {"t": entry["t"].replace("<br />", " ")} for entry in entries]
+    found: list[dict[str, Any]] = json.loads(content)
+    return [entry | {"t": entry["t"].replace("<br />", " ")} for entry in found]
 
 
 @cache
@@ -206,7 +217,7 @@ def tokenizer(vocabulary: int, longest: int | None = None) -> Any:
     place = CACHE / "data" / f"imdb-pieces-{vocabulary}.json"
     if not place.exists():
         pieces = BertWordPieceTokenizer()
-        texts = (entry["t"] for entry in _entries())
+        texts = (entry["t"] for entry in entries())
         pieces.train_from_iterator(
             texts, vocabulary, limit_alphabet=100, special_tokens=list(NAMES), show_progress=False
         )
@@ -225,13 +236,13 @@ def reviews(vocabulary: int) -> Texts:
     """The 50 000 reviews of IMDB with their verdicts, in pieces of words."""
 
     def read() -> dict[str, Tensor]:
-        whole = tokenizer(vocabulary)([entry["t"] for entry in _entries()], add_special_tokens=False)
+        whole = tokenizer(vocabulary)([entry["t"] for entry in entries()], add_special_tokens=False)
         lengths = torch.tensor([len(ids) for ids in whole["input_ids"]])
         return {
             "words": torch.tensor([id for ids in whole["input_ids"] for id in ids]),
             "starts": torch.cumsum(lengths, 0) - lengths,
             "lengths": lengths,
-            "labels": torch.tensor([entry["s"] for entry in _entries()]),
+            "labels": torch.tensor([entry["s"] for entry in entries()]),
         }
 
     return Texts(**decoded(f"imdb-pieces-{vocabulary}", read))[shuffled(50_000)]

@@ -1,0 +1,13 @@
+"""All pairs of bases, and the tasks that one of each pair learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.pairs.berts import TEXT
+from experiments.pairs.pair import Pair
+from experiments.pairs.vits import CIFAR, MNIST, SUCCESSORS
+
+PAIRS: dict[str, Pair[Any]] = {pair.name: pair for pair in (MNIST, CIFAR, TEXT, SUCCESSORS)}
+APART = (MNIST.name, CIFAR.name, TEXT.name)
+"""The pairs whose bases were trained apart."""

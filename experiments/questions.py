@@ -1,0 +1,98 @@
+"""What is asked of CLIPs beside zero-shot classes: those under a frozen head, and those of texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.dataset import Dataset
+from transfusion.evaluation import Data, Meter
+from transfusion.evaluation.asking import Asker, Batch, Tensors
+from transfusion.evaluation.zeroshot import ZeroShot
+from transfusion.live import Live, library
+from transfusion.model import Model
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Captioned(Asker):
+    """Which caption is nearest to an image; the captions' embeddings stay as they are: a frozen head."""
+
+    live: Live
+    captions: Tensor
+    """One embedding of unit length for every class."""
+    question: str = "nearest caption"
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return len(self.captions)
+
+    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """As the live model sees images at this moment."""
+        module: Any = self.live.module
+        there = self.captions.device
+        with torch.set_grad_enabled(gradients):
+            seen = nn.functional.normalize(
+                module.encode_image(batch.inputs["pixel_values"].to(there)), dim=-1
+            )
+            return module.logit_scale.exp() * seen @ self.captions.T, batch.targets.to(there)
+
+
+def frozen(meter: Meter) -> Meter:
+    """The same zero-shot question with the head that the captions make now, however the towers change."""
+    assert isinstance(meter.asker, ZeroShot)
+    return replace(meter, asker=Captioned(meter.live, meter.asker.embeddings().detach()))
+
+
+@dataclass(frozen=True)
+class Classified(Asker):
+    """What a linear head says about the embedding of a text."""
+
+    live: Live
+    head: nn.Linear
+    question: str = "class of a text by a linear head"
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return self.head.out_features
+
+    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """As the live model reads at this moment."""
+        there = self.head.weight.device
+        with torch.set_grad_enabled(gradients):
+            module: Any = self.live.module
+            read = module.encode_text(batch.inputs["input_ids"].to(there))
+            return self.head(read), batch.targets.to(there)
+
+
+@cache
+def _splitter(context: int) -> Any:
+    return library("open_clip").SimpleTokenizer(context_length=context)
+
+
+def pieces(texts: list[str], context: int) -> Tensor:
+    """Texts in CLIP's pieces of words, cut where they are longer than the context."""
+    found: Tensor = _splitter(context)(texts)
+    return found
+
+
+@dataclass(frozen=True)
+class Read(Data):
+    """Texts in CLIP's pieces, and the head that a fine-tune brings."""
+
+    linear: nn.Linear | None = None
+
+    def meter(
+        self, model: Model, live: Live, *, dtype: torch.dtype = torch.float32, batch: int | None = None
+    ) -> Meter:
+        """A meter of what the head says about what the live model reads."""
+        assert isinstance(self.reference, Dataset)
+        assert self.linear is not None
+        there = next(live.module.parameters()).device
+        head = self.linear.to(there)
+        return Meter(live, Tensors(self.reference), Classified(live, head), batch or BATCH)

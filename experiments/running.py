@@ -1,0 +1,167 @@
+"""The recipes' work: fine-tune A, align, transport and measure; what comes out is plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from experiments.making import Maker
+from experiments.pairs.training import say
+from experiments.paper import ZERO
+from experiments.questions import Read
+from experiments.settings import Scale, Task
+from transfusion.evaluation import Data, Meter
+from transfusion.scaling.learning import Schedule, learn
+from transfusion.scaling.line import Line, Lines
+from transfusion.scaling.shots import drawn
+
+EXPERT = "A, fine-tuned"
+NAIVE = "naive"
+T = TypeVar("T", bound=Task)
+Found = dict[str, dict[str, float]]
+"""By row: percent on ``task`` and ``support``, and points gained over B on both."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """B as a live model, with a line for every method along which the fine-tune is added to it."""
+
+    lines: Lines
+    ways: dict[str, Line]
+    batch: int | None
+
+    @classmethod
+    def of(cls, maker: Maker, tuned: Path, methods: Sequence[str]) -> Moved:
+        """Transport by every method, on the device."""
+        lines = Lines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
+        ways = {method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods}
+        return cls(lines, ways, maker.batch)
+
+    def meter(self, data: Data) -> Meter:
+        """For B as it is at the moment of measuring."""
+        return data.meter(self.lines.reader, self.lines.live, batch=self.batch)
+
+    def meters(self, task: Data, support: Data | None) -> dict[str, Meter]:
+        """For the task and, where there is one, for the support."""
+        asked = {"task": task} if support is None else {"task": task, "support": support}
+        return {what: self.meter(data) for what, data in asked.items()}
+
+
+def percent(meters: dict[str, Meter]) -> dict[str, float]:
+    """What the live model reaches at this moment."""
+    return {what: 100 * meter.measure().value for what, meter in meters.items()}
+
+
+def gained(here: dict[str, float], zero: dict[str, float]) -> dict[str, float]:
+    """Points over B."""
+    return {f"{what} gain": here[what] - zero[what] for what in here}
+
+
+def expert(maker: Maker, tuned: Path, task: Data, support: Data | None) -> dict[str, float]:
+    """What A's own fine-tune reaches."""
+    model, live = maker.live(tuned)
+    asked = {"task": task} if support is None else {"task": task, "support": support}
+    return percent({what: data.meter(model, live, batch=maker.batch) for what, data in asked.items()})
+
+
+def makers(scale: Scale, seeds: int, device: str) -> Iterator[Maker]:
+    """One for every seed."""
+    for seed in range(seeds):
+        yield Maker(scale, seed, device)
+
+
+def announced(maker: Maker, tasks: Sequence[T], papers: Sequence[str]) -> Iterator[T]:
+    """The tasks that are asked for, in that order."""
+    known = {task.paper: task for task in tasks}
+    for paper in papers:
+        say(f"{paper} ({known[paper].name}), seed {maker.seed}")
+        yield known[paper]
+
+
+def images(
+    scale: Scale, tasks: Sequence[str], methods: Sequence[str], seeds: int, device: str
+) -> dict[str, list[Found]]:
+    """Task vectors moved with α = 1, by every method, for every seed: Tables 1 and 3."""
+    found: dict[str, list[Found]] = {}
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.images, tasks):
+            rows = _whole(maker, maker.image_tuned(task), task.test(), scale.support(), methods)
+            found.setdefault(task.paper, []).append(rows)
+    return found
+
+
+def texts(
+    scale: Scale, tasks: Sequence[str], methods: Sequence[str], seeds: int, device: str
+) -> dict[str, list[Found]]:
+    """Text encoders moved with α = 1, under the head that A's fine-tune has: Table 2."""
+    found: dict[str, list[Found]] = {}
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.texts, tasks):
+            tuned = maker.text_tuned(task)
+            data = Read(task.test(), linear=maker.head(task))
+            found.setdefault(task.paper, []).append(_whole(maker, tuned, data, None, methods))
+    return found
+
+
+def _whole(maker: Maker, tuned: Path, task: Data, support: Data | None, methods: Sequence[str]) -> Found:
+    rows: Found = {EXPERT: expert(maker, tuned, task, support)}
+    moved = Moved.of(maker, tuned, methods)
+    meters = moved.meters(task, support)
+    rows[ZERO] = percent(meters)
+    for method, line in moved.ways.items():
+        with line.at(1.0):
+            here = percent(meters)
+        rows[method] = here | gained(here, rows[ZERO])
+    return rows
+
+
+def few_shots(
+    scale: Scale, tasks: Sequence[str], methods: Sequence[str], seeds: int, device: str
+) -> dict[str, list[Found]]:
+    """One α for every layer, learned from a few examples of every class: Table 4."""
+    found: dict[str, list[Found]] = {}
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.images, tasks):
+            moved = Moved.of(maker, maker.image_tuned(task), methods)
+            whole, test = moved.meter(task.train()), {"task": moved.meter(task.test())}
+            shots = whole.chosen(drawn(whole, scale.shots, maker.seed))
+            rows: Found = {ZERO: percent(test)}
+            for method, line in moved.ways.items():
+                learned = learn(line, shots, Schedule(epochs=scale.epochs))
+                with line.at(1.0):
+                    plain = percent(test)
+                with line.at(learned.alpha):
+                    here = percent(test)
+                first, last = learned.losses[0], min(learned.losses)
+                rows[method] = {
+                    **here,
+                    **gained(here, rows[ZERO]),
+                    "plain gain": gained(plain, rows[ZERO])["task gain"],
+                    "loss at 1": first,
+                    "loss learned": last,
+                }
+            found.setdefault(task.paper, []).append(rows)
+    return found
+
+
+def strengths(
+    scale: Scale, tasks: Sequence[str], methods: Sequence[str], seeds: int, device: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Gains for many α, without π and with it: the figure of α."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for maker in makers(scale, seeds, device):
+        for task in announced(maker, scale.images, tasks):
+            moved = Moved.of(maker, maker.image_tuned(task), methods)
+            few = (replace(data, limit=scale.glance) for data in (task.test(), scale.support()))
+            meters = moved.meters(*few)
+            zero = percent(meters)
+            curves: dict[str, list[dict[str, float]]] = {}
+            for method, line in moved.ways.items():
+                for alpha in scale.alphas:
+                    with line.at(alpha):
+                        point = {"alpha": alpha, **gained(percent(meters), zero)}
+                    curves.setdefault(method, []).append(point)
+            found.setdefault(task.paper, []).append({ZERO: zero, "curves": curves})
+    return found

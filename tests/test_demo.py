@@ -19,7 +19,7 @@ from transfusion.demo.training import Schedule, fit
 from transfusion.demo.workplace import GONE, RESULT, TOLD, publish_report, require_place, tell
 from transfusion.errors import OutputError
 
-SHORT = digits.Plan(Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2)
+SHORT = digits.Plan(Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2, width=32)
 SHORT_TEXT = text.Plan(
     Schedule(2, 1e-3, 16),
     Schedule(2, 1e-3, 16),
@@ -28,6 +28,7 @@ SHORT_TEXT = text.Plan(
     vocabulary=400,
     length=24,
     topics=16,
+    width=32,
 )
 
 
@@ -128,14 +129,14 @@ ENDINGS = {"naive": "τ as it is", "transfusion": "the paper's π", "functional"
 
 
 def test_the_tests_that_are_kept_are_what_was_measured(kept):
-    from transfusion.dataset import Dataset
+    from transfusion.evaluation import Data
     from transfusion.live import Live
-    from transfusion.measuring import Meter
     from transfusion.model import Model
 
     place, result, _ = kept
-    live = Live.of(Model.open(place / "b"), torch.float32)
-    loss = Meter.of(live, Dataset.load(place / "task.safetensors"), torch.float32, 64).measure().loss
+    model = Model.open(place / "b")
+    live = Live.of(model, torch.float32)
+    loss = Data.of(place / "task.safetensors").meter(model, live, batch=64).measure().loss
     assert loss == pytest.approx(result["sweep"]["at_zero"]["task"]["loss"], rel=1e-4)
 
 

@@ -40,10 +40,8 @@ METHODS = {
 SWEPT = ("naive", "transfusion", "functional")
 SWEEP = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
 VIT = {
-    "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 256,
     "image_size": 8,
     "patch_size": 4,
     "num_channels": 1,
@@ -69,6 +67,8 @@ class Plan(NamedTuple):
     """How often each of them is shown, in other noise."""
     noise: float = 0.5
     """Its standard deviation, where black is 0 and white is 1."""
+    width: int = 128
+    """Of the models; their MLPs have twice as many units."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Workshop(NamedTuple):
         """A model that knows digits, from a seed of its own."""
         transformers = library("transformers")
         torch.manual_seed(10 * self.seed + number)
-        model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
+        sizes = {"hidden_size": self.plan.width, "intermediate_size": 2 * self.plan.width}
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, **sizes))
         return self.taught(model, self.plan.pretraining, number)
 
     def tuned(self, base: Any, number: int) -> Any:

@@ -32,10 +32,8 @@ METHODS = {
     "functional": "π(LoRA), functional",
 }
 BERT = {
-    "hidden_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 192,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.05,
@@ -69,6 +67,8 @@ class Plan(NamedTuple):
     """In so many directions a base tells what a passage is about."""
     hidden: float = 0.1
     """The share of pieces that a base does not see while it learns."""
+    width: int = 96
+    """Of the encoders; their MLPs have twice as many units."""
 
 
 class Base(NamedTuple):
@@ -105,8 +105,9 @@ class Workshop(NamedTuple):
         transformers, plan, mine = library("transformers"), self.plan, self.halves[which]
         torch.manual_seed(10 * self.seed + number)
         sizes = {"vocab_size": len(self.tokenizer), "max_position_embeddings": plan.length}
+        sizes |= {"hidden_size": plan.width, "intermediate_size": 2 * plan.width}
         encoder = transformers.BertModel(transformers.BertConfig(**BERT, **sizes)).train()
-        head = nn.Linear(BERT["hidden_size"], plan.topics)  # type: ignore[arg-type]
+        head = nn.Linear(plan.width, plan.topics)
 
         def loss(generator: torch.Generator) -> Tensor:
             batch = draw(len(mine), plan.pretraining, generator)

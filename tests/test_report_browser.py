@@ -262,7 +262,8 @@ def test_on_paper_all_tabs_are_seen_and_no_controls(shown):
 
 
 THREADS = (
-    "() => [...document.querySelectorAll('.hero .wide .strand')].map(one => getComputedStyle(one))"
+    "() => [...document.querySelectorAll('.hero .strand')].filter(one => one.getClientRects().length)"
+    ".map(one => getComputedStyle(one))"
     ".map(style => style.strokeDasharray === 'none' ? 0 : parseFloat(style.strokeDashoffset))"
 )
 """How much of every thread of the first picture is not drawn yet."""

@@ -19,7 +19,9 @@ from transfusion.demo.training import Schedule, fit
 from transfusion.demo.workplace import GONE, RESULT, TOLD, publish_report, require_place, tell
 from transfusion.errors import OutputError
 
-SHORT = digits.Plan(Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2, width=32)
+SHORT = digits.Plan(
+    Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2, width=32, layers=1
+)
 SHORT_TEXT = text.Plan(
     Schedule(2, 1e-3, 16),
     Schedule(2, 1e-3, 16),
@@ -29,6 +31,7 @@ SHORT_TEXT = text.Plan(
     length=24,
     topics=16,
     width=32,
+    layers=1,
 )
 
 

@@ -40,7 +40,6 @@ METHODS = {
 SWEPT = ("naive", "transfusion", "functional")
 SWEEP = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
 VIT = {
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "image_size": 8,
     "patch_size": 4,
@@ -69,6 +68,7 @@ class Plan(NamedTuple):
     """Its standard deviation, where black is 0 and white is 1."""
     width: int = 128
     """Of the models; their MLPs have twice as many units."""
+    layers: int = 2
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Workshop(NamedTuple):
         """A model that knows digits, from a seed of its own."""
         transformers = library("transformers")
         torch.manual_seed(10 * self.seed + number)
-        sizes = {"hidden_size": self.plan.width, "intermediate_size": 2 * self.plan.width}
+        width, layers = self.plan.width, self.plan.layers
+        sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
         model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, **sizes))
         return self.taught(model, self.plan.pretraining, number)
 

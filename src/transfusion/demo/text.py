@@ -32,7 +32,6 @@ METHODS = {
     "functional": "π(LoRA), functional",
 }
 BERT = {
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
@@ -69,6 +68,7 @@ class Plan(NamedTuple):
     """The share of pieces that a base does not see while it learns."""
     width: int = 96
     """Of the encoders; their MLPs have twice as many units."""
+    layers: int = 2
 
 
 class Base(NamedTuple):
@@ -106,6 +106,7 @@ class Workshop(NamedTuple):
         torch.manual_seed(10 * self.seed + number)
         sizes = {"vocab_size": len(self.tokenizer), "max_position_embeddings": plan.length}
         sizes |= {"hidden_size": plan.width, "intermediate_size": 2 * plan.width}
+        sizes |= {"num_hidden_layers": plan.layers}
         encoder = transformers.BertModel(transformers.BertConfig(**BERT, **sizes)).train()
         head = nn.Linear(plan.width, plan.topics)
 

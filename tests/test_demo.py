@@ -237,7 +237,9 @@ def test_reviews_are_cut_at_their_ends_and_keep_their_verdicts():
 @pytest.mark.slow
 def test_a_sentiment_lora_arrives():
     result = run(on_text=True, report=None, say=lambda _: None)
-    assert shares(result["onto_b"])["B + π(LoRA), functional"] > 0.3
+    found = shares(result["onto_b"])
+    assert found["B + π(LoRA), functional"] > 0.2  # 0.64 with one thread; other seeds differ much
+    assert found["B + the LoRA as it is"] < 0.2
 
 
 # ── what both have ───────────────────────────────────────────────────────────────────────────

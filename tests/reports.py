@@ -129,8 +129,12 @@ class Job:
         write(self.run / "sweep.json", "sweep", sweep(tuned, a, b))
         write(self.run / "fewshot.json", "fewshot", fewshot(tuned, a, b))
         write(self.run / "barrier.json", "barrier", barrier(a, b))
-        write(self.run / "verify.json", "verify", PROOF)
+        write(self.run / "verify.json", "verify", self.proof(transfusion.Alignment.load(self.pi).digest))
         return self
+
+    def proof(self, digest: str) -> dict[str, Any]:
+        told = {"sha256": digest, "method": "guarded"}
+        return {"a": str(self.a), "via": str(self.pi), "alignment": told, **PROOF}
 
 
 def make(place: Path, origin: Path, method: str = "guarded") -> Job:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from transfusion.alignment import Alignment
 from transfusion.cli.demonstrating import tables
 from transfusion.demo import digits, results, reviews, run, text
 from transfusion.demo.training import Schedule, fit
-from transfusion.demo.workplace import RESULT, publish_report, require_place
+from transfusion.demo.workplace import GONE, RESULT, TOLD, publish_report, require_place, tell
 from transfusion.errors import OutputError
 
-SHORT = digits.Plan(Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2)
+SHORT = digits.Plan(
+    Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2, width=32, layers=1
+)
 SHORT_TEXT = text.Plan(
     Schedule(2, 1e-3, 16),
     Schedule(2, 1e-3, 16),
@@ -26,6 +30,8 @@ SHORT_TEXT = text.Plan(
     vocabulary=400,
     length=24,
     topics=16,
+    width=32,
+    layers=1,
 )
 
 
@@ -72,11 +78,36 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
     assert {name: one["verb"] for name, one in told.items()} == verbs
     names = [[row["name"] for row in story["models"]] for story in (told["evaluation"], result["onto_b"])]
     assert names[0] == names[1]
-    assert told["verify"]["equal"] is True
+    pi = Alignment.load(place / "pi-b-functional.safetensors")
+    assert told["verify"]["alignment"] == {"sha256": pi.digest, "method": "functional"}
+    assert told["verify"]["axes"].keys() == pi.provenance.advice["axes"].keys()
+    assert told["verify"]["a"] == str(place / "a")
     assert told["evaluation"]["against"] == str(place / "b")
     assert all(Path(row["model"]).is_dir() for row in told["evaluation-successor"]["models"])
     assert result["proof"] < 1e-9
     assert len(said) == 5
+
+
+def test_the_report_is_about_the_run_and_names_every_step(kept):
+    from transfusion.reporting import report
+
+    place, _, _ = kept
+    page = report(place / "b-functional", [place / f"{name}.json" for name in TOLD])
+    sections = {section.id: section for section in page.sections}
+    assert {"evaluation", "layers", "heads", "tau", "alpha", "barrier", "proof", "time"} <= sections.keys()
+    steps = [row[0] for row in sections["time"].parts[0].table.rows]
+    assert steps == ["align", "transport", "evaluate", "sweep", "barrier", "verify"]
+    (proof,) = sections["proof"].parts
+    assert proof.rows[0] == ("about", "this run's π and a")
+    assert not page.notes
+
+
+def test_a_report_on_models_that_are_gone_names_no_commands_for_them(kept, tmp_path):
+    shutil.copytree(kept[0], tmp_path / "gone")
+    text = tell(tmp_path / "gone", kept=False).read_text()
+    assert GONE in text
+    assert "transfusion transport --from" not in text
+    assert "transfusion fewshot" not in text
 
 
 def test_what_is_kept_speaks_of_the_place_where_it_is(kept):
@@ -101,14 +132,14 @@ ENDINGS = {"naive": "τ as it is", "transfusion": "the paper's π", "functional"
 
 
 def test_the_tests_that_are_kept_are_what_was_measured(kept):
-    from transfusion.dataset import Dataset
+    from transfusion.evaluation import Data
     from transfusion.live import Live
-    from transfusion.measuring import Meter
     from transfusion.model import Model
 
     place, result, _ = kept
-    live = Live.of(Model.open(place / "b"), torch.float32)
-    loss = Meter.of(live, Dataset.load(place / "task.safetensors"), torch.float32, 64).measure().loss
+    model = Model.open(place / "b")
+    live = Live.of(model, torch.float32)
+    loss = Data.of(place / "task.safetensors").meter(model, live, batch=64).measure().loss
     assert loss == pytest.approx(result["sweep"]["at_zero"]["task"]["loss"], rel=1e-4)
 
 
@@ -158,7 +189,26 @@ def test_the_text_demo_moves_an_adapter_of_the_same_rank(kept_text):
     assert config["base_model_name_or_path"] == str(place / "b")
     labels = [row["name"] for row in result["onto_b"]["models"]]
     assert labels[0] == "B with A's head"
-    assert result["onto_b"]["support"]["classes"] == 50
+    assert result["onto_b"]["support"]["classes"] == SHORT_TEXT.tests
+
+
+def test_the_report_on_a_moved_adapter_has_its_sections_and_finds_its_models(kept_text):
+    from transfusion.reporting import report
+
+    place, _ = kept_text
+    results = [file for name in TOLD if (file := place / f"{name}.json").exists()]
+    page = report(place / "b-functional", results, ceiling=place / "b-lora")
+    assert not page.notes
+    sections = {section.id: section for section in page.sections}
+    assert {"evaluation", "layers", "heads", "tau", "alpha", "proof", "time"} <= sections.keys()
+    steps = [row[0] for row in sections["time"].parts[0].table.rows]
+    assert steps == ["align", "transport", "evaluate", "sweep", "verify"]
+
+
+def test_an_adapter_that_was_kept_can_be_moved_again_from_its_story(kept_text, cli, tmp_path):
+    place, _ = kept_text
+    code, _, err = cli("transport", "--from", place / "b-functional", "-o", tmp_path / "again")
+    assert code == 0, err
 
 
 def test_a_lora_at_strength_one_is_the_lora(kept_text):
@@ -187,7 +237,9 @@ def test_reviews_are_cut_at_their_ends_and_keep_their_verdicts():
 @pytest.mark.slow
 def test_a_sentiment_lora_arrives():
     result = run(on_text=True, report=None, say=lambda _: None)
-    assert shares(result["onto_b"])["B + π(LoRA), functional"] > 0.3
+    found = shares(result["onto_b"])
+    assert found["B + π(LoRA), functional"] > 0.2  # 0.64 with one thread; other seeds differ much
+    assert found["B + the LoRA as it is"] < 0.2
 
 
 # ── what both have ───────────────────────────────────────────────────────────────────────────

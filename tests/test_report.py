@@ -240,7 +240,9 @@ def test_the_numbers_of_results_are_told_as_they_were(page):
     assert ("guarded", "1", "+25.0", "−5.0") in best
     assert numbers(page, "fewshot-0")["encoder.layer.0.*"] == ["0.400"]
     assert ("guarded", "0.010", "") in section(page, "barrier").parts[1].rows
-    assert ("largest difference", "3e-15 over logits, in float64") in section(page, "proof").parts[0].rows
+    proof = section(page, "proof").parts[0].rows
+    assert proof[0] == ("about", "this run's π and a")
+    assert ("largest difference", "3e-15 over logits, in float64") in proof
 
 
 def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
@@ -345,12 +347,46 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
     told = json.loads((tmp_path / "verify.json").read_text())
     assert (told["verb"], told["equal"], told["outputs"]) == ("verify", True, ["logits"])
     assert told["run"]["seconds"] > 0
+    assert (told["a"], told["via"]) == (str(job.a), str(job.pi))
+    pi = Alignment.load(job.pi)
+    assert told["alignment"] == {"sha256": pi.digest, "method": pi.provenance.method}
     code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 1
     assert "exists already" in err
     other = tmp_path / "impossible.json"
     assert cli("verify", job.a, "--via", job.pi, "-o", other, "--tolerance", "0")[0] == 3
     assert json.loads(other.read_text())["equal"] is False, "a proof that fails is a result, too"
+
+
+def test_a_prediction_names_its_pi_by_content(job, tmp_path, cli):
+    assert cli("verify", job.a, "--via", job.pi, "--onto", job.b, "-o", tmp_path / "verify.json")[0] == 0
+    told = json.loads((tmp_path / "verify.json").read_text())
+    assert told["alignment"]["sha256"] == Alignment.load(job.pi).digest
+    assert (told["a"], told["b"], told["holds"]) == (str(job.a), str(job.b), True)
+    found = section(transfusion.report(job.run, [tmp_path / "verify.json"]), "proof")
+    assert found.parts[0].rows[0] == ("about", "this run's π and a")
+
+
+def test_a_proof_about_another_pi_is_none_of_this_run(job, tmp_path):
+    foreign = {**job.proof("0" * 64), "via": "elsewhere/pi-other.safetensors", "axes": {"x": {}}}
+    place = reports.write(tmp_path / "verify.json", "verify", foreign)
+    page = transfusion.report(job.run, [place])
+    note = (
+        f"verify.json is left out: it is about another π (pi-other.safetensors), {'0' * 12}…, not this run's."
+    )
+    assert note in page.notes
+    assert note.replace("'", "&#39;") in page.html()
+    assert "proof" not in [one.id for one in page.sections]
+    assert any(one.text.startswith("transfusion verify") for one in page.missing)
+    assert "verify" not in [row[0] for row in section(page, "time").parts[0].table.rows]
+
+
+def test_where_there_is_no_run_a_proof_tells_its_pi_by_name(job, tmp_path):
+    reports.write(tmp_path / "named.json", "verify", job.proof("0" * 64))
+    reports.write(tmp_path / "nameless.json", "verify", reports.PROOF)
+    first, second = section(transfusion.report(tmp_path), "proof").parts
+    assert first.rows[0] == ("about", f"pi.safetensors (guarded, {'0' * 12}…) and a")
+    assert second.rows[0] == ("about", "a π that the result does not tell the digest of")
 
 
 @pytest.mark.parametrize("name", ["vit", "clip", "gpt2", "llama", "bert", "mixtral", "t5", "whisper"])

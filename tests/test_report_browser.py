@@ -87,11 +87,11 @@ def shown(browser, file):
     """Show the page; in the end nothing may have been complained about, and nothing asked for."""
     contexts, complaints, asked = [], [], []
 
-    def show(*, width: int = 1280, scheme: str = "light", scripts: bool = True):
+    def show(*, width: int = 1280, scheme: str = "light", scripts: bool = True, motion: str = "reduce"):
         context = browser.new_context(
             viewport={"width": width, "height": 800},
             color_scheme=scheme,
-            reduced_motion="reduce",
+            reduced_motion=motion,
             java_script_enabled=scripts,
         )
         contexts.append(context)
@@ -259,6 +259,26 @@ def test_on_paper_all_tabs_are_seen_and_no_controls(shown):
     assert not page.locator(".masthead").is_visible()
     assert page.locator("[data-figure=tau] .wide .bar").first.is_visible()
     assert not page.locator("[data-export]").first.is_visible()
+
+
+THREADS = (
+    "() => [...document.querySelectorAll('.hero .strand')].filter(one => one.getClientRects().length)"
+    ".map(one => getComputedStyle(one))"
+    ".map(style => style.strokeDasharray === 'none' ? 0 : parseFloat(style.strokeDashoffset))"
+)
+"""How much of every thread of the first picture is not drawn yet."""
+
+
+def test_the_threads_arrive_with_motion_without_it_and_on_paper(shown):
+    page = shown(motion="no-preference")
+    page.emulate_media(media="print")  # as early as somebody may print it
+    assert set(page.evaluate(THREADS)) == {0}
+    page.emulate_media(media="screen")
+    page.wait_for_function("() => document.getAnimations().length > 0")
+    assert max(page.evaluate(THREADS)) > 0, "nothing is drawn before one's eyes"
+    page.wait_for_function("() => document.getAnimations().length === 0")
+    assert set(page.evaluate(THREADS)) == {0}
+    assert set(shown().evaluate(THREADS)) == {0}
 
 
 def test_every_control_has_a_name_and_every_figure_words(shown):

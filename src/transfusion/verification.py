@@ -7,8 +7,9 @@ predicts what B computes, on probes that it was not found on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
@@ -43,6 +44,10 @@ class Verification:
     @property
     def equal(self) -> bool:
         return self.difference <= self.tolerance
+
+    def story(self) -> dict[str, Any]:
+        """All of it, as a result tells it."""
+        return {**asdict(self), "reason": None if self.equal else self.reason, "equal": self.equal}
 
 
 def verify(
@@ -116,6 +121,17 @@ class Prediction:
         """Whether π predicts more than chance does, and no less than nothing moving."""
         every = self.mean
         return every.found > every.null + BEYOND_CHANCE and every.found >= every.identity - BEYOND_CHANCE
+
+    def story(self) -> dict[str, Any]:
+        """All of it, as a result tells it."""
+        axes = {id: asdict(one) for id, one in self.axes.items()}
+        return {**asdict(self.mean), "holds": self.holds, "probes": self.probes, "axes": axes}
+
+
+def subject(a: str, alignment: Alignment, via: str | Path) -> dict[str, Any]:
+    """What a result of running models is about: A, and a π that is known by its content."""
+    told = {"sha256": alignment.digest, "method": alignment.provenance.method}
+    return {"a": a, "via": str(via), "alignment": told}
 
 
 def predict(

@@ -73,16 +73,18 @@ def draft(model: str, config: Path | None, output: Path | None, force: bool, as_
 
 def prove(a: str, via: str, tolerance: float, proof: Proof) -> None:
     """Run A and π(A), and fail if they differ."""
+    from transfusion.alignment import Alignment
+    from transfusion.verification import subject
     from transfusion.verification import verify as run
 
-    found = run(a, via=via, tolerance=tolerance)
+    pi = Alignment.load(via)
+    found = run(a, via=pi, tolerance=tolerance)
     aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
     text = (
         f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
         f" over {', '.join(found.outputs)}"
     )
-    reason = None if found.equal else found.reason
-    proof.told({"a": a, "via": via, **asdict(found), "reason": reason, "equal": found.equal})
+    proof.told({**subject(a, pi, via), **found.story()})
     if found.equal and not proof.as_json:
         out.print(text, markup=False)
     if not found.equal:
@@ -99,21 +101,19 @@ def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, proof: 
     """Run A and B, and fail if π does not predict what B computes."""
     from transfusion.alignment import Alignment
     from transfusion.cli import views
-    from transfusion.verification import predict
+    from transfusion.verification import predict, subject
 
     pi = Alignment.load(via)
     b = onto or pi.provenance.target
     found = predict(a, b, via=pi, calibrate=calibrate)
-    every = found.mean
-    axes = {id: asdict(one) for id, one in found.axes.items()}
-    told = {**asdict(every), "holds": found.holds, "probes": found.probes, "axes": axes}
-    proof.told({"a": a, "b": b, "via": via, **told})
+    told = found.story()
+    proof.told({**subject(a, pi, via), "b": b, **told})
     if found.holds and not proof.as_json:
-        out.print(views.prediction(axes))
-        out.print(f"{every}; shown: {found.probes}", markup=False)
+        out.print(views.prediction(told["axes"]))
+        out.print(f"{found.mean}; shown: {found.probes}", markup=False)
     if not found.holds:
         raise VerificationError(
-            f"π does not tell what B computes: {every}", hint="the two models may have nothing in common"
+            f"π does not tell what B computes: {found.mean}", hint="the two models may have nothing in common"
         )
 
 

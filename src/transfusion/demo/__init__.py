@@ -54,16 +54,16 @@ def run(
         result = record.of({"demo": kind, "seed": seed, **found, "kept_in": str(keep) if keep else None})
         write_json(folder / RESULT, result)
         if keep is None and report is not None:
-            _tell(folder, report, result, force=force)
+            _tell(folder, report, result, kept=False, force=force)
     if keep is not None:
         result = json.loads((keep / RESULT).read_text())
         if report is not None:
-            _tell(keep, report, result, force=force)
+            _tell(keep, report, result, kept=True, force=force)
     return result
 
 
-def _tell(folder: Path, report: Path, result: dict[str, Any], *, force: bool) -> None:
+def _tell(folder: Path, report: Path, result: dict[str, Any], *, kept: bool, force: bool) -> None:
     """Write the report to its place, if there is one, and note the place."""
-    page = tell(folder)
+    page = tell(folder, kept=kept)
     if page is not None:
         result["report"] = str(publish_report(page, report, result, force=force))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from transfusion.demo.moving import foretell, move, pi_of
 from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
 from transfusion.demo.training import Schedule, draw, fit
 from transfusion.demo.workplace import write_result
@@ -26,7 +27,7 @@ from transfusion.interpolation import barrier, stories
 from transfusion.live import library
 from transfusion.matching import align
 from transfusion.record import Record
-from transfusion.transportation import apply, transport
+from transfusion.transportation import apply
 from transfusion.verification import verify
 from transfusion.writer import write_json
 
@@ -39,10 +40,7 @@ METHODS = {
 SWEPT = ("naive", "transfusion", "functional")
 SWEEP = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
 VIT = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 256,
     "image_size": 8,
     "patch_size": 4,
     "num_channels": 1,
@@ -68,6 +66,9 @@ class Plan(NamedTuple):
     """How often each of them is shown, in other noise."""
     noise: float = 0.5
     """Its standard deviation, where black is 0 and white is 1."""
+    width: int = 128
+    """Of the models; their MLPs have twice as many units."""
+    layers: int = 2
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ class Workshop(NamedTuple):
         """A model that knows digits, from a seed of its own."""
         transformers = library("transformers")
         torch.manual_seed(10 * self.seed + number)
-        model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
+        width, layers = self.plan.width, self.plan.layers
+        sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, **sizes))
         return self.taught(model, self.plan.pretraining, number)
 
     def tuned(self, base: Any, number: int) -> Any:
@@ -204,12 +207,12 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     for name, model in (("a", a), ("b", b), ("a-tuned", tuned), ("b-tuned", ceiling)):
         shop.save(model, name)
     say("aligning, and moving the fine-tune onto B …")
-    moved = {method: move(folder, method, "b") for method in METHODS}
+    moved = {method: load(move(folder, "a-tuned", method, "b")) for method in METHODS}
     onto_b = table(shop, "B", (b, moved, ceiling), "evaluation")
     say("the same onto a successor of A whose units are shuffled …")
     successor = shop.taught(copy.deepcopy(a), plan.continued, 5)
     proof = shuffle(shop, successor)
-    moved_on = {method: move(folder, method, "successor") for method in METHODS}
+    moved_on = {method: load(move(folder, "a-tuned", method, "successor")) for method in METHODS}
     own = shop.tuned(successor, 6)
     shop.save(own, "successor-tuned")
     models = (load(folder / "successor"), moved_on, own)
@@ -217,6 +220,7 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     say("other strengths, and the way from A to B …")
     strengths = swept(shop, b, moved)
     way = between(folder)
+    foretell(folder)
     return {
         "onto_b": onto_b,
         "onto_successor": onto_successor,
@@ -268,7 +272,7 @@ def between(folder: Path) -> dict[str, Any]:
     record, ends = Record("barrier"), (folder / "a", folder / "b")
     plain, moved = (
         barrier(*ends, via=pi, data=folder / "support.safetensors", points=7)
-        for pi in (None, folder / "pi-b-guarded.safetensors")
+        for pi in (None, pi_of(folder, "b", "guarded"))
     )
     story = stories({"vanilla": plain, "guarded": moved})
     write_result(folder, record, story)
@@ -277,24 +281,11 @@ def between(folder: Path) -> dict[str, Any]:
 
 def shuffle(shop: Workshop, model: Any) -> float:
     """Save a model with its units shuffled; gives the largest difference that this makes."""
-    record, plain = Record("verify"), shop.save(model, "successor-in-order")
+    plain = shop.save(model, "successor-in-order")
     exact = align(plain, plain, method="random", residual="tied", seed=shop.seed)
     apply(exact, plain).save(shop.folder / "successor")
     exact.save(shop.folder / "pi-shuffled.safetensors")
-    proof = verify(plain, via=exact)
-    reason = None if proof.equal else proof.reason
-    write_result(shop.folder, record, {**asdict(proof), "reason": reason, "equal": proof.equal})
-    return proof.difference
-
-
-def move(folder: Path, method: str, onto: str) -> Any:
-    """Transport A's fine-tune onto a base in the folder, and load the result as a user would."""
-    pi = folder / f"pi-{onto}-{method}.safetensors"
-    align(folder / "a", folder / onto, method=method).save(pi)
-    transport(folder / "a-tuned", base=folder / "a", onto=folder / onto, via=pi).save(
-        place := folder / f"{onto}-{method}"
-    )
-    return load(place)
+    return verify(plain, via=exact).difference
 
 
 def load(folder: Path) -> Any:

@@ -20,7 +20,7 @@ SOURCE = "imdb"
 """Of the package's two sources, the one with whole reviews."""
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(5)
-LETTERS = 260
+LETTERS = 400
 """So many letters of a review's beginning, and of its end, are read."""
 RARE = 5
 """A piece that fewer passages hold tells nothing about them."""

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.demo import reviews
+from transfusion.demo.moving import foretell, move
 from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
 from transfusion.demo.reviews import MASK, PAD, SPECIAL, Reviews
 from transfusion.demo.training import Schedule, draw, fit
 from transfusion.demo.workplace import write_result
 from transfusion.live import library
-from transfusion.matching import align
 from transfusion.record import Record
-from transfusion.transportation import transport
 
 METHODS = {
     "naive": "the LoRA as it is",
@@ -33,10 +32,7 @@ METHODS = {
     "functional": "π(LoRA), functional",
 }
 BERT = {
-    "hidden_size": 96,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 192,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.05,
@@ -50,26 +46,29 @@ LORA = {
     "modules_to_save": ["classifier"],
 }
 SWEEP = {"finetuned": "a-lora", "base": "a", "onto": "b"}
-AMONG = 50
+AMONG = 500
 """Reviews of which the right one is to be found."""
 
 
 class Plan(NamedTuple):
     """How much is read, and how long everything takes."""
 
-    pretraining: Schedule = Schedule(400, 2e-3)
-    tuning: Schedule = Schedule(200, 3e-3)
+    pretraining: Schedule = Schedule(400, 2e-3, 48)
+    tuning: Schedule = Schedule(200, 3e-3, 48)
     train: int = 10_000
     """Reviews, half of them for each base."""
     tests: int = 2_000
     swept: int = 500
     """Of the tests, so many are asked at every strength."""
     vocabulary: int = 3_000
-    length: int = 32
+    length: int = 64
     topics: int = 64
     """In so many directions a base tells what a passage is about."""
     hidden: float = 0.1
     """The share of pieces that a base does not see while it learns."""
+    width: int = 96
+    """Of the encoders; their MLPs have twice as many units."""
+    layers: int = 2
 
 
 class Base(NamedTuple):
@@ -106,8 +105,10 @@ class Workshop(NamedTuple):
         transformers, plan, mine = library("transformers"), self.plan, self.halves[which]
         torch.manual_seed(10 * self.seed + number)
         sizes = {"vocab_size": len(self.tokenizer), "max_position_embeddings": plan.length}
+        sizes |= {"hidden_size": plan.width, "intermediate_size": 2 * plan.width}
+        sizes |= {"num_hidden_layers": plan.layers}
         encoder = transformers.BertModel(transformers.BertConfig(**BERT, **sizes)).train()
-        head = nn.Linear(BERT["hidden_size"], plan.topics)  # type: ignore[arg-type]
+        head = nn.Linear(plan.width, plan.topics)
 
         def loss(generator: torch.Generator) -> Tensor:
             batch = draw(len(mine), plan.pretraining, generator)
@@ -144,6 +145,10 @@ class Workshop(NamedTuple):
                 self.folder / which, num_labels=2
             ).eval()
 
+    def with_adapter(self, place: Path) -> Any:
+        """B with an adapter that was moved to it, loaded as a user would."""
+        return library("peft").PeftModel.from_pretrained(self.classifier("b"), place).eval()
+
     # measuring
 
     @property
@@ -157,9 +162,10 @@ class Workshop(NamedTuple):
 
     def measure(self, model: Any, head: nn.Linear) -> Both:
         """A model for sentiment on the task, and its encoder on what the base could do before."""
-        said = answers(lambda batch: verdicts(model, batch), self.test.ends)
-        encoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).bert
-        told = answers(lambda batch: head(pooled(encoder, batch)), self.test.ends)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        seen = answers(lambda batch: pooled(inner.bert, batch), self.test.ends)
+        with torch.no_grad():
+            said, told = inner.classifier(seen), head(seen)
         among = min(AMONG, len(told))
         whole = len(told) // among * among
         groups = (torch.split(part[:whole], among) for part in (told, self.test.ends_about))
@@ -180,7 +186,7 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     for name, model in (("a-lora", lora), ("b-lora", ceiling)):
         model.save_pretrained(folder / name)
     say("aligning, and moving the LoRA onto B …")
-    moved = {method: move(shop, method) for method in METHODS}
+    moved = {method: shop.with_adapter(move(folder, "a-lora", method, "b")) for method in METHODS}
     plain = shop.classifier("b")
     plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
     record = Record("evaluate")
@@ -196,6 +202,7 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     write_result(folder, record, onto_b, "evaluation")
     say("other strengths …")
     strengths = swept(shop._replace(test=shop.test[: shop.plan.swept]), b, plain, moved)
+    foretell(folder)
     return {"onto_b": onto_b, "sweep": strengths}
 
 
@@ -225,16 +232,6 @@ def strength(model: Any, alpha: float) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.scaling = {name: value / alpha for name, value in layer.scaling.items()}
-
-
-def move(shop: Workshop, method: str) -> Any:
-    """Transport A's adapter onto B, and load it there as a user would."""
-    folder = shop.folder
-    pi = folder / f"pi-b-{method}.safetensors"
-    align(folder / "a", folder / "b", method=method).save(pi)
-    place = folder / f"b-{method}"
-    transport(folder / "a-lora", base=folder / "a", onto=folder / "b", via=pi).save(place)
-    return library("peft").PeftModel.from_pretrained(shop.classifier("b"), place).eval()
 
 
 def missed(told: Tensor, about: Tensor) -> Tensor:

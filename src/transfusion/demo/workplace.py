@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from transfusion.adapter import CONFIG, Adapter
 from transfusion.alignment import Alignment
 from transfusion.errors import OutputError
 from transfusion.record import Record
@@ -22,6 +23,7 @@ REPORT = Path("transfusion-demo") / "report.html"
 """Where the report of a demo is, from where the demo was started."""
 TOLD = ("evaluation", "sweep", "barrier", "verify")
 """The results that a report shows, as far as a demo has them."""
+GONE = "The models of this demo were not kept; with --keep FOLDER they are, for other verbs to try."
 RESULT = "demo.json"
 """The whole result, in a kept folder and beside the report."""
 
@@ -39,15 +41,28 @@ def workplace(keep: Path | None, *, force: bool) -> Iterator[Path]:
 
 
 def _rename(folder: Path, before: str, after: str) -> None:
-    """Let everything in a folder speak of the place where the folder will be."""
-    for file in (*folder.rglob("*.json"), *folder.rglob("*.md")):
-        text = file.read_text()
-        if before in text:
-            file.write_text(text.replace(before, after))
+    """Let everything in a folder speak of the place where the folder will be.
+
+    An adapter's digest covers the name of its base, so those that tell of an adapter get its new digest.
+    """
+    adapters = sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
+    then = [Adapter.open(place).digest for place in adapters]
+    _replace(folder, {before: after})
+    _replace(folder, dict(zip(then, (Adapter.open(place).digest for place in adapters), strict=True)))
     for file in folder.glob("pi-*.safetensors"):
         pi = Alignment.load(file)
         named = {end: getattr(pi.provenance, end).replace(before, after) for end in ("source", "target")}
         replace(pi, provenance=replace(pi.provenance, **named)).save(file, force=True)
+
+
+def _replace(folder: Path, words: Mapping[str, str]) -> None:
+    """Replace words in all texts of a folder."""
+    for file in (*folder.rglob("*.json"), *folder.rglob("*.md")):
+        text = told = file.read_text()
+        for then, now in words.items():
+            told = told.replace(then, now)
+        if told != text:
+            file.write_text(told)
 
 
 def write_result(folder: Path, record: Record, result: Mapping[str, Any], name: str | None = None) -> None:
@@ -55,16 +70,21 @@ def write_result(folder: Path, record: Record, result: Mapping[str, Any], name: 
     write_json(folder / f"{name or record.verb}.json", record.of(dict(result)))
 
 
-def tell(folder: Path) -> Path | None:
-    """Write the report on a demo's folder into it; none, where the package has no room for reports."""
+def tell(folder: Path, *, kept: bool = True) -> Path | None:
+    """Write the report on a demo's folder into it; none, where the package has no room for reports.
+
+    Of a folder that will be gone, it names no commands that would look for models there.
+    """
     try:
         reporting = import_module("transfusion.reporting")
     except ModuleNotFoundError:
         return None
     results = [folder / f"{name}.json" for name in TOLD if (folder / f"{name}.json").exists()]
     ceiling = next(place for name in ("b-tuned", "b-lora") if (place := folder / name).exists())
-    pi = folder / "pi-b-functional.safetensors"
-    page = reporting.report(folder / "b-functional", results, via=pi, ceiling=ceiling)
+    page = reporting.report(folder / "b-functional", results, ceiling=ceiling)
+    if not kept:
+        sections = [section for section in page.sections if section.id != "commands"]
+        page = replace(page, sections=sections, missing=[], notes=[*page.notes, GONE])
     return Path(page.save(folder / "report.html"))
 
 

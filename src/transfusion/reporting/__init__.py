@@ -66,11 +66,13 @@ def report(
     sections += [one for one in measured if one.id != "evaluation"]
     if (time := time_and_memory(_runs(material))) is not None:
         sections.append(time)
-    if commands := _commands(material):
-        sections.append(Section("commands", "Commands", "As they were typed.", commands))
+    typed, again = _typed(material), _again(material)
+    if typed or again:
+        lead = "As they were typed." if typed else ""
+        sections.append(Section("commands", "Commands", lead, [*typed, *again]))
     shown = {section.id for section in sections}
-    notes = [material.without] if material.without else []
-    return Report(hero(material, told, quality), sections, missing(material, shown), [*notes, *bases.notes])
+    notes = [*([material.without] if material.without else []), *material.left_out, *bases.notes]
+    return Report(hero(material, told, quality), sections, missing(material, shown), notes)
 
 
 def _advice(material: Material) -> Mapping[str, Any]:
@@ -91,13 +93,18 @@ def _runs(material: Material) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def _commands(material: Material) -> list[Command]:
+def _typed(material: Material) -> list[Command]:
     story = material.story
     found = [Command(str(story["command"]), story["verb"])] if story and story.get("command") else []
     found += [
         Command(str(one.told["command"]), one.verb) for one in material.results if one.told.get("command")
     ]
-    if story and story.get("repeatable", True) and material.run.is_dir():
-        again = f"transfusion {story['verb']} --from {STORY} -o ../again"
-        found.append(Command(again, "the same again, bit for bit, from the folder of this run"))
     return found
+
+
+def _again(material: Material) -> list[Command]:
+    story = material.story
+    if not story or not story.get("repeatable", True) or not material.run.is_dir():
+        return []
+    again = f"transfusion {story['verb']} --from {STORY} -o ../again"
+    return [Command(again, "the same again, bit for bit, from the folder of this run")]

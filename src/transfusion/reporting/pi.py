@@ -11,7 +11,10 @@ from transfusion.reporting.heads import Panel
 from transfusion.reporting.parts import Facts, Figure, Part, Prose, Section, Table, Tabs
 from transfusion.reporting.quality import Axis, Qualities
 from transfusion.reporting.shares import Group
-from transfusion.reporting.words import listed, number, percent, spoken
+from transfusion.reporting.words import listed, number, percent, short, spoken
+
+NOTABLE = 0.25
+"""A chart of cosines reaches at least so far, lest cosines of nothing fill it."""
 
 
 def what_was_moved(story: Mapping[str, Any]) -> Section:
@@ -254,13 +257,14 @@ def _compared(groups: list[Group], ceiling: str | None) -> Iterator[Part]:
     if not known:
         return
     rows = [(group.role, [group.moved, group.unmoved]) for group in known]
+    label = "Cosine with the change of B fine-tuned itself"
     yield Figure(
         "ceiling",
         "Beside the change that B's own fine-tune made",
-        Bars(rows, ["π(τ)", "τ as it is"], "Cosine with the change of B fine-tuned itself", _two),
+        Bars(rows, ["π(τ)", "τ as it is"], label, _two, top=NOTABLE),
         Table(["part", "π(τ)", "τ as it is"], [(g.role, number(g.moved), number(g.unmoved)) for g in known]),
-        f"Cosines with {ceiling} − B. Two fine-tunes of one task find different changes even from one base,"
-        " so a small cosine is no failure; more than τ as it is, is what π has brought.",
+        f"Cosines with {short(ceiling)} − B. Two fine-tunes of one task find different changes even from one"
+        " base, so a small cosine is no failure; more than τ as it is, is what π has brought.",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transfusion.reporting.charts import Bars, Curve, Lines
 from transfusion.reporting.parts import Facts, Figure, Part, Section, Table, Tabs
-from transfusion.reporting.reading import Material, Result
+from transfusion.reporting.reading import Material, Result, about
 from transfusion.reporting.words import brief, number, numbered, percent, seconds, short, size
 
 
@@ -57,10 +57,11 @@ def proofs(material: Material, results: list[Result]) -> Section:
     """What running the models has shown."""
     parts: list[Part] = []
     for result in results:
-        told = result.told
+        told, of = result.told, ("about", _about(material, result))
         if "equal" in told:
             verdict = "computes what A computes" if told["equal"] else "does not compute what A computes"
             rows = [
+                of,
                 ("π(A)", verdict),
                 (
                     "largest difference",
@@ -76,8 +77,21 @@ def proofs(material: Material, results: list[Result]) -> Section:
         else:
             share = f"{percent(told['found'])} of B's activations are predicted from A's"
             beside = f"{percent(told['identity'])} with nothing moved, {percent(told['null'])} by chance"
-            parts.append(Facts([("π", share), ("beside", beside), ("shown", str(told.get("probes", "")))]))
+            seen = ("shown", str(told.get("probes", "")))
+            parts.append(Facts([of, ("π", share), ("beside", beside), seen]))
     return Section("proof", "Proof by running", "Both models through their own library.", parts, "Proof")
+
+
+def _about(material: Material, result: Result) -> str:
+    """Which π a proof is about: this run's, or one that is told by its name."""
+    told, digest = result.told, about(result)
+    of = f" and {short(told['a'])}" if told.get("a") else ""
+    if digest is None:
+        return f"a π that the result does not tell the digest of{of}"
+    if digest == material.digest:
+        return f"this run's π{of}"
+    name = short(told["via"]) if told.get("via") else "a π"
+    return f"{name} ({told['alignment'].get('method', 'method unknown')}, {digest[:12]}…){of}"
 
 
 def time_and_memory(told: Sequence[tuple[str, Mapping[str, Any]]]) -> Section | None:

@@ -48,6 +48,13 @@ class Material:
     """Why there is no file of π; empty if there is one."""
     ceiling: str | None = None
     """B fine-tuned itself, if that is known."""
+    left_out: tuple[str, ...] = ()
+    """What was given and is not about this run, in sentences."""
+
+    @property
+    def digest(self) -> str | None:
+        """Of this run's π; none, if there is no run and no π."""
+        return digest_of(self.story, self.alignment)
 
     def of(self, verb: str) -> list[Result]:
         """The results of one verb."""
@@ -88,7 +95,35 @@ def gather(
             hint=f"give a folder with a {STORY} that transport or merge wrote, or results of"
             f" {listing(sorted(set(NEEDED) - set(STORIES)))}",
         )
-    return Material(Path(run), story, rest, alignment, without, None if ceiling is None else str(ceiling))
+    pi = digest_of(story, alignment)
+    foreign = [one for one in rest if one.verb == "verify" and pi and about(one) not in (None, pi)]
+    return Material(
+        Path(run),
+        story,
+        tuple(one for one in rest if one not in foreign),
+        alignment,
+        without,
+        None if ceiling is None else str(ceiling),
+        tuple(f"{one.path.name} is left out: it is about {_other(one)}, not this run's." for one in foreign),
+    )
+
+
+def digest_of(story: Mapping[str, Any] | None, alignment: Alignment | None) -> str | None:
+    """The digest of a run's π, from π itself or from the story."""
+    told = (story or {}).get("alignment") or {}
+    return alignment.digest if alignment is not None else told.get("sha256")
+
+
+def about(proof: Result) -> str | None:
+    """The digest of the π that a result of `verify` is about; none, if it does not tell."""
+    told = proof.told.get("alignment") or {}
+    return str(told["sha256"]) if "sha256" in told else None
+
+
+def _other(proof: Result) -> str:
+    """The π of a proof, in words."""
+    file = f" ({Path(proof.told['via']).name})" if proof.told.get("via") else ""
+    return f"another π{file}, {str(about(proof))[:12]}…"
 
 
 def _known(path: Path) -> Result | None:

@@ -25,7 +25,7 @@ from transfusion.architecture import Heads
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.functional import Quality
 from transfusion.functional.listening import HELD_OUT
-from transfusion.live import Live, largest_difference
+from transfusion.live import Live, largest_difference, libraries
 from transfusion.maps import Permutation, Rotation
 from transfusion.matching import align, turning
 from transfusion.methods import METHODS, Functional, Method, Mlp, preset
@@ -504,7 +504,7 @@ def without_transformers(monkeypatch):
     def refuse(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(live, "import_module", refuse)
+    monkeypatch.setattr(libraries, "import_module", refuse)
 
 
 def test_auto_goes_by_weights_where_the_library_is_missing(plants, without_transformers):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.demo import digits, text
+from transfusion.demo.training import one_thread
 from transfusion.demo.workplace import (
     REPORT,
     RESULT,
@@ -48,7 +49,7 @@ def run(
     library("transformers").utils.logging.disable_progress_bar()
     record = Record("demo", command)
     which: Any = text if on_text else digits
-    with workplace(keep, force=force) as folder:
+    with one_thread(), workplace(keep, force=force) as folder:
         found = which.run(folder, seed=seed, say=say, plan=plan)
         kind = "text" if on_text else "digits"
         result = record.of({"demo": kind, "seed": seed, **found, "kept_in": str(keep) if keep else None})

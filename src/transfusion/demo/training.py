@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -37,3 +38,16 @@ def fit(parameters: Iterable[nn.Parameter], loss: Loss, schedule: Schedule, *, s
 def draw(count: int, schedule: Schedule, generator: torch.Generator) -> Tensor:
     """The numbers of a batch's examples, of so many."""
     return torch.randint(count, (schedule.batch,), generator=generator)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the block torch computes in one thread: faster for models this small, and a seed gives the same
+    numbers however many cores there are.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -331,6 +331,23 @@ def test_the_verb_writes_and_protects(job, tmp_path, cli):
     assert json.loads(out)["sections"][0] == "moved"
 
 
+def test_what_a_report_is_made_of_is_never_overwritten(full, cli, tmp_path):
+    inside = [full.run / name for name in ("transfusion.json", "sweep.json", "config.json")]
+    weights = [place / "model.safetensors" for place in (full.run, full.ceiling, full.a, full.tuned)]
+    for place in (*inside, *weights, full.pi):
+        before = place.read_bytes()
+        code, _, err = cli("report", full.run, "--ceiling", full.ceiling, "-o", place, "--force")
+        assert code == OutputError.exit_code, place
+        assert "is, or holds, an input" in err
+        assert place.read_bytes() == before
+    other = shutil.copy(full.run / "sweep.json", tmp_path / "other.json")
+    assert cli("report", full.run, other, "-o", other, "--force")[0] == OutputError.exit_code
+    page = full.run / "report.html"
+    for _ in range(2):
+        assert cli("report", full.run, "-o", page, "--force")[0] == 0
+    page.unlink()
+
+
 def test_hostile_names_stay_text(full, tmp_path):
     told = json.loads((full.run / "sweep.json").read_text())
     hostile = '<script>alert("x")</script>&"\''

@@ -72,7 +72,8 @@ def report(
         sections.append(Section("commands", "Commands", lead, [*typed, *again]))
     shown = {section.id for section in sections}
     notes = [*([material.without] if material.without else []), *material.left_out, *bases.notes]
-    return Report(hero(material, told, quality), sections, missing(material, shown), notes)
+    first, lacking = hero(material, told, quality), missing(material, shown)
+    return Report(first, sections, lacking, notes, material.inputs(via))
 
 
 def _advice(material: Material) -> Mapping[str, Any]:

@@ -246,6 +246,9 @@ def test_records_of_every_step_are_told(page, job):
 
 def test_the_numbers_of_results_are_told_as_they_were(page):
     assert numbers(page, "scores")["moved"] == ["52.5 %", "+22.5", "85.0 %", "−5.0"]
+    losses = section(page, "fewshot").parts[-1].table.rows
+    assert [row[1] for row in losses] == ["0", "1", "2"], "before the first step, and after each"
+    assert numbers(page, "fewshot-0")["outside blocks"] == ["1.000"]
     best = section(page, "alpha").parts[1].rows
     assert ("guarded", "1", "+25.0", "−5.0") in best
     assert numbers(page, "fewshot-0")["encoder.layer.0.*"] == ["0.400"]
@@ -420,6 +423,14 @@ def test_an_evaluation_makes_the_headline_rather_than_the_best_of_a_sweep(full, 
     )
 
 
+def test_a_best_alpha_that_is_worse_than_b_is_said_to_be(full, tmp_path):
+    told = reports.sweep(str(full.tuned), str(full.a), str(full.b))
+    told["curves"] = [reports.swept("guarded", "guarded", -0.1)]
+    reports.write(tmp_path / "sweep.json", "sweep", told)
+    (row,) = section(transfusion.report(tmp_path), "alpha").parts[1].rows
+    assert row[:3] == ("guarded", "1, no better than B", "−10.0")
+
+
 def test_counts_are_told_as_people_count(page):
     facts = dict(section(page, "time").parts[1].rows)
     threads = torch.get_num_threads()
@@ -437,8 +448,10 @@ def test_hostile_names_stay_text(full, tmp_path):
 
 
 def test_verify_keeps_its_result(job, tmp_path, cli):
-    code, _, _ = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
+    code, out, _ = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 0
+    assert out.startswith("π(A) computes what A computes")
+    assert out.endswith(f"\nwritten to {tmp_path / 'verify.json'}\n")
     told = json.loads((tmp_path / "verify.json").read_text())
     assert (told["verb"], told["equal"], told["outputs"]) == ("verify", True, ["logits"])
     assert told["run"]["seconds"] > 0
@@ -448,6 +461,9 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
     code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 1
     assert "exists already" in err
+    code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.txt")
+    assert code == 1
+    assert "verify.txt: not a file of JSON" in err
     other = tmp_path / "impossible.json"
     assert cli("verify", job.a, "--via", job.pi, "-o", other, "--tolerance", "0")[0] == 3
     assert json.loads(other.read_text())["equal"] is False, "a proof that fails is a result, too"

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -292,9 +291,8 @@ def shuffle(shop: Workshop, model: Any) -> float:
 
 def save_shuffled(shop: Workshop, model: Any, name: str) -> None:
     """Save a fine-tune of the successor in the order that the successor was saved in."""
-    with TemporaryDirectory(dir=shop.folder) as place:
-        plain = shop.save(model, Path(place).name)
-        apply(in_disorder(shop, plain), plain).save(shop.folder / name)
+    plain = shop.save(model, f"{name}-in-order")
+    apply(in_disorder(shop, plain), plain).save(shop.folder / name)
 
 
 def in_disorder(shop: Workshop, model: Path) -> Alignment:

@@ -131,10 +131,18 @@ def sweeps(material: Material, results: list[Result]) -> Section:
         ]
         parts += _marked(material, results, result)
         parts.append(Tabs(numbered("sweep", results, place), "Measured on", tabs))
-        best = [(one["label"], brief(one["best"]), *_at(one, one["best"], told)) for one in told["curves"]]
+        best = [(one["label"], _best(one, told), *_at(one, one["best"], told)) for one in told["curves"]]
         head = ["", "best α", "gain on the task", "gain on the support"]
         parts.append(Table(head, best, "At the α that is best for the task"))
     return Section("alpha", "How much of τ to add", "B + α·π(τ) for many α. At α = 0 it is B.", parts, "α")
+
+
+def _best(curve: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """The best α; where it is no better than B, that is said."""
+    point = min(curve["points"], key=lambda one: abs(one["alpha"] - curve["best"]))
+    gain = point["gain"]["task"]
+    better = gain > 0 if told["task"]["metric"] in RATES else gain < 0
+    return brief(curve["best"]) if better else f"{brief(curve['best'])}, no better than B"
 
 
 def _at(curve: Mapping[str, Any], alpha: float, told: Mapping[str, Any]) -> tuple[str, str]:
@@ -210,9 +218,7 @@ def fewshot(material: Material, results: list[Result]) -> Section:
 
 def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
     """How the loss fell while α was learned."""
-    drawn = [
-        Curve(one["label"], list(enumerate(one["losses"], 1))) for one in curves if len(one["losses"]) > 1
-    ]
+    drawn = [Curve(one["label"], list(enumerate(one["losses"]))) for one in curves if len(one["losses"]) > 1]
     if not drawn:
         return []
     rows = [(one.label, str(epoch), brief(loss)) for one in drawn for epoch, loss in one.points]
@@ -222,6 +228,7 @@ def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
 
 def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
     told = {name: float(value) for name, value in curve["coefficients"].items()}
+    told = {_OUTSIDE.get(name, name): value for name, value in told.items()}
     rows = [(name, number(value)) for name, value in told.items()]
     chart: Callable[[float], str]
     if len(told) > 24:
@@ -233,6 +240,10 @@ def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
         drawn = [(_pattern(name), [value]) for name, value in told.items()]
         chart = Bars(drawn, ["α"], "Learned α by part of the model", lambda value: f"{value:.2f}")
     return Figure(id, f"Learned α: {curve['label']}", chart, Table(["part", "α"], rows))
+
+
+_OUTSIDE = {"default": "outside blocks"}
+"""What a file of α calls otherwise."""
 
 
 def _pattern(name: str) -> str:

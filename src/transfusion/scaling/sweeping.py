@@ -220,13 +220,13 @@ def point_of(alpha: float, scores: Both, zero: Both) -> Point:
     return Point(alpha, scores, gain(scores.task, zero.task), beside)
 
 
-def asked_alphas(given: Iterable[float]) -> list[float]:
+def asked_alphas(given: Iterable[float | str]) -> list[float]:
     """The values of α in rising order, each once."""
     try:
         values = sorted({float(alpha) for alpha in given})
     except (TypeError, ValueError) as error:
         raise _no_numbers(given) from error
-    if isinstance(given, str):  # whose letters were digits
+    if isinstance(given, str):  # all digits
         raise _no_numbers(given)
     if not values:
         raise SettingError("alphas: no values", hint="give some, such as 0.5, 1, 1.5")

@@ -402,9 +402,10 @@ def test_a_folder_of_results_on_several_targets_has_no_headline(full, tmp_path):
     for name, onto in (("one", b), ("two", other)):
         told = reports.evaluation(onto, str(full.run), str(full.ceiling))
         reports.write(tmp_path / f"{name}.json", "evaluate", told)
-    page = transfusion.report(tmp_path)
+    page = transfusion.report(tmp_path, via=full.pi)
+    assert "layers" in [one.id for one in page.sections]
     assert page.hero.title == f"Results in {tmp_path.name}"
-    assert page.hero.numbers == []
+    assert page.hero.numbers == [], "not even of π, which is about one of them"
     assert page.hero.stations == []
     assert "several targets, b and successor" in page.hero.summary
     titles = [one.title for one in section(page, "evaluation").parts]

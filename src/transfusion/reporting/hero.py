@@ -53,7 +53,9 @@ def hero(material: Material, told: Mapping[str, Any], quality: Qualities | None)
         if moved
         else "What was measured, in one place."
     )
-    if not moved and len(several := targets(material)) > 1:
+    numbers = [*_measured(material, b=b), *_without_data(material, quality)][:4]
+    if material.story is None and len(several := targets(material)) > 1:
+        numbers = []
         summary += f" It is about several targets, {listed(map(short, several))}, so there is no headline."
     return Hero(
         title,
@@ -62,7 +64,7 @@ def hero(material: Material, told: Mapping[str, Any], quality: Qualities | None)
         verdict if advice else "",
         str(advice.get("text", "")),
         _mood(advice),
-        [*_measured(material, b=b), *_without_data(material, quality)][:4],
+        numbers,
         strands(material.alignment),
     )
 
@@ -100,9 +102,7 @@ def _better(gain: float | None, metric: str) -> str:
 
 
 def _measured(material: Material, *, b: str) -> list[Number]:
-    """Gains, from an evaluation of this output, or else from a sweep; none, if there are several B."""
-    if material.story is None and len(targets(material)) > 1:
-        return []
+    """Gains, from an evaluation of this output, or else from a sweep."""
     for result in own(material, "evaluate"):
         told = result.told
         models = {place_of(one["model"]): one for one in told["models"]}

@@ -18,7 +18,7 @@ from transfusion.cli.demonstrating import tables
 from transfusion.demo import digits, results, reviews, run, text
 from transfusion.demo.training import Schedule, fit, one_thread
 from transfusion.demo.workplace import GONE, RESULT, TOLD, publish_report, require_place, tell
-from transfusion.errors import OutputError
+from transfusion.errors import MismatchError, OutputError
 
 SHORT = digits.Plan(
     Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2, width=32, layers=1
@@ -87,6 +87,22 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
     assert all(Path(row["model"]).is_dir() for row in told["evaluation-successor"]["models"])
     assert result["proof"] < 1e-9
     assert len(said) == 5
+
+
+def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept, cli, tmp_path):
+    from transfusion.reporting import report
+
+    place, result, _ = kept
+    more = ("--base", place / "successor", "--onto", place / "successor", "--method", "naive", "-q")
+    code, _, err = cli("transport", place / "successor-tuned", *more, "-o", tmp_path / "same")
+    assert code == 0, err
+    model = digits.load(place / "successor-tuned")
+    images, labels = digits.Digits.load(SHORT.tests, 3).test
+    told = result["onto_successor"]["models"][-1]["support"]
+    assert results.score(model(images).logits.detach(), labels)["loss"] == pytest.approx(told["loss"], 1e-4)
+    assert report(place / "successor-guarded", ceiling=place / "successor-tuned").sections
+    with pytest.raises(MismatchError, match="does not look like a fine-tune of"):
+        report(place / "successor-guarded", ceiling=place / "b-tuned")
 
 
 def test_the_report_is_about_the_run_and_names_every_step(kept):

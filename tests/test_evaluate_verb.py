@@ -51,6 +51,7 @@ def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path)
     assert code == 0, err
     assert f"note: {b}: nothing in its folder says how images are prepared" in err
     assert "Task: class of every example of 2, on 6 examples" in out
+    assert out.endswith(f"\nwritten to {file}\n")
     assert f"Gains are over {b}, in points for rates." in out
     result = json.loads(file.read_text())
     assert result["verb"] == "evaluate"
@@ -71,6 +72,9 @@ def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path)
     assert code == 1
     assert "--force" in err
     assert cli(*command, "-o", file, "--force")[0] == 0
+    code, _, err = cli(*command, "-o", b / "config.json", "--force")
+    assert code == 1
+    assert "is, or holds, an input" in err
 
 
 def test_a_loss_as_the_headline(cli, models, pictures):

@@ -17,6 +17,7 @@ pytest.importorskip("open_clip")
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
+import huggingface_hub
 import open_clip
 from PIL import Image
 from safetensors.torch import load_file
@@ -172,12 +173,36 @@ def test_a_base_that_cannot_be_fetched_is_an_error_with_a_hint(
         raise OSError("no route to the hub")
 
     monkeypatch.setattr("experiments.bases.MODELS", tmp_path)
+    monkeypatch.setattr("experiments.bases.require_answer", lambda *_: None)
     monkeypatch.setattr(open_clip, "create_model", offline)
     with pytest.raises(CheckpointError, match="commonpool_l_s1b_b8k: cannot be fetched") as raised:
         FULL.bases.folder("a", 0)
     assert raised.value.hint is not None
-    assert "--small" in raised.value.hint
+    assert "--small needs neither, but the package registries" in raised.value.hint
     assert not list(tmp_path.glob("ViT*"))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def info(_: Any, place: str, *, timeout: float) -> None:
+        asked.append(place)
+        raise ConnectionError("nobody answers")
+
+    def absent(place: str, *, local_files_only: bool) -> None:
+        raise huggingface_hub.errors.LocalEntryNotFoundError(place)
+
+    monkeypatch.setattr("experiments.bases.MODELS", tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
+    monkeypatch.setattr(open_clip, "create_model", lambda *_, **__: pytest.fail("it was fetched"))
+    assert program.main(["table-1"]) == CheckpointError.exit_code
+    assert len(asked) == 1
+    told = " ".join(capfd.readouterr().err.split())
+    assert "ViT-B-16 commonpool_l_s1b_b8k: cannot be fetched (nobody answers)" in told
+    assert "Retry" not in told
 
 
 def test_the_full_scales_tasks_read_and_ask_as_they_should(

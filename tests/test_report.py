@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 
 import reports
 import transfusion
@@ -176,6 +177,15 @@ def test_a_ceiling_that_is_the_moved_fine_tune_itself_has_a_cosine_of_1(job, tmp
     assert all(float(rows[role][1].replace("−", "-")) < 0.9 for role in ("query", "MLP in"))
 
 
+def test_a_ceiling_that_is_no_fine_tune_of_b_is_refused(job, made, tmp_path, cli):
+    stranger = made("vit-classifier", 5)
+    code, _, err = cli("report", job.run, "--ceiling", stranger, "-o", tmp_path / "report.html")
+    assert code == MismatchError.exit_code
+    assert f"does not look like a fine-tune of {job.b}" in err
+    assert "give B fine-tuned itself as --ceiling" in err
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_a_pi_that_turns_units_shows_shares_of_energy_and_what_is_predicted(made, tmp_path):
     job = reports.make(tmp_path, made("vit-classifier"), "functional")
     page = transfusion.report(job.run)
@@ -236,6 +246,9 @@ def test_records_of_every_step_are_told(page, job):
 
 def test_the_numbers_of_results_are_told_as_they_were(page):
     assert numbers(page, "scores")["moved"] == ["52.5 %", "+22.5", "85.0 %", "−5.0"]
+    losses = section(page, "fewshot").parts[-1].table.rows
+    assert [row[1] for row in losses] == ["0", "1", "2"], "before the first step, and after each"
+    assert numbers(page, "fewshot-0")["outside blocks"] == ["1.000"]
     best = section(page, "alpha").parts[1].rows
     assert ("guarded", "1", "+25.0", "−5.0") in best
     assert numbers(page, "fewshot-0")["encoder.layer.0.*"] == ["0.400"]
@@ -331,6 +344,100 @@ def test_the_verb_writes_and_protects(job, tmp_path, cli):
     assert json.loads(out)["sections"][0] == "moved"
 
 
+def test_what_a_report_is_made_of_is_never_overwritten(full, cli, tmp_path):
+    inside = [full.run / name for name in ("transfusion.json", "sweep.json", "config.json")]
+    weights = [place / "model.safetensors" for place in (full.run, full.ceiling, full.a, full.tuned)]
+    for place in (*inside, *weights, full.pi):
+        before = place.read_bytes()
+        code, _, err = cli("report", full.run, "--ceiling", full.ceiling, "-o", place, "--force")
+        assert code == OutputError.exit_code, place
+        assert "is, or holds, an input" in err
+        assert place.read_bytes() == before
+    other = shutil.copy(full.run / "sweep.json", tmp_path / "other.json")
+    assert cli("report", full.run, other, "-o", other, "--force")[0] == OutputError.exit_code
+    page = full.run / "report.html"
+    for _ in range(2):
+        assert cli("report", full.run, "-o", page, "--force")[0] == 0
+    page.unlink()
+
+
+def test_results_about_other_models_are_marked_and_make_no_headline(job, tmp_path):
+    other = tmp_path / "successor"
+    shutil.copytree(job.b, other)
+    files = [
+        reports.write(tmp_path / f"{verb}.json", verb, told)
+        for verb, told in {
+            "sweep": reports.sweep(str(job.tuned), str(job.a), str(other)),
+            "fewshot": reports.fewshot(str(job.tuned), str(job.a), str(other)),
+            "barrier": reports.barrier(str(job.a), str(other)),
+            "evaluate": reports.evaluation(str(other), str(tmp_path / "theirs"), str(job.ceiling)),
+        }.items()
+    ]
+    page = transfusion.report(job.run, files)
+    assert page.hero.numbers == transfusion.report(job.run).hero.numbers
+    note = "sweep.json is about other models: tuned of a, moved onto successor."
+    assert f"{note} Nothing of it is in the headline." in page.notes
+    assert len(page.notes) == 4
+    for id in ("alpha", "fewshot", "barrier"):
+        assert section(page, id).parts[0].text.startswith("About other models: ")
+    (scores,) = section(page, "evaluation").parts
+    assert scores.caption.startswith("About other models: successor, theirs and ceiling. Task: ")
+    assert scores.table.strong is None
+
+
+def test_a_result_is_known_by_its_models_however_they_were_written(job, tmp_path, monkeypatch):
+    monkeypatch.chdir(job.a.parent)
+    told = reports.sweep("tuned", "./a", str(job.b))
+    place = reports.write(tmp_path / "sweep.json", "sweep", told)
+    assert transfusion.report(job.run, [place]).hero.numbers[0].value == "+25.0"
+    monkeypatch.chdir(tmp_path)  # from here, the relative paths lead nowhere
+    page = transfusion.report(job.run, [place])
+    assert page.hero.numbers[0].value == "+25.0"
+    assert page.notes == []
+
+
+def test_a_folder_of_results_on_several_targets_has_no_headline(full, tmp_path):
+    b, other = str(full.b), "models/successor"
+    reports.write(tmp_path / "sweep.json", "sweep", reports.sweep(str(full.tuned), str(full.a), b))
+    for name, onto in (("one", b), ("two", other)):
+        told = reports.evaluation(onto, str(full.run), str(full.ceiling))
+        reports.write(tmp_path / f"{name}.json", "evaluate", told)
+    page = transfusion.report(tmp_path, via=full.pi)
+    assert "layers" in [one.id for one in page.sections]
+    assert page.hero.title == f"Results in {tmp_path.name}"
+    assert page.hero.numbers == [], "not even of π, which is about one of them"
+    assert page.hero.stations == []
+    assert "several targets, b and successor" in page.hero.summary
+    titles = [one.title for one in section(page, "evaluation").parts]
+    assert titles == ["Accuracy of each model onto b", "Accuracy of each model onto successor"]
+
+
+def test_an_evaluation_makes_the_headline_rather_than_the_best_of_a_sweep(full, tmp_path):
+    for name in ("sweep.json", "evaluate.json"):
+        shutil.copy(full.run / name, tmp_path / name)
+    assert transfusion.report(tmp_path, ceiling=full.ceiling).hero.numbers[0].value == "+22.5"
+    (tmp_path / "evaluate.json").unlink()
+    first = transfusion.report(tmp_path).hero.numbers[0]
+    assert (first.value, first.note) == (
+        "+25.0",
+        "guarded, α = 1, the best of the sweep, chosen on this data",
+    )
+
+
+def test_a_best_alpha_that_is_worse_than_b_is_said_to_be(full, tmp_path):
+    told = reports.sweep(str(full.tuned), str(full.a), str(full.b))
+    told["curves"] = [reports.swept("guarded", "guarded", -0.1)]
+    reports.write(tmp_path / "sweep.json", "sweep", told)
+    (row,) = section(transfusion.report(tmp_path), "alpha").parts[1].rows
+    assert row[:3] == ("guarded", "1, no better than B", "−10.0")
+
+
+def test_counts_are_told_as_people_count(page):
+    facts = dict(section(page, "time").parts[1].rows)
+    threads = torch.get_num_threads()
+    assert f", {threads} thread{'s' * (threads != 1)}, " in facts["machine"]
+
+
 def test_hostile_names_stay_text(full, tmp_path):
     told = json.loads((full.run / "sweep.json").read_text())
     hostile = '<script>alert("x")</script>&"\''
@@ -342,8 +449,10 @@ def test_hostile_names_stay_text(full, tmp_path):
 
 
 def test_verify_keeps_its_result(job, tmp_path, cli):
-    code, _, _ = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
+    code, out, _ = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 0
+    assert out.startswith("π(A) computes what A computes")
+    assert out.endswith(f"\nwritten to {tmp_path / 'verify.json'}\n")
     told = json.loads((tmp_path / "verify.json").read_text())
     assert (told["verb"], told["equal"], told["outputs"]) == ("verify", True, ["logits"])
     assert told["run"]["seconds"] > 0
@@ -353,6 +462,9 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
     code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 1
     assert "exists already" in err
+    code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.txt")
+    assert code == 1
+    assert "verify.txt: not a file of JSON" in err
     other = tmp_path / "impossible.json"
     assert cli("verify", job.a, "--via", job.pi, "-o", other, "--tolerance", "0")[0] == 3
     assert json.loads(other.read_text())["equal"] is False, "a proof that fails is a result, too"

@@ -261,6 +261,18 @@ def test_on_paper_all_tabs_are_seen_and_no_controls(shown):
     assert not page.locator("[data-export]").first.is_visible()
 
 
+def test_on_paper_long_commands_are_whole(shown):
+    page = shown()
+    page.set_viewport_size({"width": 500, "height": 800})
+    page.emulate_media(media="print")
+    page.evaluate("() => document.querySelector('pre code').textContent += '/long'.repeat(200)")
+    cut = (
+        "() => [...document.querySelectorAll('pre')].filter(one => one.scrollWidth > one.clientWidth).length"
+    )
+    assert page.evaluate(cut) == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 500
+
+
 THREADS = (
     "() => [...document.querySelectorAll('.hero .strand')].filter(one => one.getClientRects().length)"
     ".map(one => getComputedStyle(one))"

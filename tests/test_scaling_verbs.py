@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import save_file
 
 from families import CASES, finetuned
 from test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATES
 from transfusion.alpha import Alpha
+from transfusion.cli.gains import of_sweep
 from transfusion.cli.scaled import as_alphas
 from transfusion.evaluation import Classes, Data, evaluate
 from transfusion.matching import align
@@ -68,6 +72,7 @@ def test_sweep_in_a_table_a_file_and_a_figure(run, job, tmp_path):
     assert "naive" in out
     assert "guarded" in out
     assert "Best α on the task: naive" in out
+    assert len(re.findall(r"^│ +0 │", out, re.MULTILINE)) == 1, "α = 0 is B, which is shown anyway"
     assert out.endswith(f"written to {file}\nwritten to {figure}\n")
     result = json.loads(file.read_text())
     assert result["verb"] == "sweep"
@@ -104,10 +109,53 @@ def test_alphas_as_people_write_them():
     assert as_alphas("0.01:2.0:12", ())[0] == 0.01
     assert as_alphas("0.01:2.0:12", ())[-1] == 2
     assert len(as_alphas("0.01:2.0:12", ())) == 12
+    assert len(as_alphas("0:1:1000", ())) == 1000
+
+
+def shown(view):
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(view)
+    return console.export_text()
+
+
+def swept(metric, *gains, zero=0.5, first=0.5):
+    """A sweep over α = 0 and 1, as its file has it; every curve gains so much at 1."""
+    sign = 100 if metric == "accuracy" else 1
+
+    def point(alpha, value):
+        return {"alpha": alpha, "task": {"value": value}, "gain": {"task": sign * (value - zero)}}
+
+    curves = [
+        {"label": f"way {place}", "points": [point(0, first), point(1, zero + gain / sign)], "best": 1}
+        for place, gain in enumerate(gains)
+    ]
+    task = {"metric": metric, "question": "class", "examples": 4, "data": "some"}
+    return {"task": task, "support": None, "at_zero": {"task": {"value": zero}}, "curves": curves}
+
+
+def test_the_best_of_a_sweep_is_none_where_none_is_better():
+    told = shown(of_sweep(swept("accuracy", -3, 4)))
+    assert "Best α on the task: way 0 – (none is better than B), way 1 1." in told
+    told = shown(of_sweep(swept("loss", -0.2, 0.2)))
+    assert "Best α on the task: way 0 1, way 1 – (none is better than B)." in told
+
+
+def test_a_start_that_is_not_b_is_shown_beside_it():
+    told = shown(of_sweep(swept("accuracy", 4, first=0.4)))
+    assert re.search(r"│ B │ +50\.0", told)
+    assert re.search(r"│ 0 │ +40\.0 │ -10\.0", told)
+
+
+def test_coefficients_outside_of_blocks_are_said_to_be():
+    from transfusion.cli.gains import _coefficients
+
+    told = {"default": 1.55, "layer.0.*": 0.73, "layer.1.*": 0.57}
+    assert _coefficients(told) == "0.73 0.57, outside blocks 1.55"
+    assert _coefficients({"default": 1.55}) == "outside blocks 1.55"
 
 
 def test_sweep_refusals(run, job, tmp_path):
-    for text in ("1:2", "0:1:1", "much"):
+    for text in ("1:2", "0:1:1", "0:1:1001", "0:1:99999999999", "much"):
         assert run("sweep", "--alphas", text)[0] == 2
     assert run("sweep", "--alphas=-1")[0] == 2
     assert run("sweep", "--method", "transfusion")[0] == 2

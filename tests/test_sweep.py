@@ -178,3 +178,9 @@ def test_refusals(made, tmp_path):
         sweep(tuned, **job, via=align(a, b, advice=False), residual="tied")
     with pytest.raises(MismatchError, match="there is nothing to move"):
         sweep(a, **job, via=align(a, b, advice=False), trust_base=True)
+
+
+@pytest.mark.parametrize("given", ["x", "12", 0.5, None, [0.5, "much"], [None]])
+def test_alphas_that_are_no_numbers_are_refused_by_name(given):
+    with pytest.raises(SettingError, match="alphas = .*several numbers were expected"):
+        asked_alphas(given)

@@ -9,7 +9,7 @@ import typer
 
 from transfusion.cli import asking
 from transfusion.cli.asking import BatchOption, Precision, Support
-from transfusion.cli.console import Talk, command, err, out, print_json
+from transfusion.cli.console import Talk, command, out, print_json
 from transfusion.cli.given import given
 from transfusion.cli.options import ArchitectureFile, Device, Force, Jobs, Json, Quiet
 
@@ -23,18 +23,6 @@ Against = Annotated[
 ResultFile = Annotated[
     Path | None, typer.Option("--output", "-o", show_default=False, help="Where to write: .json.")
 ]
-
-
-def require_json(output: Path | None, force: bool) -> None:
-    """Refuse, before any work is done, a place that the result cannot go to."""
-    from transfusion.errors import OutputError
-    from transfusion.writer import require_writable
-
-    if output is None:
-        return
-    if output.suffix != ".json":
-        raise OutputError(f"{output}: not a file of JSON", hint="end the name in .json")
-    require_writable(output, force=force, inputs=[], folder=False)
 
 
 @given(task=asking.task, support=asking.support)
@@ -57,12 +45,14 @@ def evaluate(
     import torch
 
     from transfusion.cli import views
-    from transfusion.cli.work import as_dtype
+    from transfusion.cli.scaled import places_of
+    from transfusion.cli.work import as_dtype, require_json
     from transfusion.evaluation import evaluate as measure
     from transfusion.record import Record
     from transfusion.writer import publish_file, write_json
 
-    require_json(output, force)
+    given = (*models, against, str(task.reference), support.reference)
+    require_json(output, places_of(*given), force=force)
     if jobs:
         torch.set_num_threads(jobs)
     record, talk = Record("evaluate", command()), Talk(quiet=quiet, verbose=False)
@@ -87,4 +77,4 @@ def evaluate(
         return
     out.print(views.evaluation(result))
     if output is not None:
-        err.print(f"written to {output}", markup=False)
+        out.print(f"written to {output}", markup=False)

@@ -23,9 +23,12 @@ def of_sweep(result: Mapping[str, Any]) -> RenderableType:
             table.add_column(Text(f"{curve['label'] if place == 0 else ''}\n{part}"), justify="right")
             table.add_column("\ngain", justify="right")
     zero = result["at_zero"]
+    first = [curve["points"][0] for curve in curves]
+    begins = first[0]["alpha"] == 0
+    told = begins and all(point[part]["value"] == zero[part]["value"] for point in first for part in parts)
     empty = [cell for part in parts for cell in (_value(zero[part], result[part]["metric"]), "")]
-    table.add_row("0", *(empty * len(curves)), style="dim")
-    for row in zip(*(curve["points"] for curve in curves), strict=True):
+    table.add_row("B" if begins and not told else "0", *(empty * len(curves)), style="dim")
+    for row in zip(*(curve["points"][told:] for curve in curves), strict=True):
         cells: list[Text] = []
         for curve, point in zip(curves, row, strict=True):
             style = "bold" if point["alpha"] == curve["best"] else ""
@@ -33,9 +36,16 @@ def of_sweep(result: Mapping[str, Any]) -> RenderableType:
                 metric = result[part]["metric"]
                 cells += [Text(_value(point[part], metric), style=style), _gain(point["gain"][part], metric)]
         table.add_row(f"{row[0]['alpha']:.3g}", *cells)
-    best = ", ".join(f"{curve['label']} {curve['best']:.3g}" for curve in curves)
+    best = ", ".join(f"{curve['label']} {_best(curve, result['task']['metric'])}" for curve in curves)
     lines = [*(_about(part, result[part]) for part in parts), f"Best α on the task: {best}."]
     return Group(table, Text("\n".join(lines), style="dim"))
+
+
+def _best(curve: Mapping[str, Any], metric: str) -> str:
+    """The best α, if it gains anything."""
+    gain = next(point["gain"]["task"] for point in curve["points"] if point["alpha"] == curve["best"])
+    better = gain < 0 if metric in _LESS_IS_BETTER else gain > 0
+    return f"{curve['best']:.3g}" if better else "– (none is better than B)"
 
 
 def of_fewshot(result: Mapping[str, Any]) -> RenderableType:
@@ -47,7 +57,7 @@ def of_fewshot(result: Mapping[str, Any]) -> RenderableType:
     table.add_row("B as it is", _value(result["zero"], metric), "", "", style="dim")
     for curve in result["curves"]:
         what = f"B + α·π(τ), {curve['label']}" if curve["method"] else "B + α·τ"
-        learned = " ".join(f"{value:.2f}" for value in curve["coefficients"].values())
+        learned = _coefficients(curve["coefficients"])
         for how, alphas in (("plain", "1"), ("learned", learned)):
             gain = _gain(curve["gain"][how], metric)
             table.add_row(f"{what}, {_HOW[how]}", _value(curve[how], metric), gain, alphas)
@@ -60,6 +70,15 @@ def of_fewshot(result: Mapping[str, Any]) -> RenderableType:
     return Group(table, Text("\n".join(lines), style="dim"))
 
 
+def _coefficients(told: Mapping[str, float]) -> str:
+    """Those of the layers in their order; what lies outside of them is said to."""
+    layers = " ".join(f"{value:.2f}" for pattern, value in told.items() if pattern != _OUTSIDE)
+    if _OUTSIDE not in told:
+        return layers
+    return f"{layers}{', ' * bool(layers)}outside blocks {told[_OUTSIDE]:.2f}"
+
+
+_OUTSIDE = "default"
 _HOW = {"plain": "α = 1", "learned": "α learned"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfusion.cli.console import command, err, out, print_json
-from transfusion.cli.work import files_of
+from transfusion.cli.work import files_of, require_json
 from transfusion.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -28,14 +28,12 @@ class Proof:
     def begun(cls, output: Path | None, inputs: Iterable[Path], force: bool, as_json: bool) -> Proof:
         """Before the work: the place is looked at, and the time."""
         from transfusion.record import Record
-        from transfusion.writer import require_writable
 
-        if output is not None:
-            require_writable(output, force=force, inputs=inputs, folder=False)
+        require_json(output, inputs, force=force)
         return cls(output, force, as_json, Record("verify", command()))
 
     def told(self, result: dict[str, Any]) -> None:
-        """Write and print it, as far as that was asked for."""
+        """Write it, and print it for programs, as far as that was asked for; people have read it by now."""
         from transfusion.writer import publish_file, write_json
 
         whole = self.record.of(result)
@@ -43,6 +41,8 @@ class Proof:
             publish_file(self.output, lambda staged: write_json(staged, whole), force=self.force)
         if self.as_json:
             print_json(whole)
+        elif self.output is not None:
+            out.print(f"written to {self.output}", markup=False)
 
 
 def draft(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
@@ -84,9 +84,9 @@ def prove(a: str, via: str, tolerance: float, proof: Proof) -> None:
         f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
         f" over {', '.join(found.outputs)}"
     )
-    proof.told({**subject(a, pi, via), **found.story()})
     if found.equal and not proof.as_json:
         out.print(text, markup=False)
+    proof.told({**subject(a, pi, via), **found.story()})
     if not found.equal:
         raise VerificationError(
             f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
@@ -107,10 +107,10 @@ def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, proof: 
     b = onto or pi.provenance.target
     found = predict(a, b, via=pi, calibrate=calibrate)
     told = found.story()
-    proof.told({**subject(a, pi, via), "b": b, **told})
     if found.holds and not proof.as_json:
         out.print(views.prediction(told["axes"]))
         out.print(f"{found.mean}; shown: {found.probes}", markup=False)
+    proof.told({**subject(a, pi, via), "b": b, **told})
     if not found.holds:
         raise VerificationError(
             f"π does not tell what B computes: {found.mean}", hint="the two models may have nothing in common"
@@ -131,10 +131,10 @@ def certify(file: Path, class_name: str, config: Path | None, proof: Proof) -> N
 
     certificate = certify_file(file, class_name, config)
     checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
-    proof.told({"architecture": str(file), "passed": certificate.passed, "checks": checks})
     if not proof.as_json:
         for check in certificate.checks:
             out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
+    proof.told({"architecture": str(file), "passed": certificate.passed, "checks": checks})
     if not certificate.passed:
         raise VerificationError(
             f"the table in {file} does not tell the truth about {class_name}:"

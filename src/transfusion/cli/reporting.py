@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from transfusion.cli.options import ArchitectureFile, Force, Json
-from transfusion.cli.work import files_of, show
+from transfusion.cli.work import show
 
 
 def report(
@@ -38,10 +38,11 @@ def report(
 ) -> None:
     """Make one page of HTML of a run: advice, layers, heads, curves, scores, time; nothing else is needed."""
     from transfusion.reporting import report as make
+    from transfusion.reporting.reading import inputs_of
     from transfusion.writer import require_writable
 
-    inputs = [path for path in (run, *(results or ())) if path.exists()]
-    require_writable(output, force=force, inputs=[*inputs, *files_of(via)], folder=False)
+    inputs = inputs_of(run, *(results or ()), via, ceiling)
+    require_writable(output, force=force, inputs=inputs, folder=False)
     page = make(run, results or (), via=via, ceiling=ceiling)
     page.save(output, force=force)
     told = {

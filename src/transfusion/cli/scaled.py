@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transfusion.model import Model
 
 
+MOST = 1000
+"""How many α may be asked for as first:last:count."""
+
+
 def choices(
     method: MethodOption = None,
     residual: ResidualOption = None,
@@ -76,12 +80,12 @@ def as_alphas(text: str | None, usual: Sequence[float]) -> list[float]:
             return [float(word) for word in text.split(",") if word.strip()]
         first, last, count = text.split(":")
         low, high, steps = float(first), float(last), int(count)
-        if steps < 2:
+        if not 2 <= steps <= MOST:
             raise ValueError
         return [round(low + (high - low) * step / (steps - 1), 6) for step in range(steps)]
     except ValueError as error:
         raise typer.BadParameter(
-            f"{text!r}: first:last:count with a count of 2 or more, or values with commas, were expected"
+            f"{text!r}: first:last:count with a count from 2 to {MOST}, or values with commas, were expected"
         ) from error
 
 

@@ -12,7 +12,7 @@ import typer
 from transfusion.alpha import Alpha
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, out, print_json
-from transfusion.errors import listing
+from transfusion.errors import OutputError, listing
 from transfusion.methods import DEFAULT, preset
 
 if TYPE_CHECKING:
@@ -125,6 +125,17 @@ def files_of(*references: str | Path | None) -> list[Path]:
     roots = [resolve(reference) for reference in references if reference is not None]
     inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
     return [*roots, *inside]
+
+
+def require_json(output: Path | None, inputs: Iterable[Path], *, force: bool) -> None:
+    """Refuse, before any work is done, a place that a result cannot go to."""
+    from transfusion.writer import require_writable
+
+    if output is None:
+        return
+    if output.suffix != ".json":
+        raise OutputError(f"{output}: not a file of JSON", hint="end the name in .json")
+    require_writable(output, force=force, inputs=inputs, folder=False)
 
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:

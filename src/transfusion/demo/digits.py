@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from transfusion.alignment import Alignment
 from transfusion.demo.moving import foretell, move, pi_of
 from transfusion.demo.results import Both, Judged, Row, answers, curve, data, evaluation, score, sweep
 from transfusion.demo.training import Schedule, draw, fit
@@ -214,7 +215,7 @@ def run(folder: Path, *, seed: int, say: Callable[[str], None], plan: Plan | Non
     proof = shuffle(shop, successor)
     moved_on = {method: load(move(folder, "a-tuned", method, "successor")) for method in METHODS}
     own = shop.tuned(successor, 6)
-    shop.save(own, "successor-tuned")
+    save_shuffled(shop, own, "successor-tuned")
     models = (load(folder / "successor"), moved_on, own)
     onto_successor = table(shop, "successor", models, "evaluation-successor")
     say("other strengths, and the way from A to B …")
@@ -282,10 +283,21 @@ def between(folder: Path) -> dict[str, Any]:
 def shuffle(shop: Workshop, model: Any) -> float:
     """Save a model with its units shuffled; gives the largest difference that this makes."""
     plain = shop.save(model, "successor-in-order")
-    exact = align(plain, plain, method="random", residual="tied", seed=shop.seed)
+    exact = in_disorder(shop, plain)
     apply(exact, plain).save(shop.folder / "successor")
     exact.save(shop.folder / "pi-shuffled.safetensors")
     return verify(plain, via=exact).difference
+
+
+def save_shuffled(shop: Workshop, model: Any, name: str) -> None:
+    """Save a fine-tune of the successor in the order that the successor was saved in."""
+    plain = shop.save(model, f"{name}-in-order")
+    apply(in_disorder(shop, plain), plain).save(shop.folder / name)
+
+
+def in_disorder(shop: Workshop, model: Path) -> Alignment:
+    """The successor's new order of units, which is the same for all models of its shape."""
+    return align(model, model, method="random", residual="tied", seed=shop.seed)
 
 
 def load(folder: Path) -> Any:

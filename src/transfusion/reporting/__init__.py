@@ -1,8 +1,8 @@
 """Reports: a run and what was measured of it, as one page of HTML.
 
-`reading` gathers the run's story, results and π; `bases` opens the models that are still there; `quality`,
-`heads` and `shares` compute what π and the weights tell; `pi`, `results` and `proofs` make sections of it,
-which `page` puts into one file with figures from `charts`.
+`reading` gathers the run's story, results and π; `belonging` tells which results are about this run; `bases`
+opens the models that are still there; `quality`, `heads` and `shares` compute what π and the weights tell;
+`pi`, `results` and `proofs` make sections of it, which `page` puts into one file with figures from `charts`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
 from transfusion.reporting.bases import Bases
+from transfusion.reporting.belonging import notes as others
 from transfusion.reporting.heads import panels
 from transfusion.reporting.hero import hero
 from transfusion.reporting.missing import missing
@@ -24,7 +25,7 @@ from transfusion.reporting.proofs import time_and_memory
 from transfusion.reporting.quality import qualities
 from transfusion.reporting.reading import STORY, Material, gather
 from transfusion.reporting.results import from_results
-from transfusion.reporting.shares import groups
+from transfusion.reporting.shares import groups, require_ceiling
 
 __all__ = ["Report", "report"]
 
@@ -49,6 +50,7 @@ def report(
     """
     material = gather(run, results, via, ceiling)
     bases = Bases.of(material)
+    require_ceiling(bases.b, material.ceiling)
     pi, story = material.alignment, material.story
     told = _advice(material)
     quality = qualities(told, pi, bases, material.of("verify"))
@@ -71,8 +73,14 @@ def report(
         lead = "As they were typed." if typed else ""
         sections.append(Section("commands", "Commands", lead, [*typed, *again]))
     shown = {section.id for section in sections}
-    notes = [*([material.without] if material.without else []), *material.left_out, *bases.notes]
-    return Report(hero(material, told, quality), sections, missing(material, shown), notes)
+    notes = [
+        *([material.without] if material.without else []),
+        *material.left_out,
+        *others(material),
+        *bases.notes,
+    ]
+    first, lacking = hero(material, told, quality), missing(material, shown)
+    return Report(first, sections, lacking, notes, material.inputs(via))
 
 
 def _advice(material: Material) -> Mapping[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
+from transfusion.reporting.belonging import own, own_row, place_of, targets
 from transfusion.reporting.charts import Strands
 from transfusion.reporting.heads import shares_of
 from transfusion.reporting.parts import Figure, Hero, Number, Table
@@ -53,6 +53,10 @@ def hero(material: Material, told: Mapping[str, Any], quality: Qualities | None)
         if moved
         else "What was measured, in one place."
     )
+    numbers = [*_measured(material, b=b), *_without_data(material, quality)][:4]
+    if material.story is None and len(several := targets(material)) > 1:
+        numbers = []
+        summary += f" It is about several targets, {listed(map(short, several))}, so there is no headline."
     return Hero(
         title,
         summary,
@@ -60,7 +64,7 @@ def hero(material: Material, told: Mapping[str, Any], quality: Qualities | None)
         verdict if advice else "",
         str(advice.get("text", "")),
         _mood(advice),
-        [*_measured(material, a=a, b=b), *_without_data(material, quality)][:4],
+        numbers,
         strands(material.alignment),
     )
 
@@ -70,6 +74,8 @@ def names(material: Material) -> tuple[list[str], str, str, str]:
     if (story := material.story) is not None:
         tuned = [str(one["name"]) for one in story["finetuned"]]
         return tuned, story["base"]["name"], story["onto"]["name"], story["alignment"]["method"]
+    if len(targets(material)) > 1:
+        return [], "", "", ""
     for result in (*material.of("sweep"), *material.of("fewshot")):
         if {"finetuned", "base", "onto"} <= result.told.keys():
             method = next((one["method"] for one in result.told["curves"] if one.get("method")), "")
@@ -95,21 +101,32 @@ def _better(gain: float | None, metric: str) -> str:
     return "good" if (gain > 0) == (metric in RATES) else "bad"
 
 
-def _measured(material: Material, *, a: str, b: str) -> list[Number]:
+def _measured(material: Material, *, b: str) -> list[Number]:
     """Gains, from an evaluation of this output, or else from a sweep."""
-    for result in material.of("evaluate"):
-        models = {_place(one["model"]): one for one in result.told["models"]}
-        own = models.get(_place(str(material.run)))
-        if own is not None:
-            ceiling = models.get(_place(material.ceiling)) if material.ceiling else None
-            return _gains(own, result.told, "") + _gap(own, models.get(_place(b)), ceiling, result.told)
-    for result in material.of("sweep"):
+    for result in own(material, "evaluate"):
+        told = result.told
+        models = {place_of(one["model"]): one for one in told["models"]}
+        row = own_row(material, told) if material.story is not None else _only_row(material, told)
+        if row is not None:
+            ceiling = models.get(place_of(material.ceiling)) if material.ceiling else None
+            zero = models.get(place_of(b or told.get("against")))
+            note = "" if material.story is not None else short(row["model"])
+            return _gains(row, told, note) + _gap(row, zero, ceiling)
+    for result in own(material, "sweep"):
         told = result.told
         curves = [one for one in told["curves"] if one.get("method")] or told["curves"]
         best = max(curves, key=lambda one: one["points"] and _gain_at_best(one, told["task"]["metric"]))
         point = min(best["points"], key=lambda one: abs(one["alpha"] - best["best"]))
-        return _gains(point, told, f"{best['label']}, α = {brief(point['alpha'])}, the best of the sweep")
+        how = f"{best['label']}, α = {brief(point['alpha'])}, the best of the sweep, chosen on this data"
+        return _gains(point, told, how)
     return []
+
+
+def _only_row(material: Material, told: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The one model of an evaluation that is neither B nor the ceiling; none, if there are several."""
+    known = {place_of(one) for one in (told.get("against"), told.get("ceiling"), material.ceiling) if one}
+    rows = [one for one in told["models"] if place_of(one["model"]) not in known and one.get("gain")]
+    return rows[0] if len(rows) == 1 else None
 
 
 def _gain_at_best(curve: Mapping[str, Any], metric: str) -> float:
@@ -140,7 +157,6 @@ def _gap(
     own: Mapping[str, Any],
     zero: Mapping[str, Any] | None,
     ceiling: Mapping[str, Any] | None,
-    told: Mapping[str, Any],
 ) -> list[Number]:
     """How much of the way from B to B fine-tuned itself."""
     if zero is None or ceiling is None:
@@ -164,11 +180,6 @@ def _without_data(material: Material, quality: Qualities | None) -> list[Number]
         found.append(Number(str(story.get("moved", 0)), "tensors moved", ""))
         found.append(Number(value, "α", "how much of τ was added"))
     return found
-
-
-def _place(name: str | None) -> str:
-    """A model by its place, however it was written."""
-    return str(Path(name or "").resolve()) if name and Path(name).exists() else str(name)
 
 
 def strands(pi: Alignment | None) -> Figure | None:

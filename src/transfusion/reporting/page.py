@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from transfusion import __version__
 from transfusion.reporting.parts import Command, Hero, Section
-from transfusion.writer import publish_file
+from transfusion.writer import publish_file, require_writable
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +25,8 @@ class Report:
     missing: Sequence[Command]
     notes: Sequence[str]
     """What could not be looked at, and why."""
+    inputs: Sequence[Path] = ()
+    """What it was made of, which it never overwrites."""
 
     def __repr__(self) -> str:
         return f"<report: {self.hero.title}, {len(self.sections)} sections>"
@@ -44,7 +46,8 @@ class Report:
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the page; an existing file is replaced only with ``force``."""
+        """Write the page; an existing file is replaced only with ``force``, and what was read never."""
+        require_writable(Path(path), force=force, inputs=self.inputs, folder=False)
         text = self.html()
         return publish_file(Path(path), lambda staged: staged.write_text(text, encoding="utf-8"), force=force)
 

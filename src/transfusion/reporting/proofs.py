@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transfusion.reporting.belonging import mark
 from transfusion.reporting.charts import Bars, Curve, Lines
-from transfusion.reporting.parts import Facts, Figure, Part, Section, Table, Tabs
+from transfusion.reporting.parts import Facts, Figure, Part, Prose, Section, Table, Tabs
 from transfusion.reporting.reading import Material, Result, about
 from transfusion.reporting.words import brief, number, numbered, percent, seconds, short, size
 
@@ -45,6 +46,7 @@ def barriers(material: Material, results: list[Result]) -> Section:
             for one in told["curves"]
         ]
         on = f"{told['examples']} examples of {short(told['data'])}, {told['question']}"
+        parts += [Prose(other)] if (other := mark(material, result)) else []
         parts += [Tabs(id, "Measured", tabs), Table(["", "barrier", ""], heights, f"On {on}.")]
     lead = (
         "The loss of (1 − α)·π(A) + α·B. The barrier is how far it rises above the straight line between its"
@@ -102,7 +104,7 @@ def time_and_memory(told: Sequence[tuple[str, Mapping[str, Any]]]) -> Section | 
     bars = [(verb, [float(run["seconds"])]) for verb, run in steps]
     machine = steps[-1][1]["machine"]
     rows = [(verb, seconds(run["seconds"]), size(run["memory"])) for verb, run in steps]
-    cores = f"{machine['cores']} cores, {machine['threads']} thread(s)"
+    cores = ", ".join(_counted(machine[f"{what}s"], what) for what in ("core", "thread"))
     where = f"{machine['processor']}, {cores}, {machine['system']}"
     versions = f"Python {machine['python']}, torch {machine['torch']}"
     table = Table(["step", "time", "most memory"], rows)
@@ -112,3 +114,7 @@ def time_and_memory(told: Sequence[tuple[str, Mapping[str, Any]]]) -> Section | 
         Facts([("machine", where), ("with", versions)]),
     ]
     return Section("time", "Time and memory", "", parts, "Time")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

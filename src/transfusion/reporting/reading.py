@@ -56,9 +56,30 @@ class Material:
         """Of this run's π; none, if there is no run and no π."""
         return digest_of(self.story, self.alignment)
 
+    @property
+    def folder(self) -> Path:
+        """Where the run is."""
+        return self.run if self.run.is_dir() else self.run.parent
+
+    def inputs(self, via: Alignment | str | Path | None = None) -> list[Path]:
+        """All that was read, which no page may overwrite: the run, results, π, the models of the story."""
+        story = self.story or {}
+        models = [*story.get("finetuned", ()), *(story[role] for role in ("base", "onto") if role in story)]
+        named = [self.run, *(one.path for one in self.results), self.ceiling]
+        named += [via if isinstance(via, str | Path) else (story.get("settings") or {}).get("via")]
+        named += [one.told["written"] for one in self.of("align")]
+        return inputs_of(*named, *(one.get("path") or one.get("name") for one in models))
+
     def of(self, verb: str) -> list[Result]:
         """The results of one verb."""
         return [result for result in self.results if result.verb == verb]
+
+
+def inputs_of(*references: str | Path | None) -> list[Path]:
+    """The files that references on this machine lead to; pages in their folders are outputs of ours."""
+    roots = [Path(one) for one in references if one is not None and Path(one).exists()]
+    inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
+    return [*roots, *(path for path in inside if path.suffix != ".html")]
 
 
 def gather(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transfusion.errors import DataError
+from transfusion.reporting.belonging import mark, own_row, subject, target
 from transfusion.reporting.charts import Bars, Curve, Lines
 from transfusion.reporting.parts import Figure, Part, Prose, Section, Table, Tabs
 from transfusion.reporting.proofs import barriers, proofs
@@ -88,18 +89,34 @@ def evaluation(material: Material, results: list[Result]) -> Section:
         on = f" Support: {_about(support)}." if support else ""
         rate = task["metric"] in RATES
         chart = Bars(drawn, series, "Scores by model", _say(task["metric"]), top=1 if rate else None)
-        title = f"{task['metric'][:1].upper()}{task['metric'][1:]} of each model"
-        note = f"Task: {_about(task)}.{on}{against}"
+        title = f"{task['metric'][:1].upper()}{task['metric'][1:]} of each model{_which(results, result)}"
+        other = mark(material, result)
+        note = f"{other}{' ' * bool(other)}Task: {_about(task)}.{on}{against}"
         table = Table(head, rows, strong=_mine(material, told["models"]))
         parts.append(Figure(numbered("scores", results, place), title, chart, table, note, opened=True))
     return Section("evaluation", "What came of it, measured", "", parts, "Evaluation")
 
 
+def _which(results: Sequence[Result], result: Result) -> str:
+    """Which of several results it is, by its B; where that is the same or not told, by its file."""
+    if len(results) == 1:
+        return ""
+    names = [short(target(one)) for one in results]
+    name = short(target(result))
+    return f" onto {name}" if name and names.count(name) == 1 else f", {result.path.name}"
+
+
+def _marked(material: Material, results: Sequence[Result], result: Result) -> list[Part]:
+    """A line before the figures of a result: which B it is about, and whether that is another run's."""
+    if other := mark(material, result):
+        return [Prose(other)]
+    return [Prose(f"About {subject(result)}.")] if len(results) > 1 else []
+
+
 def _mine(material: Material, models: Sequence[Mapping[str, Any]]) -> int | None:
     """Which of the models is the output of this run."""
-    names = [short(one["model"]) for one in models]
-    own = short(material.run.resolve())
-    return names.index(own) if names.count(own) == 1 else None
+    own = own_row(material, {"models": models}) if material.story is not None else None
+    return next((place for place, one in enumerate(models) if one is own), None)
 
 
 def sweeps(material: Material, results: list[Result]) -> Section:
@@ -112,11 +129,20 @@ def sweeps(material: Material, results: list[Result]) -> Section:
             for what in ("task", "support")
             if told.get(what)
         ]
+        parts += _marked(material, results, result)
         parts.append(Tabs(numbered("sweep", results, place), "Measured on", tabs))
-        best = [(one["label"], brief(one["best"]), *_at(one, one["best"], told)) for one in told["curves"]]
+        best = [(one["label"], _best(one, told), *_at(one, one["best"], told)) for one in told["curves"]]
         head = ["", "best α", "gain on the task", "gain on the support"]
         parts.append(Table(head, best, "At the α that is best for the task"))
     return Section("alpha", "How much of τ to add", "B + α·π(τ) for many α. At α = 0 it is B.", parts, "α")
+
+
+def _best(curve: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """The best α; where it is no better than B, that is said."""
+    point = min(curve["points"], key=lambda one: abs(one["alpha"] - curve["best"]))
+    gain = point["gain"]["task"]
+    better = gain > 0 if told["task"]["metric"] in RATES else gain < 0
+    return brief(curve["best"]) if better else f"{brief(curve['best'])}, no better than B"
 
 
 def _at(curve: Mapping[str, Any], alpha: float, told: Mapping[str, Any]) -> tuple[str, str]:
@@ -176,6 +202,7 @@ def fewshot(material: Material, results: list[Result]) -> Section:
                 )
             )
         head = ["", "α = 1", "gain", "α learned", "gain"]
+        parts += _marked(material, results, result)
         shots = f"{told['shots']} examples of each class chose one α for every part of the model"
         parts += [Prose(f"{shots}; measured on {_about(told['task'])}."), Table(head, rows)]
         id = numbered("fewshot", results, place)
@@ -191,9 +218,7 @@ def fewshot(material: Material, results: list[Result]) -> Section:
 
 def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
     """How the loss fell while α was learned."""
-    drawn = [
-        Curve(one["label"], list(enumerate(one["losses"], 1))) for one in curves if len(one["losses"]) > 1
-    ]
+    drawn = [Curve(one["label"], list(enumerate(one["losses"]))) for one in curves if len(one["losses"]) > 1]
     if not drawn:
         return []
     rows = [(one.label, str(epoch), brief(loss)) for one in drawn for epoch, loss in one.points]
@@ -203,6 +228,7 @@ def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
 
 def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
     told = {name: float(value) for name, value in curve["coefficients"].items()}
+    told = {_OUTSIDE.get(name, name): value for name, value in told.items()}
     rows = [(name, number(value)) for name, value in told.items()]
     chart: Callable[[float], str]
     if len(told) > 24:
@@ -214,6 +240,10 @@ def _coefficients(curve: Mapping[str, Any], id: str) -> Figure:
         drawn = [(_pattern(name), [value]) for name, value in told.items()]
         chart = Bars(drawn, ["α"], "Learned α by part of the model", lambda value: f"{value:.2f}")
     return Figure(id, f"Learned α: {curve['label']}", chart, Table(["part", "α"], rows))
+
+
+_OUTSIDE = {"default": "outside blocks"}
+"""What a file of α calls otherwise."""
 
 
 def _pattern(name: str) -> str:

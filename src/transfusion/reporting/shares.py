@@ -12,6 +12,7 @@ from torch import Tensor
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.checkpoint import BLOCK, row_blocks
+from transfusion.errors import MismatchError
 from transfusion.model import Model
 from transfusion.reporting.bases import Bases
 from transfusion.reporting.quality import Qualities
@@ -110,6 +111,16 @@ class _Together:
                 sums[f"{what}_square"] = sum(float(one.square().sum()) for one, _ in pairs)
                 sums[f"{what}_own"] = sum(float((one * own).sum()) for one, own in pairs)
         return sums
+
+
+def require_ceiling(b: Model | None, ceiling: str | None) -> None:
+    """Refuse a ceiling that is no fine-tune of B, as `transport` would; without B, nothing can be said."""
+    if b is None or ceiling is None:
+        return
+    try:
+        Journey.planned(b, b).source(ceiling, Alpha(), new_tokens=NewTokens.DROP)
+    except MismatchError as error:
+        raise MismatchError(error.message, hint="give B fine-tuned itself as --ceiling") from error
 
 
 def _source(journey: Journey, place: str) -> Source:

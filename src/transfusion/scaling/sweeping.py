@@ -220,9 +220,14 @@ def point_of(alpha: float, scores: Both, zero: Both) -> Point:
     return Point(alpha, scores, gain(scores.task, zero.task), beside)
 
 
-def asked_alphas(given: Iterable[float]) -> list[float]:
+def asked_alphas(given: Iterable[float | str]) -> list[float]:
     """The values of α in rising order, each once."""
-    values = sorted({float(alpha) for alpha in given})
+    try:
+        values = sorted({float(alpha) for alpha in given})
+    except (TypeError, ValueError) as error:
+        raise _no_numbers(given) from error
+    if isinstance(given, str):  # all digits
+        raise _no_numbers(given)
     if not values:
         raise SettingError("alphas: no values", hint="give some, such as 0.5, 1, 1.5")
     for value in values:
@@ -231,6 +236,12 @@ def asked_alphas(given: Iterable[float]) -> list[float]:
                 f"alphas: {value:g} is not a number of at least 0", hint="1 adds all of τ, 0 nothing"
             )
     return values
+
+
+def _no_numbers(given: object) -> SettingError:
+    return SettingError(
+        f"alphas = {given!r}: several numbers were expected", hint="give some, such as [0.5, 1, 1.5]"
+    )
 
 
 def labels_of(ways: Sequence[Alignment | None], plain: str) -> list[str]:

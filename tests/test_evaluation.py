@@ -773,6 +773,28 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
     assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)
 
 
+def test_models_in_memory_are_told_apart(made, tmp_path):
+    import transformers
+
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    data = Dataset.of("made", {"pixel_values": images}, torch.arange(8) % 7)
+    places = [made("vit-classifier", seed) for seed in (1, 2)]
+    a, b = (transformers.ViTForImageClassification.from_pretrained(place) for place in places)
+    label = "ViTForImageClassification in memory"
+    found = evaluate([b, a], data=data, against=a)
+    assert [row.model for row in found.rows] == [label, f"{label}, 2"]
+    wanted = [row.task.loss for row in evaluate(places, data=data).rows]
+    assert [row.task.loss for row in found.rows] == pytest.approx(wanted, abs=1e-6)
+    assert found.story()["against"] == label
+    (tmp_path / "again").symlink_to(places[0])
+    rows = evaluate([places[0], places[1]], data=data, against=tmp_path / "again").rows
+    assert [row.model for row in rows] == [str(tmp_path / "again"), str(places[1])]
+    states = [one.state_dict() for one in (a, b)]
+    both = [Model.open(one, config=places[0] / "config.json") for one in states]
+    rows = evaluate(both, data=data, against=both[0]).rows
+    assert [row.model for row in rows] == ["a state dict in memory", "a state dict in memory, 2"]
+
+
 def test_in_double_precision(two_towers, pets, named):
     data = Data(pets, classes=named)
     rough, fine = (

@@ -73,6 +73,28 @@ def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path)
     assert cli(*command, "-o", file, "--force")[0] == 0
 
 
+def test_no_input_is_overwritten(cli, models, pictures, tmp_path):
+    names, head = tmp_path / "classes.json", tmp_path / "head.json"
+    listed = tmp_path / "data.json"
+    for file in (names, head, listed):
+        file.write_text("mine")
+    common = ["evaluate", models[1], "--data", pictures, "--support", pictures, "--force"]
+    for more, file in (
+        ([], models[1] / "config.json"),
+        (["--against", models[0]], models[0] / "config.json"),
+        (["--classes", names], names),
+        (["--support-classes", names], names),
+        (["--head", head], head),
+        (["--support-head", head], head),
+        (["--data", listed], listed),
+        (["--support", listed], listed),
+    ):
+        before = file.read_text()
+        code, _, err = cli(*common, *more, "-o", file)
+        assert (code, "is, or holds, an input" in err) == (1, True), more
+        assert file.read_text() == before
+
+
 def test_a_loss_as_the_headline(cli, models, pictures):
     b, tuned = models
     code, out, _ = cli(

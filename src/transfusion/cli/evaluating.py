@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from transfusion.cli.asking import BatchOption, Precision, Support
 from transfusion.cli.console import Talk, command, err, out, print_json
 from transfusion.cli.given import given
 from transfusion.cli.options import ArchitectureFile, Device, Force, Jobs, Json, Quiet
+from transfusion.cli.scaled import require_places
 
 if TYPE_CHECKING:
     from transfusion.evaluation import Data
@@ -25,16 +27,15 @@ ResultFile = Annotated[
 ]
 
 
-def require_json(output: Path | None, force: bool) -> None:
+def require_json(output: Path | None, inputs: Sequence[str | None], *, force: bool) -> None:
     """Refuse, before any work is done, a place that the result cannot go to."""
     from transfusion.errors import OutputError
-    from transfusion.writer import require_writable
 
     if output is None:
         return
     if output.suffix != ".json":
         raise OutputError(f"{output}: not a file of JSON", hint="end the name in .json")
-    require_writable(output, force=force, inputs=[], folder=False)
+    require_places([output], inputs, force=force)
 
 
 @given(task=asking.task, support=asking.support)
@@ -62,7 +63,7 @@ def evaluate(
     from transfusion.record import Record
     from transfusion.writer import publish_file, write_json
 
-    require_json(output, force)
+    require_json(output, (*models, against, *asking.sources(task, support)), force=force)
     if jobs:
         torch.set_num_threads(jobs)
     record, talk = Record("evaluate", command()), Talk(quiet=quiet, verbose=False)

@@ -163,6 +163,37 @@ def test_lines_of_a_text(tmp_path):
     assert refusal_of_lines(tmp_path / "a.parquet").endswith('no column "text" among sentence, label')
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_only_line_ends_end_lines(mark, end, tmp_path):
+    text = f"a day{mark}at sea"
+    rows = {
+        "a.txt": [text, "two"],
+        "a.csv": ["text,label", f"{text},0", "two,1"],
+        "a.tsv": ["text\tlabel", f"{text}\t0", "two\t1"],
+        "a.jsonl": [
+            json.dumps({"text": one, "label": 0}, ensure_ascii=False)
+            for one in (text, "two")
+        ],
+    }
+    for name, written in rows.items():
+        file = tmp_path / name
+        file.write_bytes((end.join(written) + end).encode())
+        assert read(file).texts == [(text,), ("two",)], name
+        assert list(lines(file)) == [text, "two"], name
+
+
+def test_lines_within_cells_and_marks_of_byte_order(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'\xef\xbb\xbftext,label\r\n"one\ntwo\r\nthree",1\r\nfour,0\r\n')
+    found = read(file)
+    assert (found.texts, found.labels) == ([("one\ntwo\r\nthree",), ("four",)], [1, 0])
+    (tmp_path / "b.csv").write_text("a; b\nc\n")
+    assert read(tmp_path / "b.csv").texts == [("a; b",), ("c",)]
+    (tmp_path / "c.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    assert read(tmp_path / "c.jsonl").texts == [("one",)]
+
+
 def refusal_of_lines(path: Path) -> str:
     with pytest.raises(DataError) as caught:
         list(lines(path))
@@ -183,6 +214,15 @@ def refusal_of_lines(path: Path) -> str:
             '{"text": "a", "label": 0.5}',
             "example 1 has 0.5 in the column label, which is no class",
         ),
+        ("a.csv", "", "the file is empty"),
+        ("a.jsonl", "\n", "the file is empty"),
+        ("a.csv", "one\ntwo, three\n", "row 2 has 2 cells, and there is 1 column"),
+        (
+            "a.csv",
+            "text;label\nwell, a day;1\na night;0\n",
+            "commas were expected between columns, and there are semicolons",
+        ),
+        ("a.csv", "text\tlabel\na\t1\n", "commas were expected between columns, and there are tabs"),
         ("a.doc", "", "not a kind of file that holds examples"),
     ],
 )

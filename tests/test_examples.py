@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from io import BytesIO
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def folder(tmp_path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(shade).save(file)
     (tmp_path / "pets" / "notes.txt").write_text("no image")
+    (tmp_path / "pets" / "cat" / "._a.png").write_bytes(b"what a Mac leaves behind")
     return tmp_path / "pets"
 
 
@@ -238,6 +240,49 @@ def test_what_is_nowhere(tmp_path):
     assert message.startswith(
         "nobody/nothing:plain@main: no such file or folder here, and the hub could not provide it ("
     )
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_hub_is_asked_once(there, monkeypatch, caplog):
+    """Where it does not answer, only what was fetched before is looked for, without asking again."""
+    import datasets
+    import huggingface_hub
+
+    asked, offline = [], []
+
+    def silent(repo, **more):
+        asked.append(repo)
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("nobody answers")
+
+    def load(repo, config, revision):
+        offline.append((datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE))
+        if not there:
+            raise ConnectionError("offline mode")
+        return datasets.Dataset.from_dict({"text": ["one"], "label": [0]})
+
+    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(huggingface_hub, "dataset_info", silent)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    if there:
+        assert read("some/data").texts == [("one",)]
+    else:
+        assert refusal("some/data").endswith("the hub could not provide it (nobody answers)")
+    assert (asked, offline) == (["some/data"], [(True, True)])
+    assert (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE) == before
+    assert not caplog.records
+
+
+def test_data_that_the_hub_does_not_have_is_not_loaded(monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    def missing(repo, **more):
+        raise huggingface_hub.errors.HFValidationError("no such name")
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", missing)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **more: pytest.fail("was loaded"))
+    assert refusal("some/dtaa").endswith("the hub could not provide it (no such name)")
 
 
 # ── GLUE ─────────────────────────────────────────────────────────────────────────────────────

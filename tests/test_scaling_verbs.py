@@ -115,6 +115,8 @@ def test_sweep_refusals(run, job, tmp_path):
     code, _, err = run("sweep", "-o", tmp_path / "sweep.txt")
     assert code == 1
     assert "neither a figure nor JSON" in err
+    code, _, err = run("sweep", "--device", "moon")
+    assert (code, "device 'moon' cannot be used here" in err) == (1, True)
     assert run("sweep", "-o", tmp_path / "a.json", "-o", tmp_path / "a.json")[0] == 2
     (tmp_path / "there.json").write_text("mine")
     code, _, err = run("sweep", "-o", tmp_path / "there.json")

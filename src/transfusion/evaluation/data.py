@@ -18,6 +18,7 @@ from transfusion.evaluation.scores import ACCURACY, F1, LOSS, METRICS, PERPLEXIT
 from transfusion.examples import Columns, Examples, read
 from transfusion.examples.known import TASKS
 from transfusion.live import Live
+from transfusion.live.devices import usable
 from transfusion.model import Model
 
 TENSORS = (".safetensors", ".npz")
@@ -53,6 +54,7 @@ class Data:
 
     def live(self, model: Model, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Live:
         """The live model to measure, with the head that was asked for."""
+        usable(device)
         lender = self._lender()
         live = Live.of(model, dtype) if lender is None else with_head_of(lender, model, dtype)
         live.module.to(device)

@@ -655,6 +655,14 @@ def test_classes_that_do_not_match(two_towers, pets, named, tmp_path):
     ) == (f"{tmp_path / 'none.jsonl'}: no labels in it")
 
 
+def test_only_the_label_that_is_no_class_is_named(classifier, tmp_path):
+    file = tmp_path / "texts.csv"
+    file.write_text("text,label\nIt rained.,1\nNo,0\nYes,0.5\n")
+    assert refusal(classifier, Data(file)) == (
+        f'{file}: example 3 has label "0.5", which is none of the 2 classes, counted from 0, of {classifier}'
+    )
+
+
 def test_folders_that_are_numbers(two_towers, place, pets, tmp_path):
     """As in GTSRB and SVHN: a folder's name is its class's number."""
     for number, file in enumerate(sorted(pets.rglob("*.png"))):

@@ -192,6 +192,8 @@ def test_lines_within_cells_and_marks_of_byte_order(tmp_path):
     assert (found.texts, found.labels) == ([("one\ntwo\r\nthree",), ("four",)], [1, 0])
     (tmp_path / "b.csv").write_text("a; b\nc\n")
     assert read(tmp_path / "b.csv").texts == [("a; b",), ("c",)]
+    file.write_text("text,label\na,1.0\nb,-1\n")
+    assert read(file).labels == [1, -1]
     (tmp_path / "c.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
     assert read(tmp_path / "c.jsonl").texts == [("one",)]
 
@@ -214,8 +216,11 @@ def refusal_of_lines(path: Path) -> str:
         (
             "a.jsonl",
             '{"text": "a", "label": 0.5}',
-            "example 1 has 0.5 in the column label, which is no class",
+            'example 1 has "0.5" in the column label, which is no class',
         ),
+        ("a.csv", "text,label\na,1\nb,\n", "example 2 has no label in the column label"),
+        ("a.jsonl", '{"text": "a", "label": null}', "example 1 has no label in the column label"),
+        ("a.jsonl", '{"text": "a", "label": NaN}', "example 1 has no label in the column label"),
         ("a.csv", "", "the file is empty"),
         ("a.jsonl", "\n", "the file is empty"),
         ("a.csv", "one\ntwo, three\n", "row 2 has 2 cells, and there is 1 column"),

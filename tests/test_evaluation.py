@@ -18,7 +18,7 @@ from cases.vision import SIGLIP, SIGLIP_TEXT
 from families import BERT, CASES, GPT2, VIT
 from making import Case, case
 from transfusion.dataset import Dataset
-from transfusion.errors import ArchitectureError, DataError, MismatchError, SettingError
+from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
 from transfusion.evaluation import Classes, Data, Score, evaluate, gain
 from transfusion.evaluation.classes import SUPPLIED
 from transfusion.evaluation.fitting import fitting
@@ -536,6 +536,10 @@ def test_a_borrowed_head_on_a_bare_encoder(classifier, place, tmp_path):
     put_tokenizer(bare)
     message = refusal(bare, Data(file), ArchitectureError)
     assert message == f"{bare}: BertModel has no head for {file}"
+    headless = case("bert-bare", "bert", "BertModel", "BertConfig", settings).save(tmp_path / "headless", 6)
+    assert refusal(bare, Data(file, head=headless), ArchitectureError) == (
+        f"{headless}: its head was asked for, and BertModel has none for {file}"
+    )
     vit = case("vit", "vit", "ViTModel", "ViTConfig", VIT).save(tmp_path / "vit", 1)
     assert "whose head was asked for, a vit" in refusal(bare, Data(file, head=vit), MismatchError)
 
@@ -579,6 +583,30 @@ def test_a_linear_head_on_texts_and_images(kind, normalise, two_towers, pets, tm
     assert "made for features of width 12" in refusal(folder, Data(pets, head=file), MismatchError)
     save_file({"weight": torch.zeros(3)}, file)
     assert refusal(folder, Data(pets, head=file)) == f"{file}: no linear head: weight (3,)"
+    save_file({"mystery": torch.zeros(3)}, file)
+    assert refusal(folder, Data(pets, head=file)) == f"{file}: neither a linear head nor a model: mystery"
+
+
+def test_a_head_that_is_replaced_is_noted(classifier, tmp_path):
+    other, tuned = (put_tokenizer(CLASSIFIER.save(tmp_path / str(seed), seed)) for seed in (2, 3))
+    file = table(tmp_path / "texts.jsonl", [{"text": "Yes", "label": 1}])
+    note = f"{other} has a head of its own; it was replaced by that of {tuned}"
+    assert note in evaluate([other, tuned], data=Data(file, head=tuned)).notes
+    assert len(evaluate([other, tuned], data=Data(file, head=tuned)).notes) == 1
+    assert evaluate([tuned], data=Data(file, head=tuned), against=other).notes == ()
+    notes = evaluate([other], data=Data(file, head=tuned), against=classifier).notes
+    assert notes == (note,)
+    assert evaluate([other], data=Data(file)).notes == ()
+
+
+def test_an_adapter_is_measured_by_merging_it(classifier, tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    save_file({"x": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    for given, against in ((tmp_path / "adapter", None), (classifier, tmp_path / "adapter")):
+        with pytest.raises(CheckpointError, match="this is an adapter, not a model") as caught:
+            evaluate(given, data=tmp_path, against=against)
+        assert "--merge" in str(caught.value.hint)
 
 
 def _ids(found: Any) -> dict[str, torch.Tensor]:

@@ -116,7 +116,7 @@ def test_sweep_refusals(run, job, tmp_path):
     assert code == 1
     assert "neither a figure nor JSON" in err
     code, _, err = run("sweep", "--device", "moon")
-    assert (code, "device 'moon' cannot be used here" in err) == (1, True)
+    assert (code, "device 'moon' cannot be used here" in err) == (2, True)
     assert run("sweep", "-o", tmp_path / "a.json", "-o", tmp_path / "a.json")[0] == 2
     (tmp_path / "there.json").write_text("mine")
     code, _, err = run("sweep", "-o", tmp_path / "there.json")

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from transfusion.adapter import is_adapter
 from transfusion.dataset import Dataset
-from transfusion.errors import SettingError
+from transfusion.errors import CheckpointError, SettingError
 from transfusion.evaluation.data import Data
 from transfusion.evaluation.meters import Meter
 from transfusion.evaluation.scores import Score, gain
@@ -110,7 +111,7 @@ def evaluate(
                 live = one.live(model, dtype, device)
             meter = one.meter(model, live, dtype=dtype, batch=batch)
             about.append(meter.story())
-            notes += meter.notes
+            notes += [*meter.notes, *one.replaced(model, opened[0] if against is not None else None)]
             scores.append(_followed(meter, model.label, on_examples).measure())
         rows.append(Row(model.label, scores[0], scores[1] if len(scores) > 1 else None))
     return Evaluation(
@@ -124,16 +125,30 @@ def evaluate(
 
 def _opened(given: Sequence[Model | Reference], against: Model | Reference | None) -> list[Model]:
     """The models to measure, the reference before all others, and once."""
-    opened = [one if isinstance(one, Model) else Model.open(one) for one in given]
+    opened = [_open(one) for one in given]
     if against is None:
         return opened
-    base = against if isinstance(against, Model) else Model.open(against)
+    base = _open(against)
     others = [
         model
         for one, model in zip(given, opened, strict=True)
         if one is not against and not _same(model, base)
     ]
     return [base, *others]
+
+
+def _open(given: Model | Reference) -> Model:
+    if isinstance(given, Model):
+        return given
+    try:
+        return Model.open(given)
+    except CheckpointError as error:
+        if isinstance(given, str | Path) and Path(given).is_dir() and is_adapter(given):
+            raise CheckpointError(
+                f"{given}: this is an adapter, not a model",
+                hint="merge it into a model and measure that: 'transport ADAPTER --base A --onto B --merge'",
+            ) from error
+        raise
 
 
 def _same(one: Model, other: Model) -> bool:

@@ -117,7 +117,7 @@ def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise DataError(
-                f"{label}: example {number} has "{value}" in the column {name}, which is no class",
+                f'{label}: example {number} has "{value}" in the column {name}, which is no class',
                 hint="give the number or the name of a class",
             )
         found.append(value)

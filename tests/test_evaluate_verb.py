@@ -103,6 +103,12 @@ def test_a_loss_as_the_headline(cli, models, pictures):
     assert code == 0
     assert "on 2 examples" in out
     assert "Of a loss and a perplexity less is better" in out
+    assert "in points for rates" not in out
+    code, out, _ = cli("evaluate", b, "--data", pictures, "--metric", "loss", "--limit", "1", "-q")
+    assert code == 0
+    assert "on 1 example of" in out
+    assert "negative gain" not in out
+    assert "Gains" not in out
 
 
 def test_the_colours_of_gains():

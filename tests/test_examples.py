@@ -173,10 +173,7 @@ def test_only_line_ends_end_lines(mark, end, tmp_path):
         "a.txt": [text, "two"],
         "a.csv": ["text,label", f"{text},0", "two,1"],
         "a.tsv": ["text\tlabel", f"{text}\t0", "two\t1"],
-        "a.jsonl": [
-            json.dumps({"text": one, "label": 0}, ensure_ascii=False)
-            for one in (text, "two")
-        ],
+        "a.jsonl": [json.dumps({"text": one, "label": 0}, ensure_ascii=False) for one in (text, "two")],
     }
     for name, written in rows.items():
         file = tmp_path / name
@@ -274,7 +271,7 @@ def test_the_hub_is_asked_once(there, monkeypatch, caplog):
     else:
         assert refusal("some/data").endswith("the hub could not provide it (nobody answers)")
     assert (asked, offline) == (["some/data"], [(True, True)])
-    assert (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE) == before
+    assert before == (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
     assert not caplog.records
 
 

@@ -54,7 +54,7 @@ def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
     """Keep the libraries from asking the hub again and again, where it has not answered."""
     from huggingface_hub import constants
 
-    settings = (datasets.config, constants)
+    settings: tuple[Any, Any] = (datasets.config, constants)
     before = [one.HF_HUB_OFFLINE for one in settings]
     try:
         for one in settings:

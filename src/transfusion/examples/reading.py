@@ -35,9 +35,7 @@ def read(reference: str | Path, split: str | None = None, columns: Columns | Non
         raise DataError(f"{reference}: no such file or folder", hint=_HOW)
     label = str(reference)
     _datasets()
-    return _of_library(
-        label, fetched(label, found["repo"], found["config"], found["revision"]), split, asked
-    )
+    return _of_library(label, fetched(label, found["repo"], found["config"], found["revision"]), split, asked)
 
 
 def _file(path: Path, asked: Columns) -> Examples:

@@ -77,6 +77,28 @@ def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path)
     assert "is, or holds, an input" in err
 
 
+def test_no_input_is_overwritten(cli, models, pictures, tmp_path):
+    names, head = tmp_path / "classes.json", tmp_path / "head.json"
+    listed = tmp_path / "data.json"
+    for file in (names, head, listed):
+        file.write_text("mine")
+    common = ["evaluate", models[1], "--data", pictures, "--support", pictures, "--force"]
+    for more, file in (
+        ([], models[1] / "config.json"),
+        (["--against", models[0]], models[0] / "config.json"),
+        (["--classes", names], names),
+        (["--support-classes", names], names),
+        (["--head", head], head),
+        (["--support-head", head], head),
+        (["--data", listed], listed),
+        (["--support", listed], listed),
+    ):
+        before = file.read_text()
+        code, _, err = cli(*common, *more, "-o", file)
+        assert (code, "is, or holds, an input" in err) == (1, True), more
+        assert file.read_text() == before
+
+
 def test_a_loss_as_the_headline(cli, models, pictures):
     b, tuned = models
     code, out, _ = cli(
@@ -85,6 +107,12 @@ def test_a_loss_as_the_headline(cli, models, pictures):
     assert code == 0
     assert "on 2 examples" in out
     assert "Of a loss and a perplexity less is better" in out
+    assert "in points for rates" not in out
+    code, out, _ = cli("evaluate", b, "--data", pictures, "--metric", "loss", "--limit", "1", "-q")
+    assert code == 0
+    assert "on 1 example of" in out
+    assert "negative gain" not in out
+    assert "Gains" not in out
 
 
 def test_the_colours_of_gains():
@@ -112,7 +140,14 @@ def test_the_colours_of_gains():
         (["--support-classes", "dtd"], "goes with --support"),
         (["--metric", "bleu"], "is not one of accuracy"),
         (["-o", "result.txt"], "result.txt: not a file of JSON"),
-        (["--split", "dev"], "no split dev; it has no splits"),
+        (["--split", "dev"], "no split dev; it has no splits hint: leave --split out"),
+        (["--device", "moon"], "device 'moon' cannot be used here ("),
+        (["--device", "meta"], "device 'meta' cannot be used here ("),
+        pytest.param(
+            ["--device", "cuda"],
+            "device 'cuda' cannot be used here (",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         (["--classes", "eurosat"], "eurosat: 10 classes, and"),
         (["--classes", "nowhere"], "nowhere: no file of classes"),
     ],

@@ -18,7 +18,7 @@ from cases.vision import SIGLIP, SIGLIP_TEXT
 from families import BERT, CASES, GPT2, VIT
 from making import Case, case
 from transfusion.dataset import Dataset
-from transfusion.errors import ArchitectureError, DataError, MismatchError, SettingError
+from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
 from transfusion.evaluation import Classes, Data, Score, evaluate, gain
 from transfusion.evaluation.classes import SUPPLIED
 from transfusion.evaluation.fitting import fitting
@@ -536,6 +536,10 @@ def test_a_borrowed_head_on_a_bare_encoder(classifier, place, tmp_path):
     put_tokenizer(bare)
     message = refusal(bare, Data(file), ArchitectureError)
     assert message == f"{bare}: BertModel has no head for {file}"
+    headless = case("bert-bare", "bert", "BertModel", "BertConfig", settings).save(tmp_path / "headless", 6)
+    assert refusal(bare, Data(file, head=headless), ArchitectureError) == (
+        f"{headless}: its head was asked for, and BertModel has none for {file}"
+    )
     vit = case("vit", "vit", "ViTModel", "ViTConfig", VIT).save(tmp_path / "vit", 1)
     assert "whose head was asked for, a vit" in refusal(bare, Data(file, head=vit), MismatchError)
 
@@ -579,6 +583,30 @@ def test_a_linear_head_on_texts_and_images(kind, normalise, two_towers, pets, tm
     assert "made for features of width 12" in refusal(folder, Data(pets, head=file), MismatchError)
     save_file({"weight": torch.zeros(3)}, file)
     assert refusal(folder, Data(pets, head=file)) == f"{file}: no linear head: weight (3,)"
+    save_file({"mystery": torch.zeros(3)}, file)
+    assert refusal(folder, Data(pets, head=file)) == f"{file}: neither a linear head nor a model: mystery"
+
+
+def test_a_head_that_is_replaced_is_noted(classifier, tmp_path):
+    other, tuned = (put_tokenizer(CLASSIFIER.save(tmp_path / str(seed), seed)) for seed in (2, 3))
+    file = table(tmp_path / "texts.jsonl", [{"text": "Yes", "label": 1}])
+    note = f"{other} has a head of its own; it was replaced by that of {tuned}"
+    assert note in evaluate([other, tuned], data=Data(file, head=tuned)).notes
+    assert len(evaluate([other, tuned], data=Data(file, head=tuned)).notes) == 1
+    assert evaluate([tuned], data=Data(file, head=tuned), against=other).notes == ()
+    notes = evaluate([other], data=Data(file, head=tuned), against=classifier).notes
+    assert notes == (note,)
+    assert evaluate([other], data=Data(file)).notes == ()
+
+
+def test_an_adapter_is_measured_by_merging_it(classifier, tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    save_file({"x": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    for given, against in ((tmp_path / "adapter", None), (classifier, tmp_path / "adapter")):
+        with pytest.raises(CheckpointError, match="this is an adapter, not a model") as caught:
+            evaluate(given, data=tmp_path, against=against)
+        assert "--merge" in str(caught.value.hint)
 
 
 def _ids(found: Any) -> dict[str, torch.Tensor]:
@@ -653,6 +681,14 @@ def test_classes_that_do_not_match(two_towers, pets, named, tmp_path):
     assert refusal(
         folder, Data(table(tmp_path / "none.jsonl", [{"image": rows[0]["image"]}]), classes=named)
     ) == (f"{tmp_path / 'none.jsonl'}: no labels in it")
+
+
+def test_only_the_label_that_is_no_class_is_named(classifier, tmp_path):
+    file = tmp_path / "texts.csv"
+    file.write_text("text,label\nIt rained.,1\nNo,0\nYes,0.5\n")
+    assert refusal(classifier, Data(file)) == (
+        f'{file}: example 3 has label "0.5", which is none of the 2 classes, counted from 0, of {classifier}'
+    )
 
 
 def test_folders_that_are_numbers(two_towers, place, pets, tmp_path):
@@ -771,6 +807,28 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
     assert any("nothing in its folder says" in note for note in found.notes)
     alone = transfusion.evaluate(folder, data=Data(pets, classes=named)).story()
     assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)
+
+
+def test_models_in_memory_are_told_apart(made, tmp_path):
+    import transformers
+
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    data = Dataset.of("made", {"pixel_values": images}, torch.arange(8) % 7)
+    places = [made("vit-classifier", seed) for seed in (1, 2)]
+    a, b = (transformers.ViTForImageClassification.from_pretrained(place) for place in places)
+    label = "ViTForImageClassification in memory"
+    found = evaluate([b, a], data=data, against=a)
+    assert [row.model for row in found.rows] == [label, f"{label}, 2"]
+    wanted = [row.task.loss for row in evaluate(places, data=data).rows]
+    assert [row.task.loss for row in found.rows] == pytest.approx(wanted, abs=1e-6)
+    assert found.story()["against"] == label
+    (tmp_path / "again").symlink_to(places[0])
+    rows = evaluate([places[0], places[1]], data=data, against=tmp_path / "again").rows
+    assert [row.model for row in rows] == [str(tmp_path / "again"), str(places[1])]
+    states = [one.state_dict() for one in (a, b)]
+    both = [Model.open(one, config=places[0] / "config.json") for one in states]
+    rows = evaluate(both, data=data, against=both[0]).rows
+    assert [row.model for row in rows] == ["a state dict in memory", "a state dict in memory, 2"]
 
 
 def test_in_double_precision(two_towers, pets, named):

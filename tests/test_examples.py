@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from io import BytesIO
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def folder(tmp_path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(shade).save(file)
     (tmp_path / "pets" / "notes.txt").write_text("no image")
+    (tmp_path / "pets" / "cat" / "._a.png").write_bytes(b"what a Mac leaves behind")
     return tmp_path / "pets"
 
 
@@ -163,6 +165,36 @@ def test_lines_of_a_text(tmp_path):
     assert refusal_of_lines(tmp_path / "a.parquet").endswith('no column "text" among sentence, label')
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_only_line_ends_end_lines(mark, end, tmp_path):
+    text = f"a day{mark}at sea"
+    rows = {
+        "a.txt": [text, "two"],
+        "a.csv": ["text,label", f"{text},0", "two,1"],
+        "a.tsv": ["text\tlabel", f"{text}\t0", "two\t1"],
+        "a.jsonl": [json.dumps({"text": one, "label": 0}, ensure_ascii=False) for one in (text, "two")],
+    }
+    for name, written in rows.items():
+        file = tmp_path / name
+        file.write_bytes((end.join(written) + end).encode())
+        assert read(file).texts == [(text,), ("two",)], name
+        assert list(lines(file)) == [text, "two"], name
+
+
+def test_lines_within_cells_and_marks_of_byte_order(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'\xef\xbb\xbftext,label\r\n"one\ntwo\r\nthree",1\r\nfour,0\r\n')
+    found = read(file)
+    assert (found.texts, found.labels) == ([("one\ntwo\r\nthree",), ("four",)], [1, 0])
+    (tmp_path / "b.csv").write_text("a; b\nc\n")
+    assert read(tmp_path / "b.csv").texts == [("a; b",), ("c",)]
+    file.write_text("text,label\na,1.0\nb,-1\n")
+    assert read(file).labels == [1, -1]
+    (tmp_path / "c.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    assert read(tmp_path / "c.jsonl").texts == [("one",)]
+
+
 def refusal_of_lines(path: Path) -> str:
     with pytest.raises(DataError) as caught:
         list(lines(path))
@@ -181,8 +213,20 @@ def refusal_of_lines(path: Path) -> str:
         (
             "a.jsonl",
             '{"text": "a", "label": 0.5}',
-            "example 1 has 0.5 in the column label, which is no class",
+            'example 1 has "0.5" in the column label, which is no class',
         ),
+        ("a.csv", "text,label\na,1\nb,\n", "example 2 has no label in the column label"),
+        ("a.jsonl", '{"text": "a", "label": null}', "example 1 has no label in the column label"),
+        ("a.jsonl", '{"text": "a", "label": NaN}', "example 1 has no label in the column label"),
+        ("a.csv", "", "the file is empty"),
+        ("a.jsonl", "\n", "the file is empty"),
+        ("a.csv", "one\ntwo, three\n", "row 2 has 2 cells, and there is 1 column"),
+        (
+            "a.csv",
+            "text;label\nwell, a day;1\na night;0\n",
+            "commas were expected between columns, and there are semicolons",
+        ),
+        ("a.csv", "text\tlabel\na\t1\n", "commas were expected between columns, and there are tabs"),
         ("a.doc", "", "not a kind of file that holds examples"),
     ],
 )
@@ -198,6 +242,49 @@ def test_what_is_nowhere(tmp_path):
     assert message.startswith(
         "nobody/nothing:plain@main: no such file or folder here, and the hub could not provide it ("
     )
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_hub_is_asked_once(there, monkeypatch, caplog):
+    """Where it does not answer, only what was fetched before is looked for, without asking again."""
+    import datasets
+    import huggingface_hub
+
+    asked, offline = [], []
+
+    def silent(repo, **more):
+        asked.append(repo)
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("nobody answers")
+
+    def load(repo, config, revision):
+        offline.append((datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE))
+        if not there:
+            raise ConnectionError("offline mode")
+        return datasets.Dataset.from_dict({"text": ["one"], "label": [0]})
+
+    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(huggingface_hub, "dataset_info", silent)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    if there:
+        assert read("some/data").texts == [("one",)]
+    else:
+        assert refusal("some/data").endswith("the hub could not provide it (nobody answers)")
+    assert (asked, offline) == (["some/data"], [(True, True)])
+    assert before == (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
+    assert not caplog.records
+
+
+def test_data_that_the_hub_does_not_have_is_not_loaded(monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    def missing(repo, **more):
+        raise huggingface_hub.errors.HFValidationError("no such name")
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", missing)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **more: pytest.fail("was loaded"))
+    assert refusal("some/dtaa").endswith("the hub could not provide it (no such name)")
 
 
 # ── GLUE ─────────────────────────────────────────────────────────────────────────────────────

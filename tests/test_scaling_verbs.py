@@ -163,6 +163,8 @@ def test_sweep_refusals(run, job, tmp_path):
     code, _, err = run("sweep", "-o", tmp_path / "sweep.txt")
     assert code == 1
     assert "neither a figure nor JSON" in err
+    code, _, err = run("sweep", "--device", "moon")
+    assert (code, "device 'moon' cannot be used here" in err) == (2, True)
     assert run("sweep", "-o", tmp_path / "a.json", "-o", tmp_path / "a.json")[0] == 2
     (tmp_path / "there.json").write_text("mine")
     code, _, err = run("sweep", "-o", tmp_path / "there.json")
@@ -219,6 +221,26 @@ def test_fewshot_refusals(run, job, tmp_path):
     code, _, err = run("fewshot", "-o", job[4], "--force")
     assert code == 1
     assert "is, or holds, an input" in err
+
+
+def test_no_input_is_overwritten(run, cli, job, tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text("mine")
+    for verb, more in (
+        ("sweep", ["--classes", file]),
+        ("sweep", ["--head", file]),
+        ("sweep", ["--support", job[4], "--support-classes", file]),
+        ("sweep", ["--support", job[4], "--support-head", file]),
+        ("fewshot", ["--classes", file]),
+        ("fewshot", ["--head", file]),
+        ("fewshot", ["--test", file]),
+    ):
+        code, _, err = run(verb, *more, "-o", file, "--force")
+        assert (code, "is, or holds, an input" in err) == (1, True), (verb, more)
+    for flag in ("--classes", "--head"):
+        code, _, err = cli("barrier", job[1], job[2], "--data", job[4], flag, file, "-o", file, "--force")
+        assert (code, "is, or holds, an input" in err) == (1, True), flag
+    assert file.read_text() == "mine"
 
 
 # ── raw examples ─────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from torch import Tensor
 from transfusion.architecture import Architecture, Shortcut
 from transfusion.evidence.activations import Activations
 from transfusion.evidence.incoming import Incoming
+from transfusion.live.devices import usable
 from transfusion.maps import Map, Plan
 from transfusion.methods import Evidence, Fusion, Join
 from transfusion.model import Model
@@ -46,7 +47,7 @@ def fuse(
     can follow only one of its units.
     """
     architecture = a.architecture
-    weights = Incoming(a, b, dtype=dtype, device=device)
+    weights = Incoming(a, b, dtype=dtype, device=usable(device))
     activations = (
         Activations(a, b, dtype=dtype, device=device, draws=options.draws)
         if options.evidence is Evidence.ACTIVATIONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -195,3 +196,9 @@ def support(
     if support is None and (support_classes or support_split or support_head):
         raise typer.BadParameter("--support-… goes with --support")
     return Support(support, support_split, support_classes, support_head)
+
+
+def sources(*asked: Data | Support) -> list[str]:
+    """Whatever the flags about examples name that may be on this machine: data, class names and heads."""
+    places = [place for one in asked for place in (one.reference, one.classes, one.head)]
+    return [str(place) for place in places if isinstance(place, str | Path)]

@@ -51,8 +51,8 @@ def evaluate(
     from transfusion.record import Record
     from transfusion.writer import publish_file, write_json
 
-    given = (*models, against, str(task.reference), support.reference)
-    require_json(output, places_of(*given), force=force)
+    read = (*models, against, *asking.sources(task, support))
+    require_json(output, places_of(*read), force=force)
     if jobs:
         torch.set_num_threads(jobs)
     record, talk = Record("evaluate", command()), Talk(quiet=quiet, verbose=False)

@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from transfusion.cli.views import counted
+
 _LESS_IS_BETTER = ("loss", "perplexity")
 
 
@@ -63,7 +65,7 @@ def of_fewshot(result: Mapping[str, Any]) -> RenderableType:
             table.add_row(f"{what}, {_HOW[how]}", _value(curve[how], metric), gain, alphas)
     training = result["training"]
     lines = [
-        f"Learned from {training['examples']} examples of {training['data']}, {result['shots']} shots, seed"
+        f"Learned from {counted(training['examples'])} of {training['data']}, {result['shots']} shots, seed"
         f" {result['seed']}.",
         _about("test", result["task"]) + f" They are {training['test']}.",
     ]
@@ -86,7 +88,7 @@ def _about(part: str, data: Mapping[str, Any]) -> str:
     metric = data["metric"]
     how = "less is better, gains are plain differences" if metric in _LESS_IS_BETTER else "gains in points"
     return (
-        f"{part.capitalize()}: {metric} ({data['question']}) on {data['examples']} examples of"
+        f"{part.capitalize()}: {metric} ({data['question']}) on {counted(data['examples'])} of"
         f" {data['data']}; {how}."
     )
 

@@ -101,7 +101,7 @@ def require_places(outputs: Sequence[Path], inputs: Sequence[str | None], *, for
 
 def places_of(*references: str | None) -> list[Path]:
     """The places on this machine that hold inputs; data of the hub has none yet."""
-    return files_of(*(one for one in references if one is not None and Path(one).exists()))
+    return files_of(*(one for one in references if one is not None and Path(one).expanduser().exists()))
 
 
 def publish(file: Path, result: Mapping[str, Any], figure: str = "", *, force: bool) -> None:

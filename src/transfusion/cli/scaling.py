@@ -91,7 +91,7 @@ def sweep(
         require_suffix(file)
     require_places(
         output or [],
-        (finetuned, base, onto, str(task.reference), support.reference, *(via or ())),
+        (finetuned, base, onto, *asking.sources(task, support), *(via or ())),
         force=force,
     )
     job = Job((finetuned, base, onto), config=config, jobs=choices.jobs, talk=talk)
@@ -190,7 +190,7 @@ def fewshot(
     for file in results or ():
         require_suffix(file)
     places = [output, *([naive_output] if naive_output else []), *(results or [])]
-    require_places(places, (finetuned, base, onto, str(task.reference), test, via), force=force)
+    require_places(places, (finetuned, base, onto, *asking.sources(task), test, via), force=force)
     measured = replace(task, reference=test or task.reference, split=test_split or task.split)
     job = Job((finetuned, base, onto), config=config, jobs=choices.jobs, talk=talk)
     ways = job.alignments([via] if via else [], choices, calibrate)

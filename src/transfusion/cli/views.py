@@ -144,8 +144,8 @@ def barrier(result: dict[str, Any]) -> RenderableType:
         cells = [f"{point['loss']:.4f} {100 * point['accuracy']:.1f}".split() for point in row]
         table.add_row(f"{row[0]['alpha']:.3g}", *(cell for pair in cells for cell in pair))
     lines = [
-        f"Loss and accuracy in % ({result['question']}) of (1 − α)·π(A) + α·B on {result['examples']}"
-        f" examples of {result['data']}.",
+        f"Loss and accuracy in % ({result['question']}) of (1 − α)·π(A) + α·B on"
+        f" {counted(result['examples'])} of {result['data']}.",
         "Barrier: how far the loss rises above the straight line between its ends.",
     ]
     if treated := [f"{curve['label']}: {curve['shortcuts']}" for curve in curves if curve["turned"]]:
@@ -177,9 +177,11 @@ def evaluation(result: dict[str, Any]) -> RenderableType:
                 cells.append(Text("") if itself else _gain(metric, row["gain"][part]))
         table.add_row(*cells)
     lines = [_about(part, result[part]) for part in shown]
+    falling = [result[part]["metric"] in FALLING for part in shown]
     if result["against"]:
-        lines.append(f"Gains are over {result['against']}, in points for rates.")
-    if any(result[part]["metric"] in FALLING for part in shown):
+        points = "" if all(falling) else ", in points for rates"
+        lines.append(f"Gains are over {result['against']}{points}.")
+    if result["against"] and any(falling):
         lines.append("Of a loss and a perplexity less is better, and a negative gain is the good one.")
     return Group(table, Text("\n".join(lines), style="dim"))
 
@@ -206,6 +208,10 @@ def _gain(metric: str, gain: float) -> Text:
 
 def _about(part: str, told: dict[str, Any]) -> str:
     classes = f" of {told['classes']}" if told["classes"] else ""
-    return (
-        f"{part.capitalize()}: {told['question']}{classes}, on {told['examples']} examples of {told['data']}."
-    )
+    count = counted(told["examples"])
+    return f"{part.capitalize()}: {told['question']}{classes}, on {count} of {told['data']}."
+
+
+def counted(examples: int) -> str:
+    """So many examples, in words that fit one as well."""
+    return "1 example" if examples == 1 else f"{examples} examples"

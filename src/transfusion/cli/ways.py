@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transfusion.cli.asking import BatchOption, Precision, examples
+from transfusion.cli.asking import BatchOption, Precision, examples, sources
 from transfusion.cli.console import Talk, command, out, print_json
 from transfusion.cli.given import given
 from transfusion.cli.options import (
@@ -124,7 +124,7 @@ def barrier(
         raise typer.BadParameter("--no-vanilla without --via leaves nothing to measure")
     if output is not None:
         require_suffix(output)
-        require_places([output], (a, b, str(data.reference), *(via or ())), force=force)
+        require_places([output], (a, b, *sources(data), *(via or ())), force=force)
     use_threads(jobs)
     models = open_bases(a, b, None, talk)
     curves = Ways(points, shortcuts, batch, dtype).measure(models, via or [], data, talk, vanilla=vanilla)

@@ -11,13 +11,14 @@ from transfusion.dataset import Dataset
 from transfusion.errors import DataError, SettingError
 from transfusion.evaluation.classes import Classes
 from transfusion.evaluation.fitting import MOST, fitting
-from transfusion.evaluation.heads import LinearHead, is_linear_head, with_head_of
+from transfusion.evaluation.heads import LinearHead, has_own_head, is_linear_head, lender_of, with_head_of
 from transfusion.evaluation.meters import Meter
 from transfusion.evaluation.questions import Matter
 from transfusion.evaluation.scores import ACCURACY, F1, LOSS, METRICS, PERPLEXITY, RATES
 from transfusion.examples import Columns, Examples, read
 from transfusion.examples.known import TASKS
 from transfusion.live import Live
+from transfusion.live.devices import usable
 from transfusion.model import Model
 
 TENSORS = (".safetensors", ".npz")
@@ -53,10 +54,18 @@ class Data:
 
     def live(self, model: Model, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Live:
         """The live model to measure, with the head that was asked for."""
+        usable(device)
         lender = self._lender()
         live = Live.of(model, dtype) if lender is None else with_head_of(lender, model, dtype)
         live.module.to(device)
         return live
+
+    def replaced(self, model: Model, base: Model | None) -> list[str]:
+        """A note, if a borrowed head is in the place of one that the model has and the base has not."""
+        lender = self._lender()
+        if lender is None or not has_own_head(model, lender) or (base and not has_own_head(model, base)):
+            return []
+        return [f"{model.label} has a head of its own; it was replaced by that of {lender.label}"]
 
     def meter(
         self,
@@ -101,7 +110,7 @@ class Data:
     def _lender(self) -> Model | None:
         if self.head is None or isinstance(self.head, Model):
             return self.head
-        return None if is_linear_head(self.head) else Model.open(self.head)
+        return None if is_linear_head(self.head) else lender_of(self.head)
 
     def _check(self, batch: int | None) -> None:
         if self.limit is not None and self.limit < 1:

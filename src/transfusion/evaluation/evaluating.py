@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from transfusion.adapter import is_adapter
 from transfusion.dataset import Dataset
-from transfusion.errors import SettingError
+from transfusion.errors import CheckpointError, SettingError
 from transfusion.evaluation.data import Data
 from transfusion.evaluation.meters import Meter
 from transfusion.evaluation.scores import Score, gain
@@ -95,11 +97,7 @@ def evaluate(
     given = list(models) if isinstance(models, list | tuple) else [models]
     if not given:
         raise SettingError("no models to measure", hint="give at least one")
-    opened = [one if isinstance(one, Model) else Model.open(one) for one in given]  # type: ignore[arg-type]
-    base = None
-    if against is not None:
-        base = against if isinstance(against, Model) else Model.open(against)
-        opened = [base, *(one for one in opened if one.label != base.label)]
+    opened = _told_apart(_opened(given, against))  # type: ignore[arg-type]
     asked = [Data.of(data), *([] if support is None else [Data.of(support)])]
     rows: list[Row] = []
     about: list[dict[str, Any]] = []
@@ -113,16 +111,65 @@ def evaluate(
                 live = one.live(model, dtype, device)
             meter = one.meter(model, live, dtype=dtype, batch=batch)
             about.append(meter.story())
-            notes += meter.notes
+            notes += [*meter.notes, *one.replaced(model, opened[0] if against is not None else None)]
             scores.append(_followed(meter, model.label, on_examples).measure())
         rows.append(Row(model.label, scores[0], scores[1] if len(scores) > 1 else None))
     return Evaluation(
         tuple(rows),
         about[0],
         about[1] if len(about) > 1 else None,
-        rows[0] if base is not None else None,
+        rows[0] if against is not None else None,
         tuple(dict.fromkeys(notes)),
     )
+
+
+def _opened(given: Sequence[Model | Reference], against: Model | Reference | None) -> list[Model]:
+    """The models to measure, the reference before all others, and once."""
+    opened = [_open(one) for one in given]
+    if against is None:
+        return opened
+    base = _open(against)
+    others = [
+        model
+        for one, model in zip(given, opened, strict=True)
+        if one is not against and not _same(model, base)
+    ]
+    return [base, *others]
+
+
+def _open(given: Model | Reference) -> Model:
+    if isinstance(given, Model):
+        return given
+    try:
+        return Model.open(given)
+    except CheckpointError as error:
+        if isinstance(given, str | Path) and Path(given).is_dir() and is_adapter(given):
+            raise CheckpointError(
+                f"{given}: this is an adapter, not a model",
+                hint="merge it into a model and measure that: 'transport ADAPTER --base A --onto B --merge'",
+            ) from error
+        raise
+
+
+def _same(one: Model, other: Model) -> bool:
+    """Whether two are one model: one module, or one place on the disk."""
+    ours, theirs = one.checkpoint, other.checkpoint
+    if ours.in_memory or theirs.in_memory:
+        return ours is theirs or (ours.module is not None and ours.module is theirs.module)
+    return ours.root.resolve() == theirs.root.resolve()
+
+
+def _told_apart(models: Sequence[Model]) -> list[Model]:
+    """The same models; those in memory that would be called alike are numbered."""
+    seen: Counter[str] = Counter()
+    named: list[Model] = []
+    for model in models:
+        seen[model.label] += 1
+        if model.checkpoint.in_memory and seen[model.label] > 1:
+            label = f"{model.label}, {seen[model.label]}"
+            model = replace(model, checkpoint=replace(model.checkpoint, label=label))
+        named.append(model)
+    return named
 
 
 def _followed(meter: Meter, label: str, tell: Callable[[str, int, int], None]) -> Meter:

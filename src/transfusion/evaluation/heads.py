@@ -9,6 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from transfusion.checkpoint import CONFIGS
+from transfusion.checkpoint.folders import weights_in
 from transfusion.errors import ArchitectureError, DataError, MismatchError, listing
 from transfusion.evaluation.asking import Asker, Batch
 from transfusion.evaluation.features import features, normal
@@ -18,6 +20,8 @@ from transfusion.naming import Naming, without_part
 
 NORMALISE = "normalise"
 """The key of the file's metadata that says "true" where features are brought to length 1 first."""
+
+_HEAD = "a head has weight (classes, width), and bias (classes) if it has one"
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class LinearHead:
             told_of = listing(f"{name} {tuple(one.shape)}" for name, one in tensors.items())
             raise DataError(
                 f"{path}: no linear head: {told_of or 'nothing in it'}",
-                hint="a head has weight (classes, width), and bias (classes) if it has one",
+                hint=_HEAD,
             )
         return cls(str(path), weight, bias, told.get(NORMALISE, "").lower() == "true")
 
@@ -93,6 +97,27 @@ class Linear(Asker):
         if self.head.bias is not None:
             logits = logits + self.head.bias.to(found)
         return logits, batch.targets.to(logits.device)
+
+
+def lender_of(given: str | Path) -> Model:
+    """The model that a head is borrowed from; a file that is neither one nor a head is refused."""
+    path = Path(given).expanduser()
+    try:
+        return Model.open(given)
+    except ArchitectureError as error:
+        if not path.is_file() or any((path.parent / name).exists() for name in CONFIGS):
+            raise
+        raise DataError(
+            f"{path}: neither a linear head nor a model: {listing(weights_in(path), 4)}", hint=_HEAD
+        ) from error
+
+
+def has_own_head(model: Model, other: Model) -> bool:
+    """Whether a model has a head that is not the other's: every tensor of one, with other values."""
+    heads = model.architecture.heads
+    if not heads or any(name not in model.names for name in other.architecture.heads):
+        return False
+    return any(name not in other.names or model.digest_of(name) != other.digest_of(name) for name in heads)
 
 
 def with_head_of(tuned: Model, model: Model, dtype: torch.dtype) -> Live:

@@ -114,8 +114,17 @@ def _by_order(
     """Names that are numbers are numbers; others count only if the classes have no names to contradict."""
     names = examples.names or ()
     every = list(names) or sorted(set(map(str, examples.labels or ())))
-    if not some and all(name.isdecimal() and int(name) < count for name in every):
-        return {name: int(name) for name in every}
+    numbers = {name: int(name) for name in every if name.isdecimal() and int(name) < count}
+    if not some and len(numbers) == len(every):
+        return numbers
+    if not some and numbers and not names:
+        said = list(map(str, _said(examples)))
+        place = next(place for place, name in enumerate(said, 1) if name not in numbers)
+        raise DataError(
+            f'{examples.label}: example {place} has label "{said[place - 1]}", which is none of the {count}'
+            f" classes, counted from 0, of {owner}",
+            hint="the labels must be those that the model was trained with",
+        )
     if not lists and len(names) == count:
         return {name: place for place, name in enumerate(names)}
     known = lists[0] if lists else ()

@@ -136,6 +136,11 @@ class Matter:
         try:
             logits = logits_of(self.live, label, inputs, self.dtype)
         except ArchitectureError as error:
+            if self.lender is not None:
+                raise ArchitectureError(
+                    f"{self.lender.label}: its head was asked for, and {self.name} has none for {label}",
+                    hint="give a fine-tuned model with a head",
+                ) from error
             raise ArchitectureError(
                 f"{self.model.label}: {self.name} has no head for {label}",
                 hint="give a model with a head, or borrow a fine-tuned one with --head"

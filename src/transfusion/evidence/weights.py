@@ -11,8 +11,8 @@ from torch import Tensor
 
 from transfusion.architecture import Architecture
 from transfusion.clock import Clock
-from transfusion.errors import SettingError
 from transfusion.evidence.sections import Section
+from transfusion.live.devices import usable
 from transfusion.maps import Map, move
 from transfusion.model import Model, shared_tensors
 
@@ -32,7 +32,7 @@ class Weights:
     ) -> None:
         self.architecture: Architecture = a.architecture
         self.a, self.b = a, b
-        self.place: dict[str, Any] = {"dtype": dtype, "device": _usable(device)}
+        self.place: dict[str, Any] = {"dtype": dtype, "device": usable(device)}
         self.tensors = {
             name: a.architecture.tensors[name]
             for name in shared_tensors(a, b)
@@ -117,14 +117,3 @@ class Weights:
                 if id in found:
                     found[id].append(tensor)
         return found
-
-
-def _usable(device: str) -> str:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingError(
-            f"device {device!r} cannot be used here ({reason})", hint="leave --device out to compute on cpu"
-        ) from error
-    return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ TEXTS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
 )
+_WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
+"""A whole number as text; some programs write 1.0."""
 Column = Callable[[str], Sequence[Any]]
 
 
@@ -105,14 +108,19 @@ def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
     """Numbers or names; numbers may be written as text, as in CSV."""
     found: list[int | str] = []
     for number, value in enumerate(values, 1):
+        if value is None or value != value or (isinstance(value, str) and not value.strip()):
+            raise DataError(
+                f"{label}: example {number} has no label in the column {name}",
+                hint="leave the example out, or choose another column with --label",
+            )
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise DataError(
-                f"{label}: example {number} has {value!r} in the column {name}, which is no class",
+                f'{label}: example {number} has "{value}" in the column {name}, which is no class',
                 hint="give the number or the name of a class",
             )
         found.append(value)
-    if all(isinstance(one, str) and one.strip().lstrip("-").isdecimal() for one in found):
-        return [int(one) for one in found]
+    if all(isinstance(one, str) and _WHOLE.fullmatch(one.strip()) for one in found):
+        return [int(str(one).partition(".")[0]) for one in found]
     return found

@@ -40,5 +40,6 @@ class Picture:
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """The files of images in a folder and the folders in it, by name."""
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)
+    """The files of images in a folder and the folders in it, by name; none that is hidden."""
+    found = (file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)
+    return sorted(file for file in found if not file.name.startswith("."))

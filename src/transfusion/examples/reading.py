@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from transfusion.errors import DataError, listing
 from transfusion.examples.columns import examples_of
+from transfusion.examples.hub import fetched
 from transfusion.examples.pictures import Picture, pictures_below
 from transfusion.examples.raw import Columns, Examples
 from transfusion.examples.tables import TABLES, Table
@@ -32,7 +33,9 @@ def read(reference: str | Path, split: str | None = None, columns: Columns | Non
     found = _HUB_ID.fullmatch(str(reference))
     if found is None or path.suffix in (*TABLES, ".safetensors", ".npz"):
         raise DataError(f"{reference}: no such file or folder", hint=_HOW)
-    return _hub(str(reference), found["repo"], found["config"], found["revision"], split, asked)
+    label = str(reference)
+    _datasets()
+    return _of_library(label, fetched(label, found["repo"], found["config"], found["revision"]), split, asked)
 
 
 def _file(path: Path, asked: Columns) -> Examples:
@@ -64,7 +67,8 @@ def _split_of(path: Path, splits: list[str], asked: str | None) -> str:
         return splits[0]
     wanted = "which split?" if asked is None else f"no split {asked};"
     there = f"there are {listing(splits, 20)}" if splits else "it has no splits"
-    raise DataError(f"{path}: {wanted} {there}", hint="name one of them with --split")
+    hint = "name one of them with --split" if splits else "leave --split out"
+    raise DataError(f"{path}: {wanted} {there}", hint=hint)
 
 
 def _classes(path: Path) -> Examples:
@@ -99,28 +103,11 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _refuse(f"{path}: cannot be read as a folder of datasets", error, "save it again")
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{path}: cannot be read as a folder of datasets ({reason})", hint="save it again"
+        ) from error
     return _of_library(str(path), found, split, asked)
-
-
-def _hub(
-    label: str, repo: str, config: str | None, revision: str | None, split: str | None, asked: Columns
-) -> Examples:
-    datasets = _datasets()
-    try:
-        found = datasets.load_dataset(repo, config, revision=revision)
-    except Exception as error:  # the library raises whatever its loaders and the network do
-        _refuse(
-            f"{label}: no such file or folder here, and the hub could not provide it",
-            error,
-            "check the spelling, the network and your access, or give local examples",
-        )
-    return _of_library(label, found, split, asked)
-
-
-def _refuse(what: str, error: Exception, hint: str) -> NoReturn:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    raise DataError(f"{what} ({reason})", hint=hint) from error
 
 
 def _of_library(label: str, found: Any, split: str | None, asked: Columns) -> Examples:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transfusion.live import library
 
 TABLES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 TEXT = "text"
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True)
@@ -29,20 +32,17 @@ class Table:
         if path.suffix == ".parquet":
             return cls(str(path), _parquet(path))
         if path.suffix == ".txt":
-            return cls(str(path), {TEXT: [line for line in _content(path).splitlines() if line.strip()]})
-        if path.suffix == ".jsonl":
-            return cls(str(path), _of_objects(path))
-        grid = _grid(path)
-        head = grid[0] if grid else []
-        if len(head) == 1 and head[0] not in (TEXT, *asked):
-            return cls(str(path), {TEXT: [row[0] for row in grid if row]})
-        return cls(str(path), _of_grid(path, grid))
+            return cls(str(path), {TEXT: [line for line in _lines(path) if line.strip()]})
+        found = _of_objects(path) if path.suffix == ".jsonl" else _of_grid(path, _grid(path), asked)
+        if not found:
+            raise DataError(f"{path}: the file is empty", hint="give a file with at least one example")
+        return cls(str(path), found)
 
 
 def lines(path: Path) -> Iterator[str]:
     """The texts of a file, of which nobody says where they are: one a line, or what is called text."""
     if path.suffix == ".txt":
-        yield from _content(path).splitlines()
+        yield from _lines(path)
     elif path.suffix == ".jsonl":
         yield from (_text_of(path, number, value) for number, value in _objects(path))
     elif path.suffix == ".parquet":
@@ -53,9 +53,16 @@ def lines(path: Path) -> Iterator[str]:
 
 def _content(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text ({error})", hint="save it as UTF-8") from error
+
+
+def _lines(path: Path) -> list[str]:
+    """What stands between line ends; other characters that Python takes for ends belong to the texts."""
+    found = _LINE_END.split(_content(path))
+    return found if found[-1] else found[:-1]
 
 
 # ── JSON lines ───────────────────────────────────────────────────────────────────────────────
@@ -63,7 +70,7 @@ def _content(path: Path) -> str:
 
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
     """What every line says, with its number."""
-    for number, line in enumerate(_content(path).splitlines(), 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -105,22 +112,50 @@ def _text_of(path: Path, number: int, found: Any) -> str:
 
 def _grid(path: Path) -> list[list[str]]:
     """The cells; in a .tsv quotes are letters like others, as in GLUE's files."""
-    rows = _content(path).splitlines(keepends=True)
     csv.field_size_limit(2**31 - 1)
-    if path.suffix == ".tsv":
-        return list(csv.reader(rows, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return list(csv.reader(rows))
+    text = StringIO(_content(path), newline="")
+    tabs = path.suffix == ".tsv"
+    reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(text)
+    try:
+        grid = list(reader)
+    except csv.Error as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})", hint="write it again") from error
+    if not tabs:
+        _refuse_other_separators(path, [",".join(row) for row in grid if row])
+    return grid
 
 
-def _of_grid(path: Path, grid: list[list[str]]) -> dict[str, list[Any]]:
-    head, rows = (grid[0], grid[1:]) if grid else ([], [])
-    for number, row in enumerate(rows, 2):
-        if row and len(row) != len(head):
+def _refuse_other_separators(path: Path, rows: list[str]) -> None:
+    """Refuse what is one column only because something else than a comma is between its columns."""
+    if len(rows) < 2 or "," in rows[0]:
+        return
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        counts = {row.count(separator) for row in rows}
+        if len(counts) == 1 and counts != {0}:
             raise DataError(
-                f"{path}: row {number} has {len(row)} cells, and there are {len(head)} columns",
+                f"{path}: commas were expected between columns, and there are {name}",
+                hint="name it .tsv" if separator == "\t" else "write it with commas between columns",
+            )
+
+
+def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The columns by the names in the first row; a single column without a known name is all texts."""
+    numbered = [(number, row) for number, row in enumerate(grid, 1) if row]
+    if not numbered:
+        return {}
+    head = numbered[0][1]
+    if len(head) == 1 and head[0] not in (TEXT, *asked):
+        head = [TEXT]
+    else:
+        numbered = numbered[1:]
+    for number, row in numbered:
+        if len(row) != len(head):
+            columns = "is 1 column" if len(head) == 1 else f"are {len(head)} columns"
+            raise DataError(
+                f"{path}: row {number} has {len(row)} cells, and there {columns}",
                 hint="put cells with commas between quotes",
             )
-    return {name: [row[place] for row in rows if row] for place, name in enumerate(head)}
+    return {name: [row[place] for _, row in numbered] for place, name in enumerate(head)}
 
 
 def _text_column(path: Path, rows: list[list[str]]) -> Iterator[str]:

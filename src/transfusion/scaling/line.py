@@ -21,6 +21,7 @@ from transfusion.alpha import Alpha
 from transfusion.errors import SettingError
 from transfusion.evaluation import Data
 from transfusion.live import Live
+from transfusion.live.devices import usable
 from transfusion.matching import align
 from transfusion.model import Model
 from transfusion.naming import Naming, without_part
@@ -95,6 +96,7 @@ class Lines:
         """
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+        usable(device)
         a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if not adapter and not isinstance(finetuned, Model):

@@ -183,12 +183,13 @@ def test_what_results_hold_is_told(kept):
 
 
 def keys(value: Any) -> set[str]:
-    """The keys of a result, but for names of methods under ``barrier``."""
+    """The keys of a result, but for names of methods under ``barrier`` and of axes under ``axes``."""
     if isinstance(value, list):
         return set().union(*map(keys, value))
     if not isinstance(value, dict):
         return set()
-    inner = (one for key, one in value.items() if key != "barrier")
+    inner = [one for key, one in value.items() if key not in ("barrier", "axes")]
+    inner += value["axes"].values() if isinstance(value.get("axes"), dict) else []
     return set(value).union(*map(keys, inner))
 
 

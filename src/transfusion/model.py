@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,14 +13,14 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture, Policy
-from transfusion.architectures import NO_CONFIG, families
 from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, Rows, TensorInfo, content, row_blocks
-from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError, listing
+from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.memory import InMemory, hold
 from transfusion.naming import Naming
+from transfusion.recognition import recognise, settings_of
 from transfusion.storage import Stored, gather
-from transfusion.tables import SECTIONS, Config, Family, Shapes, Table
+from transfusion.tables import Config, Family, Table
 from transfusion.workers import Workers
 
 Reference: TypeAlias = str | Path | InMemory
@@ -167,127 +166,6 @@ def _drop_second_names(checkpoint: Checkpoint, names: dict[str, Stored], ties: M
             del names[second]
 
 
-# ── recognition ──────────────────────────────────────────────────────────────────────────────
-
-
-def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
-    """The family of a checkpoint, its configuration, and how we know."""
-    if checkpoint.config is None:
-        return _by_names(checkpoint)
-    config = checkpoint.config
-    _refuse_quantisation(checkpoint.label, config)
-    kind, name, family = _by_config(config)
-    if family is None:
-        known = sorted(t for f in families() for t in f.model_types)
-        raise ArchitectureError(
-            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.told_by})",
-            hint=f"there are tables for {', '.join(known)}",
-        )
-    _refuse_unknown_keys(checkpoint, family, config)
-    why = f'{checkpoint.told_by} says {kind} "{name}"'
-    return family, family.complete(config, _shapes(checkpoint, family)), why
-
-
-def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
-    """What a configuration calls the model, and the family of that name; timm names every size."""
-    if "architecture" in config and "model_type" not in config:
-        name = config["architecture"]
-        of_timm = (f for f in families() if f.library == "timm")
-        return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
-    name = "open_clip" if "model_cfg" in config else config.get("model_type")
-    return "model_type", name, next((f for f in families() if name in f.model_types), None)
-
-
-def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors by canonical name."""
-    naming = Naming(family, live=True)
-    return {naming.canonical(name): info.shape for name, info in checkpoint.tensors.items()}
-
-
-def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
-    found: list[tuple[Family, dict[str, tuple[int, ...]]]] = []
-    for family in families():
-        shapes = _shapes(checkpoint, family)
-        named = family.signature and all(name in shapes for name in family.signature)
-        if named and family.fits(shapes):
-            found.append((family, shapes))
-    found = [
-        one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)
-    ]
-    if len(found) > 1:  # a part or a cousin of the model may have all its names in the model
-        found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
-    if len(found) != 1:
-        raise ArchitectureError(
-            f"{checkpoint.label}: no configuration, and the tensors' names belong to"
-            + (f" several families: {listing(f.name for f, _ in found)}" if found else " no known family")
-            + f" (for instance {listing(checkpoint.tensors, 3)})",
-            hint=NO_CONFIG,
-        )
-    family, shapes = found[0]
-    if family.guess is None:
-        raise ArchitectureError(
-            f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
-            " the number of attention heads cannot be told from the shapes",
-            hint=NO_CONFIG,
-        )
-    config, assumption = family.guess(shapes)
-    return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
-
-
-def _knows_all(family: Family, shapes: Shapes) -> bool:
-    """Whether a family's table, with what the shapes tell, describes every one of these tensors."""
-    if family.guess is None:
-        return False
-    try:
-        config, _ = family.guess(shapes)
-        bind(family.table(config, frozenset(shapes)), shapes, family.name)
-    except (ArchitectureError, LayoutError):
-        return False
-    return True
-
-
-def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
-    if quantisation := config.get("quantization_config"):
-        method = (
-            quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
-        )
-        raise CheckpointError(
-            f"{label}: the checkpoint is quantised ({method})",
-            hint="quantised checkpoints cannot be moved; use the original weights",
-        )
-
-
-def _refuse_unknown_keys(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
-    """Whatever may change the symmetries of a model must be a key that its table knows."""
-    unknown: list[str] = []
-    for key, value in _keys(config):
-        leaf = key.rsplit(".", 1)[-1]
-        if leaf in family.required:
-            if value not in family.required[leaf]:
-                unknown.append(f"{key}={value!r}")
-        elif leaf not in family.known_keys:
-            unknown.append(f"{key}={value!r}")
-    if unknown:
-        raise ArchitectureError(
-            f"{checkpoint.label}: {checkpoint.told_by} has settings that the {family.name} table"
-            f" does not know: {listing(unknown)}",
-            hint="they may change which units can be exchanged; remove a key only if you know that it"
-            " does not, or extend the table",
-        )
-
-
-def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if key in SECTIONS and isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def take_hashes(*models: Model, jobs: int | None = None) -> None:
     """Hash every tensor of some models, side by side; each is then known by its content.
 
@@ -349,7 +227,7 @@ _BOOKKEEPING = re.compile(
 
 def differing_settings(a: Model, b: Model) -> list[str]:
     """What two configurations say differently about the computation, although the shapes agree."""
-    first, second = dict(_keys(a.checkpoint.config or {})), dict(_keys(b.checkpoint.config or {}))
+    first, second = dict(settings_of(a.checkpoint.config or {})), dict(settings_of(b.checkpoint.config or {}))
     return [
         f"{key} ({first[key]}, {second[key]})"
         for key in first

@@ -135,8 +135,22 @@ class Permutation(Map):
         return cls(tensor.numpy().astype(np.int64))
 
 
+class _Matrices(Map):
+    """A map that has a square matrix for each row."""
+
+    matrix: NDArray[np.floating[Any]]
+
+    @property
+    def rows(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.matrix.shape[1])
+
+
 @dataclass(frozen=True, eq=False)
-class Plan(Map):
+class Plan(_Matrices):
     """A soft map: unit j of row i is made of all units of the source, in the shares ``matrix[i, j]``.
 
     The shares are numbers of at least 0 that sum to 1. They are kept in float32, in memory as in files.
@@ -164,14 +178,6 @@ class Plan(Map):
             case Permutation():
                 return cls(np.eye(map_.size, dtype=np.float32)[map_.index])
         raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a plan")
-
-    @property
-    def rows(self) -> int:
-        return int(self.matrix.shape[0])
-
-    @property
-    def size(self) -> int:
-        return int(self.matrix.shape[1])
 
     def __eq__(self, other: object) -> bool:
         """Whether another map, of this kind or a permutation, does exactly the same."""
@@ -208,7 +214,7 @@ class Plan(Map):
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation(Map):
+class Rotation(_Matrices):
     """Unit j of row i is ``matrix[i, j]`` in the units of the source: a rotation, or a reflection.
 
     What B produces there may be larger than what A does, and what it reads from there too. All numbers are
@@ -245,14 +251,6 @@ class Rotation(Map):
                 ones = np.ones(map_.rows, dtype=np.float32)
                 return cls(np.eye(map_.size, dtype=np.float32)[map_.index], ones, ones)
         raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a rotation")
-
-    @property
-    def rows(self) -> int:
-        return int(self.matrix.shape[0])
-
-    @property
-    def size(self) -> int:
-        return int(self.matrix.shape[1])
 
     def __eq__(self, other: object) -> bool:
         """Whether another map, of this kind or a permutation, does exactly the same."""

@@ -45,7 +45,7 @@ def evaluate(
     import torch
 
     from transfusion.cli import views
-    from transfusion.cli.scaled import places_of
+    from transfusion.cli.scaled import places_of, use_threads
     from transfusion.cli.work import as_dtype, require_json
     from transfusion.evaluation import evaluate as measure
     from transfusion.record import Record
@@ -53,8 +53,7 @@ def evaluate(
 
     read = (*models, against, *asking.sources(task, support))
     require_json(output, places_of(*read), force=force)
-    if jobs:
-        torch.set_num_threads(jobs)
+    use_threads(jobs)
     record, talk = Record("evaluate", command()), Talk(quiet=quiet, verbose=False)
     with talk.examples() as step:
         found = measure(

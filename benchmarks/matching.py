@@ -162,18 +162,18 @@ def run_textbook(a: Path, b: Path, size: str, pair: str, who: str, threads: int)
 
 
 def run_ours(a: Path, b: Path, size: str, pair: str, who: str, threads: int) -> Result:
+    from transfusion.engines import hired
     from transfusion.evidence.weights import Weights
     from transfusion.matching.search import Search
     from transfusion.methods import preset
     from transfusion.model import Model
-    from transfusion.workers import Workers
 
     method = preset(who)
     models = [Model.open(folder).under(method.policy) for folder in (a, b)]
     before, began = peak_mb(), time.perf_counter()
     weights = Weights(*models)
-    with Workers.hired(threads) as workers:
-        trial = Search(weights, method, seed=0, workers=workers).run()
+    with hired(jobs=threads) as engine:
+        trial = Search(weights, method, seed=0, engine=engine).run()
     seconds = time.perf_counter() - began
     return Result(
         size,

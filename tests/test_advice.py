@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from families import transformers_model
 from transfusion.alignment import Alignment
+from transfusion.engines import Local
 from transfusion.evidence.kinship import kinship
 from transfusion.evidence.weights import Weights
 from transfusion.matching import align
@@ -145,7 +146,7 @@ def test_kinship_tells_relatives_from_strangers(family, pairs):
     def homes(kind):
         weights = Weights(*map(Model.open, pairs(family, kind)))
         axes = [space.id for space in weights.architecture.free() if weights.speaks_of(space.id)]
-        return {id: one.home for id, one in kinship(weights, axes, Workers(1)).items()}
+        return {id: one.home for id, one in kinship(weights, axes, Local(Workers(1))).items()}
 
     related = homes("successor")
     assert all(home > 0.9 for home in related.values())

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from transfusion.evidence.gains import View
 from transfusion.maps import Permutation
-from transfusion.matching import align
+from transfusion.matching import align, proposing
 from transfusion.matching.journal import Journal
-from transfusion.matching.search import Search, Trial
+from transfusion.matching.search import Trial
 from transfusion.methods import preset
 
 METHODS = {
@@ -93,13 +94,13 @@ def test_no_sweep_of_a_resumed_search_looks_at_more_than_the_undisturbed_one(
     name, made, tmp_path, monkeypatch
 ):
     asked = []
-    propose = Search._propose
+    propose = proposing._propose
 
-    def noted(self, block, maps, settled):
-        asked.append(str(block))
-        return propose(self, block, maps, settled)
+    def noted(grounds, task):
+        asked.append(str(task[0]))
+        return propose(grounds, task)
 
-    monkeypatch.setattr(Search, "_propose", noted)
+    monkeypatch.setattr(proposing, "_propose", noted)
     models = made("vit", 1), made("vit", 2)
     steps = Stopping()
     align(*models, method=METHODS[name], on_step=steps, advice=False)
@@ -119,6 +120,10 @@ def test_a_trial_is_remembered_whole(tmp_path):
     trial.changes.update(["x", "x"])
     trial.visits["Alone(id='x')"] = [1, 2]
     trial.states.append("abc")
+    trial.past["x"] = (
+        View(("w:0:0",), {"y": Permutation([1, 0])}),
+        View(("w:0:0",), {"y": Permutation([0, 1])}, 2),
+    )
     Journal(tmp_path / "j", "these").note(trial)
     known = Journal(tmp_path / "j", "these").recall()
     assert known == {"restart 2": trial}

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from transfusion.architecture import Heads, Inner, Residual
+from transfusion.engines import Local
 from transfusion.evidence.gains import Gains
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Permutation
-from transfusion.matching import align
-from transfusion.matching.blocks import Grounds, Household, Spectral, blocks
+from transfusion.matching import align, proposing
+from transfusion.matching.blocks import Grounds, Household, Proposal, Situation, Spectral, blocks
 from transfusion.matching.search import Search, Trial
 from transfusion.methods import Accept, Order, Score, Start, preset
 from transfusion.model import Model
@@ -27,6 +28,7 @@ from transfusion.workers import Workers
 
 TINY = ("vit", "bert", "bert-pretraining", "llama", "gpt2")
 ONE = Workers(1)
+HERE = Local(ONE)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,7 @@ def searching(opened):
 
     def make(method, case="vit", **more) -> Search:
         a, b = (opened(case, seed).under(method.policy) for seed in (1, 2))
-        return Search(Weights(a, b), method, **{"seed": 0, "workers": ONE, **more})
+        return Search(Weights(a, b), method, **{"seed": 0, "engine": HERE, **more})
 
     return make
 
@@ -82,7 +84,7 @@ def test_a_tensor_with_an_axis_twice_counts_when_a_proposal_is_weighed(made, tmp
     save_file(state, tmp_path / "b" / "model.safetensors", {"format": "pt"})
     method = preset("guarded").changed(residual="tied", starts=["identity"])
     a, b = (Model.open(path).under(method.policy) for path in (made("bert-pretraining", 1), tmp_path / "b"))
-    search = Search(Weights(a, b), method, seed=0, workers=ONE)
+    search = Search(Weights(a, b), method, seed=0, engine=HERE)
     assert search.weights.tensors[transform].dims_with("layer.stream") == (0, 1)
     assert rises(search.go_on(search._begun("identity", Start.IDENTITY)).trace)
 
@@ -166,13 +168,14 @@ def test_each_restart_goes_another_way_and_the_best_is_told(searching):
 def proposals(monkeypatch):
     """Every proposal that is asked for: the trial's maps at the time, by block."""
     made = []
-    propose = Search._propose
+    propose = proposing._propose
 
-    def noted(self, block, maps, settled):
-        made.append((block, dict(maps)))
-        return propose(self, block, maps, settled)
+    def noted(grounds, task):
+        block, now = task
+        made.append((block, dict(now.maps)))
+        return propose(grounds, task)
 
-    monkeypatch.setattr(Search, "_propose", noted)
+    monkeypatch.setattr(proposing, "_propose", noted)
     return made
 
 
@@ -306,7 +309,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
         for space in weights.architecture.free()
         if space.id not in household.ids
     }
-    found = household.propose(Grounds(weights, Gains(weights, ONE), method), around, None)
+    found = household.propose(Grounds(weights, Gains(weights, ONE), method), Situation(around)).maps
     assert found.keys() == set(household.ids)
     orders = [list(order) for order in permutations(range(3))]
     best = -np.inf
@@ -345,13 +348,13 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
     states = [Permutation(np.roll(np.arange(24), shift)) for shift in range(3)]
     turn = {"now": 0}
 
-    def propose(block, maps, settled):
-        if block.ids != ("layer.0.y",):
-            return {}
+    def propose(grounds, task):
+        if task[0].ids != ("layer.0.y",):
+            return Proposal({})
         turn["now"] += 1
-        return {"layer.0.y": states[turn["now"] % 3]}
+        return Proposal({"layer.0.y": states[turn["now"] % 3]})
 
-    monkeypatch.setattr(search, "_propose", propose)
+    monkeypatch.setattr(proposing, "_propose", propose)
     monkeypatch.setattr(search, "_due", lambda trial, block: True)
     found = search.run()
     assert found.still

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -16,6 +16,16 @@ class Clock:
         self.seconds: dict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._open = threading.local()
+
+    def __reduce__(self) -> tuple[type[Clock], tuple[()]]:
+        """In another process a clock starts anew; what it counts there comes back by `add`."""
+        return Clock, ()
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Count what was spent elsewhere."""
+        with self._lock:
+            for name, more in seconds.items():
+                self.seconds[name] += more
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

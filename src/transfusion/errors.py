@@ -11,6 +11,7 @@
     ├── OutputError        a place that cannot, or must not, be written
     ├── SettingError       an argument that makes no sense
     ├── LibraryError       an optional library that is needed and not installed
+    ├── ClusterError       workers elsewhere that cannot be had, or do not last
     └── VerificationError  two computations that should agree and do not
 
 The command line prints the message and the hint, never a traceback (unless
@@ -84,6 +85,10 @@ class SettingError(TransfusionError):
 
 class LibraryError(TransfusionError):
     """An optional library that is needed here and is not installed."""
+
+
+class ClusterError(TransfusionError):
+    """Workers in other processes or on other machines that cannot be had, or do not last."""
 
 
 class VerificationError(TransfusionError):

@@ -15,13 +15,13 @@ from torch import Tensor
 from transfusion.architecture import Architecture, Policy
 from transfusion.binding import bind
 from transfusion.checkpoint import FLOATS, Checkpoint, Rows, TensorInfo, content, row_blocks
+from transfusion.engines import Engine, hired
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.memory import InMemory, hold
 from transfusion.naming import Naming
 from transfusion.recognition import recognise, settings_of
 from transfusion.storage import Stored, gather
 from transfusion.tables import Config, Family, Table
-from transfusion.workers import Workers
 
 Reference: TypeAlias = str | Path | InMemory
 """What may be given for a model: a path, a hub id, or the model itself in memory."""
@@ -166,14 +166,29 @@ def _drop_second_names(checkpoint: Checkpoint, names: dict[str, Stored], ties: M
             del names[second]
 
 
-def take_hashes(*models: Model, jobs: int | None = None) -> None:
+def take_hashes(
+    *models: Model, jobs: int | None = None, engine: Engine | None = None, checked: bool = False
+) -> None:
     """Hash every tensor of some models, side by side; each is then known by its content.
 
-    What is not a number is found later, in what is made of it.
+    Unless they are to be checked, values that are not numbers are found later, in what is made of them.
     """
-    tensors = [(model, name) for model in models for name in model.architecture.tensors]
-    with Workers.hired(jobs) as workers:
-        workers.each(lambda one: one[0].digest_of(one[1], checked=False), tensors)
+    if engine is None:
+        with hired(jobs=jobs) as threads:
+            return take_hashes(*models, engine=threads, checked=checked)
+    tensors = [
+        (number, name, checked)
+        for number, model in enumerate(models)
+        for name in model.architecture.tensors
+        if name not in model._digests
+    ]
+    for (number, name, _), digest in zip(tensors, engine.each(models, _digest, tensors), strict=True):
+        models[number]._digests[name] = digest
+
+
+def _digest(models: tuple[Model, ...], tensor: tuple[int, str, bool]) -> bytes:
+    number, name, checked = tensor
+    return models[number].digest_of(name, checked=checked)
 
 
 # ── belonging together ───────────────────────────────────────────────────────────────────────

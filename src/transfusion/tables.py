@@ -145,3 +145,14 @@ class Family:
     """Configuration keys that the table takes into account, or that cannot matter to it."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Configuration keys that must have one of these values."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process a family is but its name: what it had to say is in the architecture already."""
+        return _named, (self.name, self.library)
+
+
+def _named(name: str, library: str) -> Family:
+    def table(config: Config, names: frozenset[str]) -> Table:
+        raise NotImplementedError(f"the table of {name} is where the model was opened")
+
+    return Family(name, library, table)

@@ -77,9 +77,24 @@ class Checkpoint:
     def __post_init__(self) -> None:
         self._stamps = {file: _stamp(file) for file in self.files}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to read the same files; it opens them itself."""
+        if self.in_memory:
+            raise CheckpointError(
+                f"{self.label}: a model in memory cannot be read by other processes",
+                hint="save it to a folder that all of them see, and give the folder",
+            )
+        return {**self.__dict__, "module": None, "_open": {}, "_seen": 0}
+
     def require_unchanged(self) -> None:
-        """Refuse files that somebody has changed since they were opened."""
-        changed = [file.name for file, stamp in self._stamps.items() if _stamp(file) != stamp]
+        """Refuse files that somebody has changed since they were opened, here or in another process."""
+        now = {file: _stamp(file) for file in self._stamps}
+        if unseen := [file for file, stamp in self._stamps.items() if stamp and now[file] is None]:
+            raise CheckpointError(
+                f"{self.label}: {listing(unseen, 2)} cannot be seen",
+                hint="it was moved meanwhile, or the storage that holds it is not mounted at this path",
+            )
+        changed = [file.name for file, stamp in self._stamps.items() if now[file] != stamp]
         if changed:
             raise CheckpointError(
                 f"{self.label}: {listing(changed)} changed while it was being read",

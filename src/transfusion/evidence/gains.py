@@ -2,35 +2,54 @@
 
 The gain of unit j of A in place i of B is the inner product of everything that belongs to the two, over
 all tensors in which the axis occurs, with all other axes of A at their maps. A gain that was computed
-once is corrected by the columns that have moved since, which late in a search are few.
+once is corrected by the columns that have moved since, which late in a search are few. Which corrections
+those were is its past. A gain is made of its past alone: where it is not kept, for want of memory or
+because another machine has it, going through its past again gives the same digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from transfusion.evidence.products import BLOCK, Products
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map
-from transfusion.scratch import scratch
 from transfusion.workers import Workers
 
-_BLOCK = 512
-"""Rows of a gain that are computed at a time; always the same, so that the digits are too."""
+CORRECTED = 0.5
+"""The share of all columns that may be corrected in all; with more, a gain is computed from nothing."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a gain went by at one time."""
+
+    sections: tuple[str, ...]
+    """The sections that counted."""
+    maps: Mapping[str, Map]
+    """Where the other axes were, as far as they had moved."""
+    moved: int = 0
+    """How many columns were not where they had been in the view before."""
+
+
+Past: TypeAlias = tuple[View, ...]
+"""What a gain has gone through since it was last computed from nothing."""
+_Columns: TypeAlias = dict[str, Tensor]
 
 
 @dataclass
 class _Kept:
-    """A gain, and the columns of A that it was computed with."""
+    """A gain, its past, and the columns of A that it has now."""
 
     total: Tensor
-    columns: dict[Section, Tensor] = field(default_factory=dict)
-    seen: dict[Section, tuple[Map | None, ...]] = field(default_factory=dict)
+    past: Past = ()
+    columns: _Columns = field(default_factory=dict)
 
 
 class Gains:
@@ -42,26 +61,49 @@ class Gains:
     def __init__(self, weights: Weights, workers: Workers, limit: int | None = None) -> None:
         self.weights, self.workers = weights, workers
         self.limit = weights.nbytes * 3 // 4 if limit is None else limit
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[tuple[str, range], _Kept] = {}
         self._worth_keeping = set(self._that_fit())
 
-    def of(self, id: str, maps: Mapping[str, Map], sections: Sequence[Section]) -> Tensor:
-        """The gain of an axis by what some of its sections say: (rows, size in B, size in A)."""
-        kept = self._kept.get(id)
-        if kept is None or kept.columns.keys() - set(sections):
-            kept = self._empty(id)
-        columns = {
-            section: section.columns(maps) for section in sections if _out_of_date(kept, section, maps)
-        }
-        if _mostly_new(kept, columns, sections):
-            kept = self._empty(id)
-            columns = {section: columns.get(section, section.columns(maps)) for section in sections}
-        for section, now in columns.items():
-            self._correct(kept.total, section, kept.columns.get(section), now)
-            kept.columns[section] = now
-            kept.seen[section] = _state(section, maps)
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing that is kept goes to another process, nor do threads."""
+        return {**self.__dict__, "workers": None, "_kept": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, workers=Workers(1))
+
+    def past(self, id: str, maps: Mapping[str, Map], sections: Sequence[Section], past: Past = ()) -> Past:
+        """The past of a gain with what it goes by now as its end."""
+        here = {other: maps[other] for section in sections for other in section.others if other in maps}
+        now = View(tuple(section.key for section in sections), here)
+        if not past or set(past[-1].sections) - set(now.sections):
+            return (now,)
+        if past[-1].sections == now.sections and past[-1].maps == now.maps:
+            return past
+        before, after = (self._columns(id, view) for view in (past[-1], now))
+        moved = sum(
+            int((before[key] != new).sum()) if key in before else new.numel() for key, new in after.items()
+        )
+        corrected = moved + sum(view.moved for view in past)
+        if corrected > CORRECTED * sum(new.numel() for new in after.values()):
+            return (now,)
+        return (*past, View(now.sections, now.maps, moved))
+
+    def of(self, id: str, past: Past, rows: range | None = None) -> Tensor:
+        """The gain of an axis at the end of its past: (rows, size in B, size in A), or some of B's units."""
+        rows = range(self.weights.architecture.sizes[id]) if rows is None else rows
+        kept = self._kept.pop((id, rows), None)
+        if kept is None or kept.past != past[: len(kept.past)]:
+            kept = self._empty(id, rows)
+        products = Products(self.weights, self.workers, rows)
+        for view in past[len(kept.past) :]:
+            columns = self._columns(id, view)
+            for section in self._sections(id, view):
+                old, new = kept.columns.get(section.key), columns[section.key]
+                if old is None or not torch.equal(old, new):
+                    products.add(kept.total, section, old, new)
+            kept.columns, kept.past = columns, (*kept.past, view)
         if id in self._worth_keeping:
-            self._kept[id] = kept
+            self._kept[id, rows] = kept
         return kept.total
 
     def between(self, section: Section, maps: Mapping[str, Map]) -> Tensor:
@@ -75,13 +117,26 @@ class Gains:
         within = (columns - torch.arange(rows)[:, None] * width).to(of_a.device)
         moved = torch.stack([of_a[row].index_select(1, within[row]) for row in range(rows)])
         size = of_b.shape[1]
+        left, right = of_b.reshape(-1, width), moved.reshape(-1, width)
         flat = torch.empty(rows * size, rows * size, **self.weights.place)
-        self._multiply(flat, of_b.reshape(-1, width), moved.reshape(-1, width), add=False)
+
+        def one(start: int) -> None:
+            some = slice(start, start + BLOCK)
+            torch.mm(left[some], right.T, out=flat[some])
+
+        self.workers.each(one, range(0, rows * size, BLOCK))
         return flat.reshape(rows, size, rows, size).permute(0, 2, 1, 3)
 
-    def _empty(self, id: str) -> _Kept:
-        rows, size = self.weights.architecture.rows(id), self.weights.architecture.sizes[id]
-        return _Kept(torch.zeros(rows, size, size, **self.weights.place))
+    def _sections(self, id: str, view: View) -> list[Section]:
+        return [section for section in self.weights.sections[id] if section.key in view.sections]
+
+    def _columns(self, id: str, view: View) -> _Columns:
+        return {section.key: section.columns(view.maps) for section in self._sections(id, view)}
+
+    def _empty(self, id: str, rows: range) -> _Kept:
+        architecture = self.weights.architecture
+        shape = architecture.rows(id), len(rows), architecture.sizes[id]
+        return _Kept(torch.zeros(shape, **self.weights.place))
 
     def _that_fit(self) -> Iterator[str]:
         """The axes whose gains are kept, the first ones first."""
@@ -91,61 +146,3 @@ class Gains:
             left -= per_number * architecture.rows(space.id) * space.size**2
             if left >= 0:
                 yield space.id
-
-    def _correct(self, total: Tensor, section: Section, old: Tensor | None, new: Tensor) -> None:
-        """Add what a section says with new columns, and take away what it said with the old ones."""
-        of_b, of_a = self.weights.matrix("b", section), _by_column(self.weights.matrix("a", section))
-        if old is None:
-            moved = _pick(of_a, new, "new")
-        else:
-            changed = (old != new).any(0).nonzero().squeeze(1)
-            of_b = of_b.index_select(2, changed.to(of_b.device))
-            moved = _pick(of_a, new[:, changed], "new").sub_(_pick(of_a, old[:, changed], "old"))
-        for row in range(section.rows):
-            self._multiply(total[row], of_b[row], moved[:, row], add=True)
-
-    def _multiply(self, into: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
-        """Left @ rightᵀ, in blocks of rows that are computed side by side."""
-        edges = [*range(0, len(left), _BLOCK), len(left)]
-
-        def one(edge: tuple[int, int]) -> None:
-            rows = slice(*edge)
-            torch.addmm(into[rows], left[rows], right.T, beta=float(add), out=into[rows])
-
-        self.workers.each(one, pairwise(edges))
-
-
-def _state(section: Section, maps: Mapping[str, Map]) -> tuple[Map | None, ...]:
-    return tuple(maps.get(id) for id in section.others)
-
-
-def _out_of_date(kept: _Kept, section: Section, maps: Mapping[str, Map]) -> bool:
-    seen, now = kept.seen.get(section), _state(section, maps)
-    return seen is None or any(one is not other for one, other in zip(seen, now, strict=True))
-
-
-def _mostly_new(kept: _Kept, columns: Mapping[Section, Tensor], sections: Iterable[Section]) -> bool:
-    """Whether more than half of all columns have moved, so that starting again is cheaper."""
-    if not kept.columns:
-        return False
-    moved = sum(
-        int((kept.columns[section] != now).sum()) if section in kept.columns else now.numel()
-        for section, now in columns.items()
-    )
-    return moved > sum(section.rows * section.width for section in sections) / 2
-
-
-def _by_column(matrix: Tensor) -> Tensor:
-    """(rows, axis, width) as (axis, rows × width): every column by one number."""
-    return matrix.transpose(0, 1).reshape(matrix.shape[1], -1)
-
-
-def _pick(matrix: Tensor, columns: Tensor, name: str) -> Tensor:
-    """The columns (rows, width) of a matrix, as (axis, rows, width), in scratch memory."""
-    flat = columns.reshape(-1).to(matrix.device)
-    size = matrix.shape[0]
-    if matrix.stride(0) == 1:
-        picked = scratch(name, (len(flat), size), matrix)
-        return torch.index_select(matrix.T, 0, flat, out=picked).T.reshape(size, *columns.shape)
-    picked = scratch(name, (size, len(flat)), matrix)
-    return torch.index_select(matrix, 1, flat, out=picked).reshape(size, *columns.shape)

@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from transfusion.engines import Engine
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.scratch import scratch
-from transfusion.workers import Workers
 
 SAMPLE = 32
 """How many units of A, about, every unit of B is compared with."""
 AT_HOME = 8.0
 """Standard deviations above chance from which a unit counts as at home: beyond the largest of the 10¹⁴
 products between two axes of ten million units, if chance products are normal."""
+
+
+_Part: TypeAlias = tuple[str, tuple[Tensor, Tensor]]
+"""An axis, and what its units give with those in their own places, and with a few others."""
 
 
 @dataclass(frozen=True)
@@ -36,33 +40,57 @@ class Kinship:
     """How far the sum over all units is above chance, in standard deviations of that sum."""
 
 
-def kinship(weights: Weights, ids: Collection[str], workers: Workers) -> dict[str, Kinship]:
+def kinship(weights: Weights, ids: Collection[str], engine: Engine) -> dict[str, Kinship]:
     """How much at home each axis is. Every tensor is read once, for all of its axes."""
-    sections: dict[str, list[Section]] = defaultdict(list)
+    axes: dict[str, list[str]] = defaultdict(list)
     for id in ids:
-        for section in weights.sections[id]:
-            sections[section.tensor].append(section)
+        for tensor in dict.fromkeys(section.tensor for section in weights.sections[id]):
+            axes[tensor].append(id)
     own: dict[str, Tensor] = {}
     others: dict[str, Tensor] = {}
-    for parts in workers.each(partial(_of_tensor, weights), sections.values()):
+    for parts in engine.each(weights, _of_tensor, list(axes.items())):
         for id, (with_own, with_others) in parts:
             own[id] = own[id] + with_own if id in own else with_own
             others[id] = others[id] + with_others if id in others else with_others
     return {id: _judge(own[id], others[id]) for id in ids}
 
 
-def _of_tensor(weights: Weights, sections: Sequence[Section]) -> list[tuple[str, tuple[Tensor, Tensor]]]:
+def _of_tensor(weights: Weights, item: tuple[str, Sequence[str]]) -> list[_Part]:
     """For every axis of a tensor, what its units of B give with those in their own places, and with a few."""
+    tensor, ids = item
+    sections = [section for id in ids for section in weights.sections[id] if section.tensor == tensor]
     with weights.clock.phase("kinship"):
-        of_a, of_b = (weights.read(side, sections[0].tensor) for side in ("a", "b"))
-        product = torch.mul(of_a, of_b, out=scratch("product", of_a.shape, of_a))
-        found = []
-        for section in sections:
-            few = section.cut(of_a)[:, _sample(weights.architecture.sizes[section.id])]
-            with_others = torch.stack([b @ a.T for b, a in zip(section.cut(of_b), few, strict=True)])
-            found.append((section.id, (section.cut(product).sum(2), with_others)))
+        if all(section.plain for section in sections):
+            found = [(section.id, _some_rows_at_a_time(weights, section)) for section in sections]
+        else:
+            found = _at_once(weights, tensor, sections)
         weights.release()
         return found
+
+
+def _some_rows_at_a_time(weights: Weights, section: Section) -> tuple[Tensor, Tensor]:
+    name, few = section.tensor, torch.arange(section.shape[section.dim])[_sample(section.shape[section.dim])]
+    own: list[Tensor] = []
+    others: list[Tensor] = []
+    among = weights.read("a", name, few) if section.dim == 0 else None
+    for rows in weights.blocks(name):
+        of_a, of_b = (weights.read(side, name, rows) for side in ("a", "b"))
+        own.append((of_a * of_b).sum(1 - section.dim))
+        others.append(of_b.T @ of_a.index_select(1, few.to(of_a.device)) if among is None else of_b @ among.T)
+    if among is None:
+        return torch.stack(own).sum(0)[None], torch.stack(others).sum(0)[None]
+    return torch.cat(own)[None], torch.cat(others)[None]
+
+
+def _at_once(weights: Weights, tensor: str, sections: Sequence[Section]) -> list[_Part]:
+    of_a, of_b = (weights.read(side, tensor) for side in ("a", "b"))
+    product = torch.mul(of_a, of_b, out=scratch("product", of_a.shape, of_a))
+    found = []
+    for section in sections:
+        few = section.cut(of_a)[:, _sample(weights.architecture.sizes[section.id])]
+        with_others = torch.stack([b @ a.T for b, a in zip(section.cut(of_b), few, strict=True)])
+        found.append((section.id, (section.cut(product).sum(2), with_others)))
+    return found
 
 
 def _sample(size: int) -> slice:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from transfusion.architecture import Architecture
 from transfusion.evidence.units import unfolded
-from transfusion.layouts import ANONYMOUS, Factor, Layout, Name, explode, size_of
+from transfusion.layouts import ANONYMOUS, Concat, Factor, Layout, Name, explode, size_of
 from transfusion.maps import Map, move_dim
 
 
@@ -67,6 +67,18 @@ class Section:
     @property
     def width(self) -> int:
         return int(self._home.shape[1])
+
+    @cached_property
+    def key(self) -> str:
+        """What this section is called in another process."""
+        return f"{self.tensor}:{self.dim}:{self.part}"
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the tensor is the matrix itself, or turned on its side: rows can then be had apart."""
+        alone = len(self.shape) == 2 and self.layout.items[self.dim] == Name(self.id)
+        whole = not any(isinstance(item, Concat) for item in self.layout.items)
+        return alone and whole and self.id not in self.architecture.parents
 
     def cut(self, tensor: Tensor) -> Tensor:
         """The matrix, from the tensor: (rows of the axis, the axis, everything else)."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from transfusion.architecture import Architecture
+from transfusion.checkpoint import Rows, row_blocks
 from transfusion.clock import Clock
 from transfusion.evidence.sections import Section
 from transfusion.live.devices import usable
-from transfusion.maps import Map, move
+from transfusion.maps import Map, RowMover, move, moves_by_rows
 from transfusion.model import Model, shared_tensors
+
+NUMBERS = 2**22
+"""How many numbers of a tensor are looked at together; always the same, so that sums keep their digits."""
 
 
 class Weights:
@@ -39,21 +44,30 @@ class Weights:
             if vectors or len(a.architecture.tensors[name].items) > 1
         }
         self.clock = clock or Clock()
-        self._checked: set[tuple[str, str]] = set()
 
-    def read(self, side: str, name: str) -> Tensor:
-        """A tensor of model ``a`` or ``b``, in the type of the computation; checked the first time."""
+    def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
+        """A tensor of model ``a`` or ``b``, or some of its rows, in the type of the computation."""
         model = self.a if side == "a" else self.b
         with self.clock.phase("reading"):
-            if (side, name) in self._checked:
-                return model.names[name].join(model.checkpoint.read).to(**self.place)
-            self._checked.add((side, name))
-            return model.read(name).to(**self.place)
+            return model.raw(name, rows).to(**self.place)
+
+    def blocks(self, name: str) -> Iterator[slice]:
+        """The rows of a tensor that are looked at together."""
+        return row_blocks(self.a.info(name).shape, NUMBERS)
 
     def release(self) -> None:
         """Let go of the files, so that what was read of them no longer counts as memory in use."""
         self.a.checkpoint.release()
         self.b.checkpoint.release()
+
+    def require_unchanged(self) -> None:
+        """Refuse files that are not those that were opened."""
+        for model in (self.a, self.b):
+            model.checkpoint.require_unchanged()
+
+    def beside(self, name: str, maps: Mapping[str, Map]) -> dict[str, Map]:
+        """The maps of the axes that a tensor has."""
+        return {id: maps[id] for id in self.tensors[name].names() if id in maps}
 
     @property
     def nbytes(self) -> int:
@@ -62,15 +76,28 @@ class Weights:
         return 2 * per_number * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
 
     def score(self, name: str, maps: Mapping[str, Map]) -> float:
-        """⟨π(A), B⟩ of one tensor."""
-        architecture = self.architecture
-        here = {id: maps[id] for id in self.tensors[name].names() if id in maps}
+        """⟨π(A), B⟩ of one tensor; values that are not numbers are found here, and refused."""
         with self.clock.phase("scores"):
-            of_a = self.read("a", name)
-            moved = move(of_a, self.tensors[name], here, architecture.sizes, architecture.parents)
-            rows = torch.linalg.vecdot(moved, self.read("b", name))  # short sums: no digits are lost
+            total = 0.0
+            for moved, of_b in self._side_by_side(name, maps):
+                rows = torch.linalg.vecdot(moved, of_b)  # short sums: no digits are lost
+                total += float(rows.sum(dtype=torch.float64))
             self.release()
-            return float(rows.sum(dtype=torch.float64))
+        if not isfinite(total):
+            for model in (self.a, self.b):
+                model.read(name)
+        return total
+
+    def _side_by_side(self, name: str, maps: Mapping[str, Map]) -> Iterator[tuple[Tensor, Tensor]]:
+        """π(A) and B of one tensor, some rows at a time; at once, where rows do not move apart."""
+        sizes, parents, layout = self.architecture.sizes, self.architecture.parents, self.tensors[name]
+        here = self.beside(name, maps)
+        if self.a.info(name).shape and moves_by_rows(layout, here, parents):
+            mover = RowMover(layout, here, sizes, parents)
+            for rows in self.blocks(name):
+                yield mover(partial(self.read, "a", name), rows), self.read("b", name, rows)
+        else:
+            yield move(self.read("a", name), layout, here, sizes, parents), self.read("b", name)
 
     def objective(self, maps: Mapping[str, Map]) -> float:
         """⟨π(A), B⟩ over all tensors that take part."""

@@ -19,8 +19,8 @@ from transfusion.architecture import Architecture
 from transfusion.binding import bind
 from transfusion.errors import ArchitectureError
 from transfusion.layouts import Layout, Name
+from transfusion.libraries import library
 from transfusion.live.building import build, module_of
-from transfusion.live.libraries import library
 from transfusion.model import Model
 from transfusion.naming import Naming, without_part
 from transfusion.probes import probes, run

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
-from transfusion.live.libraries import library
+from transfusion.libraries import library
 from transfusion.model import Model
 from transfusion.naming import Naming
 from transfusion.tables import Config, Family

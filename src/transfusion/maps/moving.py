@@ -47,7 +47,7 @@ class RowMover:
     ) -> None:
         self._dims = [_Dim.of(dim, layout, maps, sizes, parents) for dim in range(len(layout.items))]
 
-    def __call__(self, read: Callable[[slice | Tensor], Tensor], rows: slice) -> Tensor:
+    def __call__(self, read: Callable[[slice | Tensor], Tensor], rows: slice | Tensor) -> Tensor:
         """Some rows of the moved tensor, of which only the rows that they come from are read."""
         first, *rest = self._dims
         block = read(rows if first.index is None else first.index[rows])
@@ -103,7 +103,7 @@ class _Dim:
         index = index_map(item, sizes, permutations, parents, tuple(outside))
         return cls(dim, outside, None if index is None else torch.from_numpy(index))
 
-    def moved(self, tensor: Tensor, rows: slice | None = None) -> Tensor:
+    def moved(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Tensor:
         """The tensor, or some rows of it, with this dimension moved; those before it have been."""
         if self.by_factors is not None:
             return self.by_factors(tensor)
@@ -113,7 +113,7 @@ class _Dim:
         if not places:
             return tensor.index_select(self.dim, index)
         if rows is not None and 0 in places:
-            index = index.narrow(places.index(0), rows.start, rows.stop - rows.start)
+            index = index[(*(slice(None),) * places.index(0), rows)]
         return _select(tensor, self.dim, index, places)
 
 

@@ -18,6 +18,7 @@ import torch
 from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Inner, Residual
 from transfusion.clock import Clock
+from transfusion.engines import hired
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
 from transfusion.fusion import fuse
@@ -27,8 +28,7 @@ from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
 from transfusion.matching.turning import best, turned
 from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
-from transfusion.model import Model, Reference, require_same_shape
-from transfusion.workers import Workers
+from transfusion.model import Model, Reference, require_same_shape, take_hashes
 
 __all__ = ["Advice", "Step", "Verdict", "align"]
 
@@ -44,6 +44,8 @@ def align(
     jobs: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    engine: str = "local",
+    address: str | None = None,
     advice: bool = True,
     journal: str | Path | None = None,
     clock: Clock | None = None,
@@ -71,8 +73,8 @@ def align(
     )
     require_same_shape(a, b)
     weights = Weights(a, b, vectors=chosen.vectors, dtype=dtype, device=device, clock=clock)
-    with Workers.hired(jobs) as workers:
-        workers.each(lambda model: model.digest, (a, b))
+    with hired(engine, jobs=jobs, address=address) as hands:
+        take_hashes(a, b, engine=hands, checked=True)
         story = Provenance(
             family=a.family.name,
             architecture=a.architecture.digest(),
@@ -97,7 +99,7 @@ def align(
             weights,
             chosen,
             seed=seed,
-            workers=workers,
+            engine=hands,
             on_step=on_step,
             on_sweep=notes.note if notes else lambda trial: None,
             known=notes.recall() if notes else None,

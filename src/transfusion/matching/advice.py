@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 from zlib import crc32
@@ -19,11 +20,12 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor
 
+from transfusion.checkpoint import Rows
+from transfusion.engines import Engine
 from transfusion.evidence.weights import Weights
-from transfusion.maps import Map, Permutation, move
+from transfusion.maps import Map, Permutation, RowMover
 from transfusion.matching.blocks import blocks
 from transfusion.matching.search import AT_HOME, CHANCE, Search, Trial
-from transfusion.workers import Workers
 
 BLOCKS_OF_THE_NULL = 24
 """The null is searched for in this many blocks from the middle of the model: enough to tell."""
@@ -83,17 +85,18 @@ def advise(search: Search, trial: Trial) -> Advice:
 
     Where everything is at home there is no null to search for: chance has been measured already.
     """
-    agreed = agreements(search.weights, trial.maps, search.axes, search.workers)
+    agreed = agreements(search.weights, trial.maps, search.axes, search.engine)
     null = {} if trial.name == AT_HOME else _null(search)
     return _conclude(trial.trace[0], trial.trace[-1], _margins(search, agreed, null))
 
 
 def agreements(
-    weights: Weights, maps: Mapping[str, Map], ids: Iterable[str], workers: Workers
+    weights: Weights, maps: Mapping[str, Map], ids: Iterable[str], engine: Engine
 ) -> dict[str, float]:
     """For every axis, the correlation of all that belongs to it in π(A) and B."""
     names = list(dict.fromkeys(name for id in ids for name in weights.tensors_of[id]))
-    parts = dict(zip(names, workers.each(lambda name: _part(weights, name, maps), names), strict=True))
+    items = [(name, weights.beside(name, maps)) for name in names]
+    parts = dict(zip(names, engine.each(weights, _part, items), strict=True))
     agreed: dict[str, float] = {}
     for id in ids:
         product, square_a, square_b = (
@@ -103,26 +106,34 @@ def agreements(
     return agreed
 
 
-def _part(weights: Weights, name: str, maps: Mapping[str, Map]) -> tuple[float, float, float]:
+def _part(weights: Weights, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
     """⟨π(A), B⟩, |A|² and |B|² of one tensor."""
-    of_a, of_b = (float(weights.read(side, name).square().sum()) for side in "ab")
+    name, maps = item
+    of_a, of_b = (
+        sum(float(weights.read(side, name, rows).square().sum()) for rows in weights.blocks(name))
+        for side in "ab"
+    )
     return weights.score(name, maps), of_a, of_b
 
 
 class _Shuffled(Weights):
     """Two models of which the second has its units shuffled, in every tensor otherwise."""
 
-    def read(self, side: str, name: str) -> Tensor:
-        tensor = super().read(side, name)
+    def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
+        of_model = partial(super().read, side, name)
         if side == "a":
-            return tensor
+            return of_model(rows)
+        every = slice(0, self.b.info(name).shape[0])
+        return self._shuffled(name)(of_model, every if rows is None else rows)
+
+    def _shuffled(self, name: str) -> RowMover:
         architecture, layout = self.architecture, self.tensors[name]
         rng = np.random.default_rng(crc32(name.encode()))
-        maps = {
+        maps: dict[str, Map] = {
             id: Permutation.random(architecture.sizes[id], architecture.rows(id), rng)
             for id in layout.names()
         }
-        return move(tensor, layout, maps, architecture.sizes, architecture.parents)
+        return RowMover(layout, maps, architecture.sizes, architecture.parents)
 
 
 def _null(search: Search) -> dict[str, float]:
@@ -133,8 +144,10 @@ def _null(search: Search) -> dict[str, float]:
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
     middle, whole = _middle(search)
-    trial = Search(weights, brief, seed=search.seed, workers=search.workers, only=middle).run()
-    return agreements(weights, trial.maps, whole, search.workers)
+    trial = Search(
+        weights, brief, seed=search.seed, engine=search.engine, limit=search.grounds.gains.limit, only=middle
+    ).run()
+    return agreements(weights, trial.maps, whole, search.engine)
 
 
 def _middle(search: Search) -> tuple[list[str], list[str]]:

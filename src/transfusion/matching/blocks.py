@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from transfusion.evidence.gains import Gains
+from transfusion.clock import Clock
+from transfusion.evidence.gains import Gains, Past
 from transfusion.evidence.sections import Section
 from transfusion.evidence.spectra import spectral_distance
 from transfusion.evidence.weights import Weights
@@ -30,6 +32,14 @@ class Grounds:
     gains: Gains
     method: Method
 
+    @property
+    def clock(self) -> Clock:
+        return self.weights.clock
+
+    def require_unchanged(self) -> None:
+        """Refuse files that are not those that were opened."""
+        self.weights.require_unchanged()
+
     def counted(
         self, id: str, settled: Container[str] | None, together: Collection[str] = ()
     ) -> list[Section]:
@@ -44,6 +54,11 @@ class Grounds:
             return sections
         return [section for section in sections if self._settled(section, settled, together)] or sections
 
+    def past(self, id: str, now: Situation) -> Past:
+        """The past of an axis's gain, up to now."""
+        sections = self.counted(id, now.settled)
+        return self.gains.past(id, now.maps, sections, now.past.get(id, ()))
+
     def _settled(self, section: Section, settled: Container[str], together: Collection[str]) -> bool:
         """Whether every other axis of a section has found its place, or has none to find."""
         spaces = self.weights.architecture.spaces
@@ -51,6 +66,27 @@ class Grounds:
             id in together or id in settled or spaces[id].group is not Group.PERMUTATION
             for id in section.others
         )
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where a search stands, as far as it matters to one block."""
+
+    maps: Mapping[str, Map]
+    settled: frozenset[str] | None = None
+    """Where only settled axes count: which those are."""
+    past: Mapping[str, Past] = field(default_factory=dict)
+    """What gains have gone through."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The best maps for the axes of a block with all others where they are, and what their gains have gone
+    through by now.
+    """
+
+    maps: dict[str, Map]
+    past: dict[str, Past] = field(default_factory=dict)
 
 
 class Block(ABC):
@@ -62,9 +98,7 @@ class Block(ABC):
         """The axes, the parent first."""
 
     @abstractmethod
-    def propose(
-        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
-    ) -> dict[str, Map]:
+    def propose(self, grounds: Grounds, now: Situation) -> Proposal:
         """The best maps for these axes with all others where they are."""
 
 
@@ -78,12 +112,14 @@ class Alone(Block):
     def ids(self) -> tuple[str, ...]:
         return (self.id,)
 
-    def propose(
-        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
-    ) -> dict[str, Map]:
-        gain = grounds.gains.of(self.id, maps, grounds.counted(self.id, settled))
-        with grounds.weights.clock.phase("assignments"):
-            return {self.id: assign(gain)}
+    def propose(self, grounds: Grounds, now: Situation) -> Proposal:
+        past = grounds.past(self.id, now)
+        return self.solved(grounds, grounds.gains.of(self.id, past), past)
+
+    def solved(self, grounds: Grounds, gain: Tensor, past: Past) -> Proposal:
+        """The best map for a gain."""
+        with grounds.clock.phase("assignments"):
+            return Proposal({self.id: assign(gain)}, {self.id: past})
 
 
 @dataclass(frozen=True)
@@ -96,10 +132,9 @@ class Spectral(Block):
     def ids(self) -> tuple[str, ...]:
         return (self.id,)
 
-    def propose(
-        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
-    ) -> dict[str, Map]:
-        return {self.id: assign(-spectral_distance(grounds.weights, grounds.counted(self.id, None))[None])}
+    def propose(self, grounds: Grounds, now: Situation) -> Proposal:
+        distance = spectral_distance(grounds.weights, grounds.counted(self.id, None))
+        return Proposal({self.id: assign(-distance[None])})
 
 
 @dataclass(frozen=True)
@@ -117,36 +152,38 @@ class Household(Block):
         """The children that a section depends on."""
         return {section.id, *section.others} & set(self.children)
 
-    def propose(
-        self, grounds: Grounds, maps: Mapping[str, Map], settled: Container[str] | None
-    ) -> dict[str, Map]:
+    def propose(self, grounds: Grounds, now: Situation) -> Proposal:
         weights = grounds.weights
-        others = {id: map_ for id, map_ in maps.items() if id not in self.ids}
+        others = {id: map_ for id, map_ in now.maps.items() if id not in self.ids}
         size = weights.architecture.sizes[self.parent]
         scores = torch.zeros(size, size, dtype=torch.float64)
         best: dict[str, Permutation] = {}
         for child in self.children:
             sections = [
                 section
-                for section in grounds.counted(child, settled, self.ids)
+                for section in grounds.counted(child, now.settled, self.ids)
                 if self.involved(section) == {child}
             ]
             if not sections:
                 continue
             pairs = torch.stack([grounds.gains.between(section, others) for section in sections]).sum(0)
-            with weights.clock.phase("assignments"):
+            with grounds.clock.phase("assignments"):
                 best[child], totals = best_totals(pairs.flatten(0, 1))
             scores += totals.reshape(size, size).cpu()
         plain = [
             section
-            for section in grounds.counted(self.parent, settled, self.ids)
+            for section in grounds.counted(self.parent, now.settled, self.ids)
             if not self.involved(section)
         ]
+        past: dict[str, Past] = {}
         if plain:
-            scores += grounds.gains.of(self.parent, others, plain)[0].double().cpu()
+            before = now.past.get(self.parent, ())
+            past[self.parent] = grounds.gains.past(self.parent, others, plain, before)
+            scores += grounds.gains.of(self.parent, past[self.parent])[0].double().cpu()
         heads = assign(scores[None])
         chosen = np.arange(size) * size + heads.index[0]
-        return {self.parent: heads, **{id: Permutation(map_.index[chosen]) for id, map_ in best.items()}}
+        inside = {id: Permutation(map_.index[chosen]) for id, map_ in best.items()}
+        return Proposal({self.parent: heads, **inside}, past)
 
 
 def blocks(weights: Weights, method: Method) -> list[Block]:

@@ -7,16 +7,45 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from transfusion.checkpoint import tensor_digest
 from transfusion.errors import TransfusionError
+from transfusion.evidence.gains import View
 from transfusion.maps import KINDS, Map
 from transfusion.matching.search import Trial
 from transfusion.writer import publish_file
 
 _KEY = "transfusion-journal"
+
+
+class _Maps:
+    """Maps under names; one that occurs several times is written once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._known: dict[str, Map] = {}
+
+    def noted(self, maps: Mapping[str, Map]) -> dict[str, list[str]]:
+        """Axes, with the kind and the name of their maps."""
+        told: dict[str, list[str]] = {}
+        for id, map_ in maps.items():
+            tensor = map_.to_tensor()
+            name = tensor_digest(tensor).hex()
+            self.tensors[name] = tensor
+            told[id] = [map_.kind, name]
+        return told
+
+    def recalled(self, told: Mapping[str, list[str]], file: Any) -> dict[str, Map]:
+        """What was noted, from a file."""
+        for kind, name in told.values():
+            if name not in self._known:
+                self._known[name] = KINDS[kind].from_tensor(file.get_tensor(name))
+        return {id: self._known[name] for id, (_, name) in told.items()}
 
 
 @dataclass
@@ -31,11 +60,7 @@ class Journal:
     def note(self, trial: Trial) -> None:
         """Write down where a trial stands."""
         self.trials[trial.name] = trial
-        tensors = {
-            f"{name}/{id}": map_.to_tensor()
-            for name, one in self.trials.items()
-            for id, map_ in one.maps.items()
-        }
+        maps = _Maps()
         story = {
             "belongs_to": self.belongs_to,
             "trials": {
@@ -46,13 +71,17 @@ class Journal:
                     "changes": one.changes,
                     "visits": one.visits,
                     "states": one.states,
-                    "kinds": {id: map_.kind for id, map_ in one.maps.items()},
+                    "maps": maps.noted(one.maps),
+                    "past": {
+                        id: [[view.sections, maps.noted(view.maps), view.moved] for view in past]
+                        for id, past in one.past.items()
+                    },
                 }
                 for name, one in self.trials.items()
             },
         }
         publish_file(
-            self.path, lambda staged: save_file(tensors, staged, {_KEY: json.dumps(story)}), force=True
+            self.path, lambda staged: save_file(maps.tensors, staged, {_KEY: json.dumps(story)}), force=True
         )
 
     def recall(self) -> Mapping[str, Trial]:
@@ -61,20 +90,24 @@ class Journal:
             with safe_open(self.path, framework="pt") as opened:
                 story = json.loads((opened.metadata() or {})[_KEY])
                 if story["belongs_to"] == self.belongs_to:
+                    maps = _Maps()
                     for name, told in story["trials"].items():
-                        maps: dict[str, Map] = {
-                            id: KINDS[kind].from_tensor(opened.get_tensor(f"{name}/{id}"))
-                            for id, kind in told["kinds"].items()
-                        }
                         self.trials[name] = Trial(
                             name,
-                            maps,
+                            maps.recalled(told["maps"], opened),
                             told["trace"],
                             told["still"],
                             told["restart"],
                             Counter(told["changes"]),
                             told["visits"],
                             told["states"],
+                            {
+                                id: tuple(
+                                    View(tuple(sections), maps.recalled(then, opened), moved)
+                                    for sections, then, moved in past
+                                )
+                                for id, past in told["past"].items()
+                            },
                         )
         except (
             SafetensorError,

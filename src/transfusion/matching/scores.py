@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from transfusion.engines import Engine
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map
-from transfusion.workers import Workers
 
 _State: TypeAlias = tuple[Map | None, ...]
 
@@ -16,14 +16,15 @@ _State: TypeAlias = tuple[Map | None, ...]
 class Scores:
     """⟨π(A), B⟩ of every tensor."""
 
-    def __init__(self, weights: Weights, workers: Workers) -> None:
-        self.weights, self.workers = weights, workers
+    def __init__(self, weights: Weights, engine: Engine) -> None:
+        self.weights, self.engine = weights, engine
         self._known: dict[str, deque[tuple[_State, float]]] = {}
 
     def of(self, names: Sequence[str], maps: Mapping[str, Map]) -> dict[str, float]:
         """The scores of some tensors."""
         unknown = [name for name in names if self._find(name, maps) is None]
-        scores = self.workers.each(lambda name: self.weights.score(name, maps), unknown)
+        items = [(name, self.weights.beside(name, maps)) for name in unknown]
+        scores = self.engine.each(self.weights, _score, items)
         for name, score in zip(unknown, scores, strict=True):
             kept = self._known.setdefault(name, deque(maxlen=2))  # as things are, and as they might be
             kept.append((self._state(name, maps), score))
@@ -42,3 +43,7 @@ class Scores:
 
     def _state(self, name: str, maps: Mapping[str, Map]) -> _State:
         return tuple(maps.get(id) for id in self.weights.tensors[name].names())
+
+
+def _score(weights: Weights, item: tuple[str, Mapping[str, Map]]) -> float:
+    return weights.score(*item)

@@ -1,8 +1,8 @@
 """The search: sweeps over all blocks until nothing changes (Algorithm 1), from one start or several.
 
 A sweep visits every block whose surroundings have moved since its last visit. Blocks that stand side by
-side in the order and share no tensor are solved at the same time; what comes out does not depend on how
-many threads there are.
+side in the order and share no tensor are solved at the same time; what comes out does not depend on where,
+nor on how many are at work.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from hashlib import sha256
 
 import numpy as np
 
-from transfusion.evidence.gains import Gains
+from transfusion.engines import Engine
+from transfusion.evidence.gains import Gains, Past
 from transfusion.evidence.kinship import Kinship, kinship
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map, Permutation
-from transfusion.matching.blocks import Block, Grounds, Spectral, blocks
+from transfusion.matching.blocks import Block, Grounds, Situation, Spectral, blocks
+from transfusion.matching.proposing import proposals
 from transfusion.matching.scores import Scores
 from transfusion.methods import Accept, Method, Order, Score, Start
-from transfusion.workers import Workers
 
 AT_HOME = "at home"
 """The name of the trial that needs no search."""
@@ -63,6 +64,8 @@ class Trial:
     """For every block, what its surroundings had been through when it was last solved by all there is."""
     states: list[str] = field(default_factory=list, repr=False)
     """A hash of all maps after each sweep."""
+    past: dict[str, Past] = field(default_factory=dict, repr=False)
+    """What the gain of each axis has gone through."""
 
     @property
     def sweeps(self) -> int:
@@ -78,20 +81,21 @@ class Search:
         method: Method,
         *,
         seed: int,
-        workers: Workers,
+        engine: Engine,
+        limit: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         on_sweep: Callable[[Trial], None] = lambda trial: None,
         known: Mapping[str, Trial] | None = None,
         only: Collection[str] | None = None,
     ) -> None:
-        self.weights, self.method, self.seed, self.workers = weights, method, seed, workers
+        self.weights, self.method, self.seed, self.engine = weights, method, seed, engine
         self.on_step, self.on_sweep = on_step, on_sweep
         self.known = known or {}
         """Trials of an earlier run that was interrupted, by name."""
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; all, if not said."""
-        self.grounds = Grounds(weights, Gains(weights, workers), method)
-        self.scores = Scores(weights, workers)
+        self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method)
+        self.scores = Scores(weights, engine)
         self.identity = self.scores.total({})
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
@@ -104,7 +108,10 @@ class Search:
             if all(one.margin < CHANCE for one in self.kinship.values()):
                 starts = tuple(start for start in starts if start is not Start.IDENTITY) or starts
         first = [self._begun(str(start), start) for start in starts]
-        best = self.go_on(max(first, key=lambda trial: trial.trace[1]))
+        best = max(first, key=lambda trial: trial.trace[1])
+        if len(first) > 1 and best.sweeps == 1:
+            best.past.clear()  # what is kept is another's
+        self.go_on(best)
         for again in range(1, self.method.restarts + 1):
             trial = self._begun(f"restart {again}", starts[0], again)
             best = max(best, self.go_on(trial), key=lambda trial: trial.trace[-1])
@@ -120,7 +127,7 @@ class Search:
     @cached_property
     def kinship(self) -> dict[str, Kinship]:
         """Whether the units of each axis are at home where they are."""
-        return kinship(self.weights, self.axes, self.workers)
+        return kinship(self.weights, self.axes, self.engine)
 
     def _begun(self, name: str, start: Start, restart: int = 0) -> Trial:
         """A trial after its first sweep, or as an interrupted run left it."""
@@ -140,35 +147,36 @@ class Search:
         """One visit to every block that is due; with a start, the first."""
         settling = start in (Start.SETTLED, Start.SPECTRAL)
         always = settling or self.method.accept is Accept.ALWAYS
-        settled = trial.maps if settling else None
         changed, done = False, 0
         waves = list(self._waves(trial, start))
         total = sum(len(wave) for wave in waves)
         for wave in waves:
             due = [block for block in wave if self._due(trial, block)]
-            proposals = self.workers.each(lambda block: self._propose(block, trial.maps, settled), due)
-            for block, proposal in zip(due, proposals, strict=True):
+            tasks = [(block, self._situation(trial, block, settling=settling)) for block in due]
+            for block, proposal in zip(due, proposals(self.engine, self.grounds, tasks), strict=True):
                 if not settling or isinstance(block, Spectral):
                     trial.visits[str(block)] = self._surroundings(trial, block)
-                changed |= self._take(trial, proposal, always=always)
+                trial.past.update(proposal.past)
+                changed |= self._take(trial, proposal.maps, always=always)
             for block in wave:
                 done += 1
                 step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])
                 self.on_step(step)
         trial.trace.append(self.scores.total(trial.maps))
+        self.weights.require_unchanged()
         state = _state(trial.maps)
         trial.still = not changed or state in trial.states
         trial.states.append(state)
         self.on_sweep(trial)
         return trial
 
-    def _propose(
-        self, block: Block, maps: Mapping[str, Map], settled: Mapping[str, Map] | None
-    ) -> dict[str, Map]:
-        with self.weights.clock.phase("gains"):
-            proposal = block.propose(self.grounds, maps, settled)
-        self.weights.release()
-        return proposal
+    def _situation(self, trial: Trial, block: Block, *, settling: bool) -> Situation:
+        around = {*block.ids, *(other for id in block.ids for other in self.weights.neighbours[id])}
+        return Situation(
+            {id: trial.maps[id] for id in around if id in trial.maps},
+            frozenset(around & trial.maps.keys()) if settling else None,
+            {id: trial.past[id] for id in block.ids if id in trial.past},
+        )
 
     def _take(self, trial: Trial, proposal: Mapping[str, Map], *, always: bool) -> bool:
         """Take a proposal, or leave it; says whether anything moved."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfusion.alignment import Alignment, random_maps
+from transfusion.engines import hired
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Permutation
 from transfusion.matching.advice import agreements
 from transfusion.reporting.bases import Bases
 from transfusion.reporting.reading import Result
 from transfusion.reporting.words import kind_of, layer_of
-from transfusion.workers import Workers
 
 PREDICTED = (
     "The share of B's activations that is predicted from A's by π, on inputs that π was not found on:"
@@ -101,11 +101,11 @@ def _by_weights(pi: Alignment, bases: Bases, nulls: Mapping[str, float | None]) 
     ids = [space.id for space in weights.architecture.free() if weights.speaks_of(space.id)]
     if not ids:
         return None
-    with Workers.hired(None) as workers:
-        found = agreements(weights, pi.maps, ids, workers)
-        identity = agreements(weights, {}, ids, workers)
+    with hired() as engine:
+        found = agreements(weights, pi.maps, ids, engine)
+        identity = agreements(weights, {}, ids, engine)
         known = all(nulls.get(spaces[id].axis) is not None for id in ids)
-        chance = {} if known else agreements(weights, random_maps(weights.architecture, 0), ids, workers)
+        chance = {} if known else agreements(weights, random_maps(weights.architecture, 0), ids, engine)
     null = {id: chance[id] if chance else float(nulls[spaces[id].axis] or 0.0) for id in ids}
     axes = tuple(Axis(id, found[id], identity[id], null[id]) for id in ids)
     return Qualities(

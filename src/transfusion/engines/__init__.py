@@ -1,0 +1,111 @@
+"""Engines: where pieces of work are done that do not need each other.
+
+An engine is given a subject, what to do with it, and the pieces. The subject is sent to other processes
+once, so it must be possible to pickle it; it holds headers and maps, never weights, which whoever works on
+it reads from its files. What comes out is the same on every engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from transfusion.errors import SettingError
+from transfusion.workers import Workers
+
+Subject = TypeVar("Subject")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+ENGINES = ("local", "ray")
+
+
+class Engine(ABC):
+    """A number of workers, in this process or elsewhere."""
+
+    workers: Workers
+    """The threads of this process."""
+    count: int
+    """How many pieces can be done side by side."""
+    shares_memory: bool
+    """Whether all workers are in this process, so that within a piece they can share it."""
+
+    @abstractmethod
+    def each(
+        self,
+        subject: Subject,
+        do: Callable[[Subject, Item], Result],
+        items: Sequence[Item],
+        *,
+        near: Callable[[Item], str] | None = None,
+    ) -> list[Result]:
+        """What ``do`` makes of every item, in their order. Items with the same word for ``near`` go, if
+        possible, to the worker that had such a one before, and may have kept something of it.
+        """
+
+    @abstractmethod
+    def joined(
+        self,
+        subject: Subject,
+        do: Callable[[Subject, Item], Any],
+        items: Sequence[Item],
+        join: Callable[[Subject, list[Any]], Result],
+        *,
+        near: Callable[[Item], str] | None = None,
+    ) -> Result:
+        """What ``join`` makes of the parts that ``do`` makes of the items. Parts may be large: they go from
+        worker to worker, and do not come here.
+        """
+
+
+class Local(Engine):
+    """Threads of this process."""
+
+    shares_memory = True
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.count = workers, workers.count
+
+    def each(
+        self,
+        subject: Subject,
+        do: Callable[[Subject, Item], Result],
+        items: Sequence[Item],
+        *,
+        near: Callable[[Item], str] | None = None,
+    ) -> list[Result]:
+        return self.workers.each(lambda item: do(subject, item), items)
+
+    def joined(
+        self,
+        subject: Subject,
+        do: Callable[[Subject, Item], Any],
+        items: Sequence[Item],
+        join: Callable[[Subject, list[Any]], Result],
+        *,
+        near: Callable[[Item], str] | None = None,
+    ) -> Result:
+        return join(subject, self.each(subject, do, items))
+
+
+@contextmanager
+def hired(engine: str = "local", *, jobs: int | None = None, address: str | None = None) -> Iterator[Engine]:
+    """An engine by its name, for the length of a block.
+
+    ``jobs`` is the number of workers: threads, or processes of Ray; as many as there are cores, if not said.
+    ``address`` is that of a Ray cluster that is running; without it, one is started on this machine.
+    """
+    if engine not in ENGINES:
+        raise SettingError(f"there is no engine {engine!r}", hint=f"choose one of {', '.join(ENGINES)}")
+    if address is not None and engine != "ray":
+        raise SettingError(f"address {address!r}: only Ray has one", hint="add --engine ray, or leave it out")
+    if engine == "local":
+        with Workers.hired(jobs) as workers:
+            yield Local(workers)
+    else:
+        from transfusion.engines.cluster import Cluster
+
+        with Workers.hired(1) as workers, Cluster.joined_at(address, jobs, workers) as cluster:
+            yield cluster

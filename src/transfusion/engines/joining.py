@@ -1,0 +1,68 @@
+"""Joining a Ray cluster, or starting one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transfusion.errors import ClusterError
+from transfusion.libraries import library
+
+STORE = 2**29
+"""Bytes for what workers hand to each other, on a cluster that is started here."""
+_SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@contextmanager
+def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any, int]]:
+    """Ray, connected, and how many cores there are; one that was running already goes on running."""
+    for name, value in _SILENT.items():
+        os.environ.setdefault(name, value)
+    ray = library("ray")
+    if ray.is_initialized():
+        yield ray, _cores(ray)
+        return
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init(num_cpus=cores, include_dashboard=False, object_store_memory=STORE, **quiet)
+    else:
+        _require_listener(address)
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise _unreachable(address, str(error).splitlines()[0]) from error
+    try:
+        yield ray, _cores(ray)
+    finally:
+        ray.shutdown()
+
+
+def _cores(ray: Any) -> int:
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    if not cores:
+        raise ClusterError("the cluster has no cores", hint="start a node with cores: ray start --num-cpus …")
+    return cores
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself tries for a minute, and says little; whether anybody listens is known at once."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        if address in ("auto", "local"):
+            return
+        raise _unreachable(address, "a host and a port were expected, such as 10.0.0.1:6379")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise _unreachable(address, str(error)) from error
+
+
+def _unreachable(address: str, reason: str) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster can be reached at {address} ({reason})",
+        hint="`ray start --head` starts one and tells its address; without --address one is started here",
+    )

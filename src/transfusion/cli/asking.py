@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transfusion.cli.checks import one_of
 from transfusion.cli.given import given
-from transfusion.cli.options import PRECISE, one_of
+from transfusion.cli.options import PRECISE
 
 if TYPE_CHECKING:
     from transfusion.evaluation import Data

@@ -13,6 +13,7 @@ import typer
 
 from transfusion.cli.console import Talk
 from transfusion.cli.work import Choices, files_of, report_transport, show
+from transfusion.sizes import as_words
 
 if TYPE_CHECKING:
     from transfusion.alignment import Alignment
@@ -117,21 +118,14 @@ class Moving:
     def _plan(self, plan: Mapping[str, int]) -> None:
         counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
         text = (
-            f"would write {self.output}: {counts}; read {_size(plan['bytes_to_read'])}, write"
-            f" {_size(plan['bytes_to_write'])}, with at most {_size(plan['memory'])} of memory for tensors"
+            f"would write {self.output}: {counts}; read {as_words(plan['bytes_to_read'])}, write"
+            f" {as_words(plan['bytes_to_write'])}, with at most {as_words(plan['memory'])} of memory for"
+            " tensors"
         )
         show({"would_write": str(self.output), **plan}, self.as_json, text)
 
 
 _COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
 
 
 def as_settings(**given: Any) -> dict[str, Any]:

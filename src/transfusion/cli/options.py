@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from transfusion.architecture import Heads, Inner, Residual
+from transfusion.cli.checks import as_size, one_of, use_tables
 from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Mlp, Order, Score, Start
 
 SHORTCUTS = ("interpolated", "plain", "rounded")
@@ -16,27 +16,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 PRECISE = DTYPES[:2]
 NEW_TOKENS = ("refuse", "keep", "drop")
 HOWS = ("sum", "mean", "ties", "dare")
-
-
-def one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
-    """A check that refuses a word which is not among the known ones, as wrong usage."""
-
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in known:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
-        return value
-
-    return check
-
-
-def use_tables(file: Path | None) -> Path | None:
-    """Register the tables of a file before the verb runs."""
-    if file is not None:
-        from transfusion.architectures import register
-
-        register(file)
-    return file
-
+ENGINES = ("local", "ray")
 
 ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
 Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
@@ -317,6 +297,37 @@ StoredDtype = Annotated[
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 Seed = Annotated[int, typer.Option(min=0, help="For everything that is drawn at random.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="all cores")]
+_WHERE = "Where to work, and with how much"
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Threads of this process, or workers of a Ray cluster; the result is the same.",
+        callback=one_of(ENGINES),
+        rich_help_panel=_WHERE,
+    ),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of a Ray cluster that is running.",
+        show_default="one is started here",
+        rich_help_panel=_WHERE,
+    ),
+]
+MemoryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        parser=as_size,
+        help="Get by with so much, such as 2GB or 512MiB; of Ray, each worker.",
+        show_default="as much as all threads need",
+        rich_help_panel=_WHERE,
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]

@@ -106,6 +106,10 @@ class Gains:
             self._kept[id, rows] = kept
         return kept.total
 
+    def forget(self) -> None:
+        """Give back what is kept."""
+        self._kept.clear()
+
     def between(self, section: Section, maps: Mapping[str, Map]) -> Tensor:
         """Every row of B against every row of A: (rows in B, rows in A, size in B, size in A).
 

@@ -19,7 +19,7 @@ from transfusion.workers import Workers
 
 BLOCK = 512
 """Rows of a gain that are computed at a time."""
-NUMBERS = 2**24
+NUMBERS = 2**23
 """How many numbers of a matrix are in memory at a time, unless it has only a few rows."""
 
 

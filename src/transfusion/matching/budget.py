@@ -152,6 +152,8 @@ def _of_pairs(weights: Weights, child: str) -> int:
 
 def _at_a_time(weights: Weights, section: Section) -> int:
     whole = _whole(weights, section)
+    if section.member is not None:
+        return whole // section.shape[0]
     if not section.plain:
         return whole
     other = section.shape[1 - section.dim] if section.dim == 0 else section.shape[1]

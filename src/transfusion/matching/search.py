@@ -24,6 +24,7 @@ from transfusion.matching.blocks import Block, Grounds, Situation, Spectral, blo
 from transfusion.matching.proposing import proposals
 from transfusion.matching.scores import Scores
 from transfusion.methods import Accept, Method, Order, Score, Start
+from transfusion.scratch import clear
 
 AT_HOME = "at home"
 """The name of the trial that needs no search."""
@@ -158,6 +159,7 @@ class Search:
                     trial.visits[str(block)] = self._surroundings(trial, block)
                 trial.past.update(proposal.past)
                 changed |= self._take(trial, proposal.maps, always=always)
+            clear()
             for block in wave:
                 done += 1
                 step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
+from transfusion.errors import AlignmentError
 from transfusion.maps import Permutation
 from transfusion.solvers import assignment, candidates, prices
 from transfusion.solvers.assignment import assign, solve
@@ -80,3 +81,106 @@ def test_candidates_collect_what_the_best_permutation_does_and_the_bound_holds(k
     assert found.total == pytest.approx(total(gain, found.index), rel=1e-12, abs=1e-12 * size * largest)
     assert best <= found.bound + 1e-11 * size * largest
     assert found.total >= best - EXACT * abs(found.bound) - 1e-11 * size * largest
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(2, 60), seed=st.integers(0, 2**32 - 1), use=st.sampled_from(["best", "worst", "some"])
+)
+def test_what_is_known_never_makes_it_worse(size, seed, use):
+    rng = np.random.default_rng(seed)
+    gain = torch.from_numpy(rng.standard_normal((size, 3)) @ rng.standard_normal((3, size))).float()
+    best, worst = (linear_sum_assignment(gain.numpy(), maximize=most)[1] for most in (True, False))
+    known = {"best": best, "worst": worst, "some": rng.permutation(size)}[use]
+    found = solve(Rows(gain), known=Permutation(known))
+    assert found.exact
+    collected = total(gain, found.permutation.index[0])
+    assert collected == pytest.approx(best_total(gain), rel=2 * EXACT, abs=1e-6)
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.1, 0.6])
+def test_gains_as_trained_layers_have_them_are_solved_exactly(signal):
+    gain = trained(700, 1, signal=signal)
+    found = assign_among_candidates(InMemory(gain))
+    assert found.gap <= EXACT
+    assert total(gain, found.index) == pytest.approx(best_total(gain), rel=2 * EXACT)
+
+
+def test_a_gain_by_rows_gives_the_same_permutation_and_is_never_asked_for_as_a_whole():
+    gain = trained(1100, 2)
+    by_rows = Rows(gain)
+    found = solve(by_rows)
+    assert found.exact
+    assert (found.permutation.index[0] == assign_among_candidates(InMemory(gain)).index).all()
+    assert by_rows.most * by_rows.size <= prices._CELLS
+
+
+def test_large_gains_are_solved_among_candidates_and_small_ones_as_they_are(monkeypatch):
+    gain = torch.stack([trained(300, seed) for seed in range(2)])
+    whole = solve(gain)
+    assert (whole.gap, whole.exact) == (0.0, True)
+    asked = []
+    honest = assignment.assign_among_candidates
+    monkeypatch.setattr(assignment, "LARGE", 300)
+    monkeypatch.setattr(
+        assignment,
+        "assign_among_candidates",
+        lambda one, known: asked.append(known) or honest(one, known=known),
+    )
+    known = Permutation.random(300, 2, np.random.default_rng(0))
+    found = solve(gain, known=known)
+    assert (np.stack(asked) == known.index).all()
+    assert found.exact
+    assert found.gap <= EXACT
+    assert (found.permutation.index == whole.permutation.index).all()
+    assert (assign(gain).index == whole.permutation.index).all()
+
+
+def test_where_every_unit_has_a_place_of_its_own_candidates_are_not_needed(monkeypatch):
+    gain = torch.randn(64, 64) + 30 * torch.eye(64)[torch.randperm(64)]
+    monkeypatch.setattr(assignment, "LARGE", 64)
+    monkeypatch.setattr(assignment, "assign_among_candidates", None)
+    assert (assign(gain[None]).index[0] == gain.argmax(1).numpy()).all()
+
+
+def test_a_search_that_is_cut_short_says_what_is_missing_and_memory_makes_up_for_it(monkeypatch):
+    gain = trained(400, 3)
+    monkeypatch.setattr(candidates, "ROUNDS", 1)
+    monkeypatch.setattr(candidates, "CANDIDATES", 1)
+    found = solve(Rows(gain))
+    best = best_total(gain)
+    collected = total(gain, found.permutation.index[0])
+    assert not found.exact
+    assert found.gap > EXACT
+    assert collected < best <= collected / (1 - found.gap) * (1 + 1e-9)
+    monkeypatch.setattr(assignment, "LARGE", 400)
+    whole = solve(gain[None])
+    assert whole.exact
+    assert total(gain, whole.permutation.index[0]) == pytest.approx(best, rel=1e-6)
+
+
+def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
+    gain = trained(700, 4)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            started = prices.first_prices(InMemory(gain), 1.0)
+            found.append((started.tobytes(), assign_among_candidates(InMemory(gain))))
+    finally:
+        torch.set_num_threads(before)
+    assert len({started for started, _ in found}) == 1
+    assert len({(one.index.tobytes(), one.total, one.bound) for _, one in found}) == 1
+
+
+def test_double_precision_is_taken_as_it_is():
+    gain = trained(200, 5).double() * (1 + 1e-10)
+    found = assign_among_candidates(InMemory(gain))
+    assert found.total == pytest.approx(best_total(gain), rel=1e-13)
+
+
+def test_a_gain_that_is_not_finite_is_refused():
+    gain = torch.randn(8, 8)
+    gain[3, 4] = torch.nan
+    with pytest.raises(AlignmentError, match="not a finite number"):
+        solve(Rows(gain))

@@ -6,6 +6,7 @@ same answer and a proof (`candidates`); so is one that is handed out by rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,10 +19,14 @@ from torch import Tensor
 from transfusion.maps import Permutation
 from transfusion.scratch import scratch
 from transfusion.solvers.candidates import EXACT, assign_among_candidates
-from transfusion.solvers.prices import ByRows, InMemory
+from transfusion.solvers.prices import ByRows, InMemory, blocks
 
-LARGE = 4096
-"""The size from which candidates are faster than looking at everything (docs/assignments.md)."""
+LARGE, HUGE = 4096, 12288
+"""The sizes from which candidates are faster than looking at everything (docs/assignments.md): where places
+crowd around the same units, and where they do not."""
+CROWDED, CLEAR = 0.5, 0.9
+"""Places crowd where fewer than the first share of all units are the best for some place. From the second
+share on there is little to solve, and looking at everything is faster at any size."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,11 @@ def solve(gain: Tensor | ByRows, *, known: Permutation | None = None) -> Solutio
     """
     if not isinstance(gain, Tensor):
         return _among_candidates([gain], known)
-    if gain.shape[1] < LARGE:
-        return Solution(_among_all(gain), 0.0, exact=True)
-    return _among_candidates([InMemory(one) for one in gain], known)
+    if wants_candidates(gain):
+        solution = _among_candidates([InMemory(one) for one in gain], known)
+        if solution.exact:
+            return solution
+    return Solution(_among_all(gain), 0.0, exact=True)
 
 
 def assign(gain: Tensor) -> Permutation:
@@ -60,7 +67,22 @@ def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
     return best, gain.gather(2, index).sum((1, 2), dtype=torch.float64)
 
 
-def _among_candidates(gains: list[Any], known: Permutation | None) -> Solution:
+def wants_candidates(gain: Tensor) -> bool:
+    """Whether a gain that is there as a whole is solved faster among candidates."""
+    size = gain.shape[1]
+    if size < LARGE:
+        return False
+    share = min(map(_wanted, gain)) / size
+    return share < (CLEAR if size >= HUGE else CROWDED)
+
+
+def _wanted(gain: Tensor) -> int:
+    """How many units are the best for some place."""
+    best = [block.numpy().argmax(1) for _, block in blocks(InMemory(gain))]
+    return len(np.unique(np.concatenate(best)))
+
+
+def _among_candidates(gains: Sequence[ByRows], known: Permutation | None) -> Solution:
     found = [
         assign_among_candidates(gain, known=known.index[row] if known is not None else None)
         for row, gain in enumerate(gains)

@@ -9,6 +9,7 @@ then the best permutation, not nearly the best; otherwise the bound says how muc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import lap
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transfusion.errors import AlignmentError
 from transfusion.solvers.prices import ByRows, Numbers, blocks, first_prices
 
 CANDIDATES = 48
@@ -67,6 +69,12 @@ class _Pairs:
     """place · size + unit"""
     gains: Numbers
     size: int
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Index, Numbers]], size: int) -> _Pairs:
+        """Keys and gains from blocks of rows, one after the other."""
+        keys, gains = zip(*parts, strict=True)
+        return cls(np.concatenate(keys), np.concatenate(gains), size)
 
     def and_more(self, other: _Pairs) -> _Pairs:
         """These and others."""
@@ -121,12 +129,18 @@ def _survey(gain: ByRows, known: Index) -> tuple[Found | _Pairs, float]:
         most[rows], own[rows] = values[here, units[rows]], values[here, known[rows]]
         if len(moments) * _SAMPLED_BLOCKS <= rows.start // len(block):
             moments.append((values.mean(dtype=np.float64), values.std(dtype=np.float64)))
+    if not np.isfinite(most).all():
+        raise AlignmentError(
+            "a gain is not a finite number", hint="look for weights that are infinite or not a number"
+        )
     if len(np.unique(units)) == size:
         total = float(most.sum())
         return Found(units, total, total), 0.0
     means, spreads = np.array(moments).T
     spread = float(np.sqrt(means.var() + np.square(spreads).mean()))
-    return _Pairs(np.arange(size) * size + known, own, size), max(spread, 1e-7 * float(np.abs(most).max()), _TINY)
+    return _Pairs(np.arange(size) * size + known, own, size), max(
+        spread, 1e-7 * float(np.abs(most).max()), _TINY
+    )
 
 
 def _first_candidates(gain: ByRows, prices: Numbers) -> tuple[_Pairs, Numbers]:
@@ -145,9 +159,7 @@ def _first_candidates(gain: ByRows, prices: Numbers) -> tuple[_Pairs, Numbers]:
     return _within(gain, left, prices, by_place, by_unit), prices
 
 
-def _tight(
-    gain: ByRows, prices: Numbers, sample: Index
-) -> tuple[Numbers, Numbers, Singles, Singles]:
+def _tight(gain: ByRows, prices: Numbers, sample: Index) -> tuple[Numbers, Numbers, Singles, Singles]:
     """What its best unit leaves to every place; the prices, lowered until every unit is somebody's best; and
     the rows and the columns of a sample.
     """
@@ -168,8 +180,8 @@ def _tight(
 
 
 def _within(gain: ByRows, left: Numbers, prices: Numbers, by_place: Singles, by_unit: Singles) -> _Pairs:
-    """The pairs that lose no more than their place or their unit allows; where these are too many for a place,
-    the best of them, and among equals those that come next after the place itself.
+    """The pairs that lose no more than their place or their unit allows; where these are too many for a
+    place, the best of them, and among equals those that come next after the place itself.
     """
     size = gain.size
     asked, allowed = torch.from_numpy(prices).float(), torch.from_numpy(by_unit)
@@ -182,7 +194,7 @@ def _within(gain: ByRows, left: Numbers, prices: Numbers, by_place: Singles, by_
         if len(where) > _MOST:
             where = _fewer(where, after.numpy(), rows.start)
         found.append((where + rows.start * size, block.numpy().reshape(-1)[where].astype(np.float64)))
-    return _Pairs(*(np.concatenate(part) for part in zip(*found, strict=True)), size)
+    return _Pairs.joined(found, size)
 
 
 def _fewer(where: Index, after: Singles, start: int) -> Index:
@@ -214,7 +226,8 @@ def _best(pairs: _Pairs, prices: Numbers) -> Index:
 
 def _settled(pairs: _Pairs, index: Index, prices: Numbers) -> Numbers:
     """Prices at which every place likes its own best among its candidates: halfway between the lowest ones
-    above the given prices and the highest ones below, so that they do not lie at the edge of what is possible.
+    above the given prices and the highest ones below, so that they do not lie at the edge of what is
+    possible.
 
     The pairs that matter most are gone through first; what is left to do with all of them is little.
     """
@@ -232,8 +245,8 @@ def _settled(pairs: _Pairs, index: Index, prices: Numbers) -> Numbers:
 
 
 def _raised(prices: Numbers, begin: Index, to: Index, lead: Numbers, slack: float) -> Numbers:
-    """The lowest prices above the given ones that are nowhere lower than at the beginning of a way there, less
-    the lead of that way.
+    """The lowest prices above the given ones that are nowhere lower than at the beginning of a way there,
+    less the lead of that way.
     """
     size, prices = len(prices), prices.copy()
     order = np.argsort(begin.astype(np.uint16 if size <= 2**16 else np.int64), kind="stable")
@@ -256,8 +269,8 @@ def _raised(prices: Numbers, begin: Index, to: Index, lead: Numbers, slack: floa
 def _look_around(gain: ByRows, left: Numbers, prices: Numbers) -> tuple[float, _Pairs]:
     """What no permutation exceeds at these prices, and the pairs among all that would pay.
 
-    ``left`` is what every place has after the price of its unit. A first look in float32 leaves only few pairs
-    to compute with care.
+    ``left`` is what every place has after the price of its unit. A first look in float32 leaves only few
+    pairs to compute with care.
     """
     size = gain.size
     asked = torch.from_numpy(prices).float()
@@ -279,4 +292,4 @@ def _look_around(gain: ByRows, left: Numbers, prices: Numbers) -> tuple[float, _
         first = np.arange(len(place)) - np.searchsorted(place, place) < JOINING
         kept = np.sort(where[first])
         found.append((kept + rows.start * size, block.numpy().reshape(-1)[kept].astype(np.float64)))
-    return bound, _Pairs(*(np.concatenate(part) for part in zip(*found, strict=True)), size)
+    return bound, _Pairs.joined(found, size)

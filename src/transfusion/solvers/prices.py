@@ -3,7 +3,8 @@
 Every place spreads its demand over all units, more to those that gain it more after their price, and a unit
 that is asked for by more than one place becomes dearer. At first demand is spread widely, so that prices find
 their order of size; then it is narrowed down step by step. The prices that come out are nearly those of the
-best permutation, so that few pairs remain worth looking at. A round is one pass over the gain in blocks of rows.
+best permutation, so that few pairs remain worth looking at. A round is one pass over the gain in blocks of
+rows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 WIDEST, NARROWEST, STEP = 8.0, 0.01, 0.6
-"""How widely demand is spread, in standard deviations of the gain: at first, at last, and by which factor less
-in every round."""
+"""How widely demand is spread, in standard deviations of the gain: at first, at last, and by which factor
+less in every round."""
 HASTE = 1.6
 """Prices rise and fall by this much more than demand alone would ask for: half of the rounds suffice."""
 FEWEST = 8
@@ -51,7 +52,7 @@ class InMemory:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """These rows."""
-        return self.gain[start:stop].float().cpu()
+        return self.gain[start:stop].cpu()
 
 
 def blocks(gain: ByRows, first: int = 0, every: int = 1) -> Iterator[tuple[slice, Tensor]]:

@@ -184,3 +184,17 @@ def test_a_gain_that_is_not_finite_is_refused():
     gain[3, 4] = torch.nan
     with pytest.raises(AlignmentError, match="not a finite number"):
         solve(Rows(gain))
+
+
+@pytest.mark.parametrize(
+    ("size", "rivals", "wanted"),
+    [(40, 39, False), (50, 39, True), (50, 20, False), (60, 20, True), (60, 3, False)],
+)
+def test_crowds_are_solved_among_candidates_when_large_and_others_when_huge(
+    size, rivals, wanted, monkeypatch
+):
+    monkeypatch.setattr(assignment, "LARGE", 50)
+    monkeypatch.setattr(assignment, "HUGE", 60)
+    gain = torch.eye(size)
+    gain[:rivals, 0] = 2.0
+    assert assignment.wants_candidates(gain[None]) is wanted

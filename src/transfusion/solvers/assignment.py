@@ -1,7 +1,13 @@
-"""Linear assignment: the permutation that collects the largest total gain."""
+"""Linear assignment: the permutation that collects the largest total gain.
+
+A gain that fits into memory and is small is solved as it is. A large one is solved among candidates, with the
+same answer and a proof (`candidates`); so is one that is handed out by rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import lap
@@ -12,14 +18,46 @@ from torch import Tensor
 
 from transfusion.maps import Permutation
 from transfusion.scratch import scratch
+from transfusion.solvers.candidates import EXACT, assign_among_candidates
+from transfusion.solvers.prices import ByRows, InMemory, blocks
+
+LARGE, HUGE = 4096, 12288
+"""The sizes from which candidates are faster than looking at everything (docs/assignments.md): where places
+crowd around the same units, and where they do not."""
+CROWDED, CLEAR = 0.5, 0.9
+"""Places crowd where fewer than the first share of all units are the best for some place. From the second
+share on there is little to solve, and looking at everything is faster at any size."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A permutation, and how far from the best it can be at most."""
+
+    permutation: Permutation
+    gap: float
+    """The share of the bound that is missing, (bound - total) / |bound|: the largest over the rows."""
+    exact: bool
+    """Whether it is the best one, up to rounding."""
+
+
+def solve(gain: Tensor | ByRows, *, known: Permutation | None = None) -> Solution:
+    """The best permutation for each row of a gain of shape (rows, size in B, size in A), or for one gain that
+    is handed out by rows.
+
+    ``known`` is where the axis is now. It may help to find the best, and never changes how good it is.
+    """
+    if not isinstance(gain, Tensor):
+        return _among_candidates([gain], known)
+    if wants_candidates(gain):
+        solution = _among_candidates([InMemory(one) for one in gain], known)
+        if solution.exact:
+            return solution
+    return Solution(_among_all(gain), 0.0, exact=True)
 
 
 def assign(gain: Tensor) -> Permutation:
     """The best permutation for each row of a gain of shape (rows, size in B, size in A)."""
-    costs = _costs(gain)
-    if len(costs) == 1:
-        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
-    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
+    return solve(gain).permutation
 
 
 def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
@@ -27,6 +65,37 @@ def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
     best = assign(gain)
     index = torch.from_numpy(best.index).to(gain.device).unsqueeze(2)
     return best, gain.gather(2, index).sum((1, 2), dtype=torch.float64)
+
+
+def wants_candidates(gain: Tensor) -> bool:
+    """Whether a gain that is there as a whole is solved faster among candidates."""
+    size = gain.shape[1]
+    if size < LARGE:
+        return False
+    share = min(map(_wanted, gain)) / size
+    return share < (CLEAR if size >= HUGE else CROWDED)
+
+
+def _wanted(gain: Tensor) -> int:
+    """How many units are the best for some place."""
+    best = [block.numpy().argmax(1) for _, block in blocks(InMemory(gain))]
+    return len(np.unique(np.concatenate(best)))
+
+
+def _among_candidates(gains: Sequence[ByRows], known: Permutation | None) -> Solution:
+    found = [
+        assign_among_candidates(gain, known=known.index[row] if known is not None else None)
+        for row, gain in enumerate(gains)
+    ]
+    gap = max(one.gap for one in found)
+    return Solution(Permutation(np.stack([one.index for one in found])), gap, exact=gap <= EXACT)
+
+
+def _among_all(gain: Tensor) -> Permutation:
+    costs = _costs(gain)
+    if len(costs) == 1:
+        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
+    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
 
 
 def _costs(gain: Tensor) -> NDArray[np.floating[Any]]:

@@ -202,6 +202,7 @@ def report_alignment(pi: Alignment, output: Path, record: Record, as_json: bool)
         "axes_moved": moved,
         "sweeps": max(0, len(trace) - 1),
         "objective": list(trace),
+        "assignment_gap": story.gap,
         "advice": dict(story.advice) or None,
     }
     text = f"π written to {output}: {moved} of {len(pi.maps)} axes moved"

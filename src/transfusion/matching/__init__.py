@@ -109,6 +109,7 @@ def align(
             seed=seed,
             engine=hands,
             limit=budget.kept,
+            room=budget.room,
             on_step=on_step,
             on_sweep=notes.note if notes else lambda trial: None,
             known=notes.recall() if notes else None,
@@ -118,6 +119,7 @@ def align(
     if notes:
         notes.forget()
     told_as = told.as_dict() if told else {}
+    story = replace(story, gap=max(trial.gaps.values(), default=0.0))
     if told and chosen.follows_advice and chosen.functional is not None:
         if told.verdict is not Verdict.ADD:
             story = replace(story, objective=tuple(trial.trace), advice=told_as)

@@ -15,14 +15,16 @@ from transfusion.engines import Engine, Local
 from transfusion.errors import SettingError
 from transfusion.evidence import products, weights
 from transfusion.evidence.sections import Section
+from transfusion.evidence.spilling import solving
 from transfusion.evidence.weights import Weights
 from transfusion.matching.blocks import Alone, Block, Household, blocks
 from transfusion.methods import Method
 from transfusion.model import Model
 from transfusion.sizes import as_words
+from transfusion.solvers.assignment import HUGE
 
 PROGRAM = 320 * 2**20
-"""Bytes of the program itself: 261 MiB were measured with a model of no size, and more with large products."""
+"""Bytes of the program itself: 261 MiB were measured with a tiny model, and large products take more."""
 COPIES = 7
 """How often what is read of a tensor is in memory at most: as stored and converted on both sides, with its
 columns moved as they are and as they were, and their difference."""
@@ -39,6 +41,10 @@ class Budget:
     """Its axis."""
     kept: int
     """Bytes for gains that are kept from one sweep to the next."""
+    room: int | None = None
+    """Bytes that a block may take, if that is limited."""
+    spilled: int = 0
+    """How many axes have gains that go to temporary files."""
 
     @property
     def total(self) -> int:
@@ -48,20 +54,28 @@ class Budget:
     @classmethod
     def of(cls, weights: Weights, method: Method, threads: int, memory: int | None = None) -> Budget:
         """As many threads as asked for and fit into the memory, and then as many gains as fit beside them."""
-        needs = {block.ids[0]: need(weights, method, block) for block in blocks(weights, method)}
-        needs["every tensor"] = _looked_at(weights)
-        demanding = max(needs, key=needs.__getitem__)
-        most, every = needs[demanding], _gains(weights)
+        found = blocks(weights, method)
+        needs = {block.ids[0]: need(weights, block) for block in found}
+        least = {block.ids[0]: need(weights, block, spilled=True) for block in found}
+        needs["every tensor"] = least["every tensor"] = _looked_at(weights)
+        every = _gains(weights)
         if memory is None:
-            return cls(threads, most, demanding, min(every, weights.nbytes * 3 // 4))
-        if PROGRAM + most > memory:
+            demanding = max(needs, key=needs.__getitem__)
+            return cls(threads, needs[demanding], demanding, min(every, weights.nbytes * 3 // 4))
+        demanding = max(least, key=least.__getitem__)
+        if PROGRAM + least[demanding] > memory:
             raise SettingError(
-                f"memory of {as_words(memory)} is too little: {demanding} takes {as_words(most)} at a time,"
-                f" and the program itself {as_words(PROGRAM)}",
-                hint=f"give at least {as_words(PROGRAM + most)}",
+                f"memory of {as_words(memory)} is too little: {demanding} takes"
+                f" {as_words(least[demanding])} at a time, and the program itself {as_words(PROGRAM)}",
+                hint=f"give at least {as_words(PROGRAM + least[demanding])}",
             )
-        threads = min(threads, (memory - PROGRAM) // max(most, 1))
-        return cls(threads, most, demanding, min(every, memory - PROGRAM - threads * most))
+        threads = max(1, min(threads, (memory - PROGRAM) // max(*needs.values(), 1)))
+        room = (memory - PROGRAM) // threads
+        spilled = [id for id in needs if needs[id] > room]
+        most = {id: min(needs[id], max(least[id], room)) for id in needs}
+        demanding = max(most, key=most.__getitem__)
+        kept = min(every, memory - PROGRAM - threads * most[demanding])
+        return cls(threads, most[demanding], demanding, kept, room, len(spilled))
 
     def as_dict(self) -> dict[str, int | str]:
         """As plain data, for a plan."""
@@ -71,6 +85,7 @@ class Budget:
             "memory_of_a_block": self.block,
             "most_demanding": self.demanding,
             "memory_of_kept_gains": self.kept,
+            "spilled": self.spilled,
         }
 
 
@@ -122,11 +137,11 @@ def budgeted(
     return budget
 
 
-def need(weights: Weights, method: Method, block: Block) -> int:
-    """Bytes that solving a block takes."""
+def need(weights: Weights, block: Block, *, spilled: bool = False) -> int:
+    """Bytes that solving a block takes, at least if its gain may be spilled."""
     match block:
         case Alone(id):
-            return _of_alone(weights, id)
+            return _of_alone(weights, id, spilled=spilled)
         case Household(parent, children):
             inside = (_of_pairs(weights, child) for child in children)
             return max(*inside, _of_alone(weights, parent))
@@ -135,11 +150,16 @@ def need(weights: Weights, method: Method, block: Block) -> int:
             return 4 * max(read, default=0)  # in float64, with its square
 
 
-def _of_alone(weights: Weights, id: str) -> int:
-    """A gain, what the solver makes of it, what is read at a time, and a file's pages around scattered rows."""
-    read = max((_at_a_time(weights, section) for section in weights.sections[id]), default=0)
-    mapped = max((weights.a.info(section.tensor).nbytes for section in weights.sections[id]), default=0)
-    return 2 * _gain(weights, id) + COPIES * read + mapped
+def _of_alone(weights: Weights, id: str, *, spilled: bool = False) -> int:
+    """A gain and what the solver makes of it, what is read at a time, and the pages around scattered rows."""
+    sections = weights.sections[id]
+    read = COPIES * max((_at_a_time(weights, section) for section in sections), default=0)
+    mapped = max((weights.a.info(section.tensor).nbytes for section in sections), default=0)
+    size, rows = weights.architecture.sizes[id], weights.architecture.rows(id)
+    if size < HUGE:
+        return 2 * _gain(weights, id) + read + mapped
+    at_once = _gain(weights, id) * products.BLOCK // size if spilled else _gain(weights, id)
+    return 2 * (at_once + solving(rows, size)) + read + mapped
 
 
 def _of_pairs(weights: Weights, child: str) -> int:

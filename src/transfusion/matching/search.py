@@ -67,6 +67,8 @@ class Trial:
     """A hash of all maps after each sweep."""
     past: dict[str, Past] = field(default_factory=dict, repr=False)
     """What the gain of each axis has gone through."""
+    gaps: dict[str, float] = field(default_factory=dict, repr=False)
+    """For the first axis of each block, by which share a better assignment may exist at most."""
 
     @property
     def sweeps(self) -> int:
@@ -84,6 +86,7 @@ class Search:
         seed: int,
         engine: Engine,
         limit: int | None = None,
+        room: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         on_sweep: Callable[[Trial], None] = lambda trial: None,
         known: Mapping[str, Trial] | None = None,
@@ -95,7 +98,7 @@ class Search:
         """Trials of an earlier run that was interrupted, by name."""
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; all, if not said."""
-        self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method)
+        self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method, room)
         self.scores = Scores(weights, engine)
         self.identity = self.scores.total({})
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
@@ -158,6 +161,7 @@ class Search:
                 if not settling or isinstance(block, Spectral):
                     trial.visits[str(block)] = self._surroundings(trial, block)
                 trial.past.update(proposal.past)
+                trial.gaps[block.ids[0]] = proposal.gap
                 changed |= self._take(trial, proposal.maps, always=always)
             clear()
             for block in wave:

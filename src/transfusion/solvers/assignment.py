@@ -1,7 +1,8 @@
 """Linear assignment: the permutation that collects the largest total gain.
 
-A gain that fits into memory and is small is solved as it is. A large one is solved among candidates, with the
-same answer and a proof (`candidates`); so is one that is handed out by rows.
+A small gain is solved as it is. A large one is solved among candidates, with the same answer and a proof
+(`candidates`). A huge one is always solved so, because it may have to be handed out by rows: what comes out
+must not depend on how much memory there is.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from transfusion.solvers.candidates import EXACT, assign_among_candidates
 from transfusion.solvers.prices import ByRows, InMemory, blocks
 
 LARGE, HUGE = 4096, 12288
-"""The sizes from which candidates are faster than looking at everything (docs/assignments.md): where places
-crowd around the same units, and where they do not."""
-CROWDED, CLEAR = 0.5, 0.9
-"""Places crowd where fewer than the first share of all units are the best for some place. From the second
-share on there is little to solve, and looking at everything is faster at any size."""
+"""The sizes from which a gain is solved among candidates: where places crowd around the same units, since it
+is faster then (docs/assignments.md), and always."""
+CROWDED = 0.5
+"""Places crowd where fewer than this share of all units are the best for some place."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,18 @@ class Solution:
     """Whether it is the best one, up to rounding."""
 
 
-def solve(gain: Tensor | ByRows, *, known: Permutation | None = None) -> Solution:
-    """The best permutation for each row of a gain of shape (rows, size in B, size in A), or for one gain that
-    is handed out by rows.
+def solve(gain: Tensor | Sequence[ByRows], *, known: Permutation | None = None) -> Solution:
+    """The best permutation for each row of a gain of shape (rows, size in B, size in A), or of one whose rows
+    are themselves handed out by rows.
 
     ``known`` is where the axis is now. It may help to find the best, and never changes how good it is.
     """
     if not isinstance(gain, Tensor):
-        return _among_candidates([gain], known)
-    if wants_candidates(gain):
+        return _among_candidates(gain, known)
+    huge = gain.shape[1] >= HUGE
+    if huge or wants_candidates(gain):
         solution = _among_candidates([InMemory(one) for one in gain], known)
-        if solution.exact:
+        if huge or solution.exact:
             return solution
     return Solution(_among_all(gain), 0.0, exact=True)
 
@@ -72,8 +73,7 @@ def wants_candidates(gain: Tensor) -> bool:
     size = gain.shape[1]
     if size < LARGE:
         return False
-    share = min(map(_wanted, gain)) / size
-    return share < (CLEAR if size >= HUGE else CROWDED)
+    return min(map(_wanted, gain)) < CROWDED * size
 
 
 def _wanted(gain: Tensor) -> int:

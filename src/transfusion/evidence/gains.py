@@ -20,7 +20,7 @@ from transfusion.maps import Map
 from transfusion.scratch import scratch
 from transfusion.workers import Workers
 
-_BLOCK = 512
+ROWS_AT_A_TIME = 512
 """Rows of a gain that are computed at a time; always the same, so that the digits are too."""
 
 
@@ -106,7 +106,7 @@ class Gains:
 
     def _multiply(self, into: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
         """Left @ rightᵀ, in blocks of rows that are computed side by side."""
-        edges = [*range(0, len(left), _BLOCK), len(left)]
+        edges = [*range(0, len(left), ROWS_AT_A_TIME), len(left)]
 
         def one(edge: tuple[int, int]) -> None:
             rows = slice(*edge)

@@ -132,12 +132,12 @@ def _null(search: Search) -> dict[str, float]:
     real, method = search.weights, search.method
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
-    middle, whole = _middle(search)
+    middle, whole = middle_of(search)
     trial = Search(weights, brief, seed=search.seed, workers=search.workers, only=middle).run()
     return agreements(weights, trial.maps, whole, search.workers)
 
 
-def _middle(search: Search) -> tuple[list[str], list[str]]:
+def middle_of(search: Search) -> tuple[list[str], list[str]]:
     """Axes from the middle of the model, and those among them with all their neighbours there; everything,
     where some kind of axis would be left out, as one map for the whole stream would.
     """

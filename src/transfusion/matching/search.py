@@ -92,7 +92,6 @@ class Search:
         """The axes to solve for; all, if not said."""
         self.grounds = Grounds(weights, Gains(weights, workers), method)
         self.scores = Scores(weights, workers)
-        self.identity = self.scores.total({})
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
     def run(self) -> Trial:
@@ -111,6 +110,11 @@ class Search:
         if self.method.accept is Accept.RISING and best.trace[-1] < self.identity:
             best = replace(best, maps=self._all_home(), trace=[*best.trace, self.identity])
         return best
+
+    @cached_property
+    def identity(self) -> float:
+        """The objective with nothing moved."""
+        return self.scores.total({})
 
     @cached_property
     def axes(self) -> list[str]:
@@ -142,7 +146,7 @@ class Search:
         always = settling or self.method.accept is Accept.ALWAYS
         settled = trial.maps if settling else None
         changed, done = False, 0
-        waves = list(self._waves(trial, start))
+        waves = list(self.waves(trial, start))
         total = sum(len(wave) for wave in waves)
         for wave in waves:
             due = [block for block in wave if self._due(trial, block)]
@@ -201,7 +205,7 @@ class Search:
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────
 
-    def _waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
+    def waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
         """The blocks in the order of a sweep; those that can be solved side by side together."""
         method, order = self.method, Order.RANDOM if trial.restart else self.method.order
         if start is Start.SPECTRAL:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.errors import ArchitectureError
+from transfusion.errors import ArchitectureError, TransfusionError
 from transfusion.live.building import _class_of_transformers, _transformers
 from transfusion.live.libraries import library
 from transfusion.memory import held_tensors
@@ -23,7 +23,9 @@ def outline(family: Family, config: Config, label: str) -> dict[str, Tensor]:
     try:
         with torch.device("meta"):
             return held_tensors(_MAKERS[family.library](config, label))
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except TransfusionError:
+        raise
+    except Exception as error:  # libraries have errors of their own for what they do not like
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArchitectureError(
             f"{label}: {family.library} cannot make a module of this configuration ({reason})",

@@ -237,11 +237,15 @@ class Search:
     def _coloured(self, order: Sequence[Block]) -> list[list[Block]]:
         """As few groups as a greedy choice gives, each of blocks that share no tensor."""
         waves: list[list[Block]] = []
+        taken: list[set[str]] = []
         for block in order:
-            fitting = (wave for wave in waves if all(self._apart(block, other) for other in wave))
-            if (wave := next(fitting, None)) is None:
-                waves.append(wave := [])
-            wave.append(block)
+            tensors = self._tensors(block)
+            fitting = (place for place, others in enumerate(taken) if others.isdisjoint(tensors))
+            if (place := next(fitting, len(waves))) == len(waves):
+                waves.append([])
+                taken.append(set())
+            waves[place].append(block)
+            taken[place] |= tensors
         return waves
 
     def _apart(self, one: Block, other: Block) -> bool:

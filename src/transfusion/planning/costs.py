@@ -81,9 +81,8 @@ class Costs:
         """The singular values of every unit of an axis, on both sides, through the smaller Gram matrix."""
         parts = []
         for one in sections:
-            size, count = self.architecture.sizes[one.id], self.numbers(one.tensor)
-            height = one.blocks(torch.empty(one.shape, device="meta")).shape[1]
-            small, large = sorted((height, count // (size * height)))
+            size, *extents = one.blocks(torch.empty(one.shape, device="meta")).shape
+            small, large = sorted(extents)
             parts.append(
                 self.reading(one.tensor)
                 + Work(flops=2 * 2 * 2.0 * size * small**2 * large, eigen=2.0 * size * small**3)

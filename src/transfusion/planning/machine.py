@@ -54,7 +54,7 @@ class Machine:
         """Seconds of one assignment; between the sizes measured, and beyond them, by powers of the size."""
         known = sorted(self.assignments)
         low, high = next(((low, high) for low, high in pairwise(known) if size <= high), known[-2:])
-        return self.assignments[low] * float(size / low) ** max(0.0, self._power(low, high))
+        return self.assignments[low] * math.pow(size / low, max(0.0, self._power(low, high)))
 
     @property
     def growth(self) -> float:

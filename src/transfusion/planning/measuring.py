@@ -27,7 +27,7 @@ _ROWS, _FILES = 1024, 6
 """The file that is read: as many tensors of such rows, 8192 wide."""
 
 
-def measure(folder: str | Path | None = None, sizes: Iterable[int] = ASSIGNED) -> Machine:
+def measure(folder: str | Path | None = None, sizes: Iterable[int] | None = None) -> Machine:
     """The constants of this machine; of the disk that a folder is on, or else the one for temporary files."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def measure(folder: str | Path | None = None, sizes: Iterable[int] = ASSIGNED) -
             eigen=_eigen(),
             storage=storage,
             writing=writing,
-            assignments={size: _assignment(size) for size in sizes},
+            assignments={size: _assignment(size) for size in sizes or ASSIGNED},
         )
     finally:
         torch.set_num_threads(threads)

@@ -10,13 +10,18 @@ from transfusion.planning.assumptions import COMPUTED
 from transfusion.planning.costs import Costs
 
 
-def working_set(search: Search, costs: Costs, cores: int) -> int:
-    """Bytes for the blocks that the cores of a node work on at a time, the largest there are.
+def working_set(needs: list[list[int]], at_once: int) -> int:
+    """Bytes for so many blocks at a time, the largest there are in any wave.
 
     Gains that are kept, and the program itself, come on top.
     """
+    return max((sum(nlargest(at_once, wave)) for wave in needs), default=0)
+
+
+def block_needs(search: Search, costs: Costs) -> list[list[int]]:
+    """Bytes that every block needs while it is worked on, wave by wave."""
     waves = search.waves(Trial("paper", {}, [0.0]), None)
-    return max((sum(nlargest(cores, (_block(costs, block) for block in wave))) for wave in waves), default=0)
+    return [[_block(costs, block) for block in wave] for wave in waves]
 
 
 def _block(costs: Costs, block: Block) -> int:

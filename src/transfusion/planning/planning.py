@@ -16,7 +16,7 @@ from transfusion.planning import assumptions
 from transfusion.planning.costs import Costs
 from transfusion.planning.machine import Machine
 from transfusion.planning.measuring import measure
-from transfusion.planning.memory import working_set
+from transfusion.planning.memory import block_needs, working_set
 from transfusion.planning.moving import moving as moved
 from transfusion.planning.paper import sketch
 from transfusion.planning.phases import Phase, Rehearsal
@@ -154,7 +154,8 @@ def plan(
         raise SettingError(
             f"method {chosen.name}: it does not search, and is not planned", hint=f"one of {known}"
         )
-    one, other = sketch(a), sketch(a if b is None else b)
+    one = sketch(a)
+    other = one if b is None else sketch(b)
     require_same_shape(one, other)
     found = machine if isinstance(machine, Machine) else Machine.load(machine) if machine else measure()
     cluster = Cluster(found, nodes, cores or found.cores, memory, network)
@@ -169,18 +170,18 @@ class _Planning:
         self.weights = Weights(a.under(method.policy), b.under(method.policy), vectors=method.vectors)
         self.costs = Costs(self.weights)
         self.stored = a.checkpoint.nbytes + b.checkpoint.nbytes
-        self._search = Rehearsal(self.weights, method, ()).search
+        self._needs = block_needs(Rehearsal(self.weights, method, ()).search, self.costs)
         self.cluster = replace(cluster, at_once=self._at_once(cluster))
 
     def _at_once(self, cluster: Cluster) -> int:
         """As many blocks as there are cores for, and memory."""
         left = cluster.memory - assumptions.PROGRAM
-        fitting = (n for n in range(cluster.cores, 1, -1) if working_set(self._search, self.costs, n) <= left)
+        fitting = (n for n in range(cluster.cores, 1, -1) if working_set(self._needs, n) <= left)
         return next(fitting, 1)
 
     def plan(self, sweeps: int, moving: Sequence[float], finetunes: int, *, advice: bool) -> Plan:
         cluster, nodes = self.cluster, self.cluster.nodes
-        working = working_set(self._search, self.costs, cluster.at_once)
+        working = working_set(self._needs, cluster.at_once)
         left = max(0.0, nodes * (cluster.memory - working - assumptions.PROGRAM))
         kept = kept_gains(self.costs, min(left, assumptions.SHARE_OF_GAINS * self.weights.nbytes))
         gains = sum(kept.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -38,35 +39,27 @@ class Work:
     """How many assignments by size."""
 
     def __add__(self, other: Work) -> Work:
-        numbers = {
-            one.name: getattr(self, one.name) + getattr(other, one.name)
-            for one in fields(Work)
-            if one.name != "assignments"
-        }
-        return Work(**numbers, assignments=Counter(self.assignments) + Counter(other.assignments))
-
-    def times(self, factor: float) -> Work:
-        """So many times as much."""
-        numbers = {
-            one.name: factor * getattr(self, one.name) for one in fields(Work) if one.name != "assignments"
-        }
-        return Work(**numbers, assignments={size: factor * n for size, n in self.assignments.items()})
+        return total((self, other))
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data."""
-        told = {one.name: getattr(self, one.name) for one in fields(Work) if one.name != "assignments"}
-        return {
-            **told,
-            "assignments": {str(size): self.assignments[size] for size in sorted(self.assignments)},
-        }
+        sizes = {str(size): self.assignments[size] for size in sorted(self.assignments)}
+        return {**{name: getattr(self, name) for name in _NUMBERS}, "assignments": sizes}
+
+
+_NUMBERS = tuple(one.name for one in fields(Work) if one.name != "assignments")
+_numbers_of = attrgetter(*_NUMBERS)
 
 
 def total(works: Iterable[Work]) -> Work:
     """All of it together."""
-    result = Work()
+    works = list(works)
+    sums = (sum(column) for column in zip(*map(_numbers_of, works), strict=True))
+    assignments: Counter[int] = Counter()
     for work in works:
-        result = result + work
-    return result
+        if work.assignments:
+            assignments.update(work.assignments)
+    return Work(**dict(zip(_NUMBERS, sums, strict=False)), assignments=assignments)
 
 
 @dataclass(frozen=True)

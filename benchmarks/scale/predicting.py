@@ -1,11 +1,12 @@
 """How well `transfusion plan` predicts: aligning Llamas that have nothing in common, phase by phase.
 
-    python benchmarks/scale/predicting.py                       0.1 and 0.3 billion parameters, on 1 and 2 cores
-    python benchmarks/scale/predicting.py --sizes 0.1b 1.1b     others; 1.1b takes a quarter of an hour
-    python benchmarks/scale/predicting.py --keep FOLDER         keep the models there, and use them again
+    python benchmarks/scale/predicting.py                     0.1 and 0.3 billion parameters, 1 and 2 cores
+    python benchmarks/scale/predicting.py --sizes 0.1b 1.1b   others; 1.1b takes minutes
+    python benchmarks/scale/predicting.py --keep FOLDER       keep the models there, and use them again
 
-The machine's constants are measured right before every run and once more right after it, and the plan rests on the
-middle of both: others who use the machine at the same time then slow down both sides of the comparison.
+The machine's constants are measured right before every run and once more right after it, and the plan rests
+on the middle of both. On one core, only the seconds count that the process had it, so that others who use the
+machine at the same time disturb less; on several there is no such clock, and the machine should be idle.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def compare(size: str, places: list[Path], cores: int) -> dict[str, Any]:
 def between(one: Machine, other: Machine) -> Machine:
     """The middle of two measurements."""
     names = [each.name for each in fields(Machine) if each.name not in ("cores", "assignments")]
-    middle = {name: math.sqrt(getattr(one, name) * getattr(other, name)) for name in names}
+    middle: dict[str, Any] = {name: math.sqrt(getattr(one, name) * getattr(other, name)) for name in names}
     times = {n: math.sqrt(one.assignments[n] * other.assignments[n]) for n in one.assignments}
     return replace(one, **middle, assignments=times)
 
@@ -106,10 +107,11 @@ def align(places: list[Path], cores: int) -> dict[str, float]:
     """The seconds of every phase of `align`, in the names that a plan has for them."""
     method = preset("guarded").changed(max_sweeps=SWEEPS)
     ends: dict[str, float] = {}
-    begun = time.perf_counter()
+    clock = time.process_time if cores == 1 else time.perf_counter
+    begun = clock()
 
     def done(name: str) -> None:
-        ends[name] = time.perf_counter()
+        ends[name] = clock()
 
     a, b = (Model.open(place).under(method.policy) for place in places)
     weights = Weights(a, b)

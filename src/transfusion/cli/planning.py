@@ -68,7 +68,7 @@ MovingOption = Annotated[
     str | None,
     typer.Option(
         "--moving",
-        show_default="1,0.22,0.107,0.07,0.05",
+        show_default="1,0.22,0.107,0.07",
         help="The share of columns that still move in the second sweep, the third, and so on; 0 where the"
         " first sweep finds everything.",
     ),

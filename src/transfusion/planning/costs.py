@@ -10,6 +10,7 @@ from transfusion.evidence.kinship import SAMPLE
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.matching.blocks import Block, Household, Spectral
+from transfusion.planning.assumptions import LATER
 from transfusion.planning.work import Task, Work, total
 
 
@@ -69,9 +70,10 @@ class Costs:
             placed=rows * one.width,
         )
 
-    def assigning(self, id: str) -> Work:
-        """An assignment for every row of an axis."""
-        return Work(assignments={self.architecture.sizes[id]: self.architecture.rows(id)}, visits=1)
+    def assigning(self, id: str, *, first: bool = True) -> Work:
+        """An assignment for every row of an axis; after the first, its places are nearly known."""
+        count = self.architecture.rows(id) * (1 if first else LATER)
+        return Work(assignments={self.architecture.sizes[id]: count}, visits=1)
 
     def pairing(self, parent: str, child: str) -> Work:
         """An assignment of a child's units for every pair of elements of its parent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from transfusion.evidence.sections import Section
 from transfusion.matching.blocks import Block, Household, Spectral, blocks
@@ -74,9 +75,13 @@ class Rehearsed:
             return ()
         if isinstance(block, Household):
             return block.children[-1:]
-        (id,) = block.ids
-        stays = id in self._inside or self._known[id] < SEEN
-        return () if stays else (id,)
+        return tuple(id for id in block.ids if id in self._moving)
+
+    @cached_property
+    def _moving(self) -> set[str]:
+        """The axes that move after the first sweep."""
+        seen = {id for id, share in self._known.items() if share >= SEEN} - self._inside
+        return {id for id in seen if self.search.weights.neighbours[id] & seen}
 
     def _around(self, ids: tuple[str, ...]) -> Wave:
         names = dict.fromkeys(name for id in ids for name in self.search.weights.tensors_of[id])
@@ -104,7 +109,8 @@ class Rehearsed:
             (id,) = block.ids
             counted = self.search.grounds.counted(id, settled)
             self._known.setdefault(id, self._share(id, counted))
-            work = self._gain(id, counted, share) + self.costs.assigning(id)
+            first = not self.trial.sweeps
+            work = self._gain(id, counted, share) + self.costs.assigning(id, first=first)
         return Task(work, self.costs.height(block))
 
     def _household(self, block: Household, settled: set[str] | None, share: float) -> Work:

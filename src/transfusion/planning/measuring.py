@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean, median
 
 import torch
 from safetensors import safe_open
@@ -58,19 +59,17 @@ def measure(folder: str | Path | None = None, sizes: Iterable[int] | None = None
         torch.set_num_threads(threads)
 
 
-def _seconds(
-    do: Callable[[], object], times: int = 5, clock: Callable[[], float] = time.thread_time
-) -> float:
+def _seconds(do: Callable[[], object], times: int = 5) -> float:
     """The middle one of several runs, after one that does not count. Only the seconds that this thread had a
     core count: those that others had it are not the machine's.
     """
     do()
     taken = []
     for _ in range(times):
-        begun = clock()
+        begun = time.thread_time()
         do()
-        taken.append(clock() - begun)
-    return sorted(taken)[times // 2]
+        taken.append(time.thread_time() - begun)
+    return median(taken)
 
 
 def _multiplier(inner: int) -> Callable[[], object]:
@@ -83,27 +82,24 @@ def _product(inner: int) -> float:
 
 
 def _together(cores: int) -> float:
-    """How much slower each core is when all have products to do, at the best of several trials: others who
-    use the machine at the same time are not part of it.
+    """How much slower each core is when all have products to do. Again only the seconds count that a thread
+    had a core, so that others who use the machine at the same time are not taken for its limits.
     """
     if cores == 1:
         return 1.0
 
-    def some(do: Callable[[], object]) -> None:
+    def some(do: Callable[[], object]) -> float:
         torch.set_num_threads(1)
+        do()
+        begun = time.thread_time()
         for _ in range(10):
             do()
+        return time.thread_time() - begun
 
-    tasks, wall = [_multiplier(_INNER) for _ in range(cores)], time.perf_counter
+    tasks = [_multiplier(_INNER) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:
-        pairs = [
-            (
-                _seconds(lambda: some(tasks[0]), 1, wall),
-                _seconds(lambda: list(pool.map(some, tasks)), 1, wall),
-            )
-            for _ in range(4)
-        ]
-    return min(1.0, min(alone for alone, _ in pairs) / min(every for _, every in pairs))
+        pairs = [(some(tasks[0]), fmean(pool.map(some, tasks))) for _ in range(5)]
+    return min(1.0, median(alone / every for alone, every in pairs))
 
 
 def _summing(product: float) -> float:

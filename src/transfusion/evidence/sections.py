@@ -46,7 +46,7 @@ class Section:
     ) -> list[Section]:
         """The sections of an axis in one dimension of a tensor."""
         first = cls(architecture, tensor, layout, shape, id, dim, 0)
-        count = len(first._pieces(first._positions({}), one_unit=True))
+        count = len(first._pieces(first._outline, one_unit=True))
         return [cls(architecture, tensor, layout, shape, id, dim, part) for part in range(count)]
 
     @property
@@ -62,11 +62,11 @@ class Section:
 
     @property
     def rows(self) -> int:
-        return int(self._home.shape[0])
+        return self._extents[0]
 
     @property
     def width(self) -> int:
-        return int(self._home.shape[1])
+        return self._extents[1]
 
     @cached_property
     def key(self) -> str:
@@ -122,7 +122,18 @@ class Section:
 
     @cached_property
     def _factors(self) -> list[Factor]:
-        return self._pieces(self._positions({}), one_unit=True)[self.part][1]
+        return self._pieces(self._outline, one_unit=True)[self.part][1]
+
+    @cached_property
+    def _extents(self) -> tuple[int, int]:
+        """Rows and width, from the shape alone."""
+        rows, _, width = self._unfold(*self._pieces(self._outline, one_unit=True)[self.part]).shape
+        return int(rows), int(width)
+
+    @property
+    def _outline(self) -> Tensor:
+        """The tensor with one unit of the axis, without any values."""
+        return torch.empty(self._shape_of_one_unit, device="meta")
 
     @cached_property
     def _home(self) -> Tensor:
@@ -140,15 +151,19 @@ class Section:
         """Where everything beside the axis comes from under maps: the tensor with one unit of the axis,
         holding positions instead of values.
         """
-        sizes = {**self.architecture.sizes, self.id: 1}
-        shape = [
-            size if item == Name(ANONYMOUS) else size_of(item, sizes)
-            for item, size in zip(self.layout.items, self.shape, strict=True)
-        ]
+        sizes, shape = {**self.architecture.sizes, self.id: 1}, self._shape_of_one_unit
         positions = torch.arange(torch.Size(shape).numel()).reshape(shape)
         for dim in range(len(shape)):
             positions = move_dim(positions, dim, self.layout, maps, sizes, self.architecture.parents)
         return positions
+
+    @property
+    def _shape_of_one_unit(self) -> list[int]:
+        sizes = {**self.architecture.sizes, self.id: 1}
+        return [
+            size if item == Name(ANONYMOUS) else size_of(item, sizes)
+            for item, size in zip(self.layout.items, self.shape, strict=True)
+        ]
 
     def _pieces(self, tensor: Tensor, *, one_unit: bool = False) -> list[tuple[Any, list[Factor]]]:
         """The parts of a tensor that have the axis, with their factors."""

@@ -156,7 +156,7 @@ class TunedModel(Source):
     def checkpoint(self) -> Checkpoint:
         return self.model.checkpoint
 
-    @property
+    @cached_property
     def names(self) -> Mapping[str, Stored]:
         known = self.model.architecture
         return {name: self.model.names[name] for name in (*known.tensors, *known.buffers)}

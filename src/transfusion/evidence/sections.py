@@ -117,8 +117,10 @@ class Section:
         Columns of A are numbered through all rows; the axis itself is not moved.
         """
         here = {id: maps[id] for id in self.others if id in maps}
-        positions = self._unfold(*self._pieces(self._positions(here), one_unit=True)[self.part])[:, 0]
-        return self._number[positions]
+        home, moved = self._places({}), self._places(here)
+        number = torch.empty(int(home.max()) + 1, dtype=torch.int64)  # of the column at each position
+        number[home.reshape(-1)] = torch.arange(home.numel())
+        return number[moved]
 
     @cached_property
     def _factors(self) -> list[Factor]:
@@ -135,17 +137,9 @@ class Section:
         """The tensor with one unit of the axis, without any values."""
         return torch.empty(self._shape_of_one_unit, device="meta")
 
-    @cached_property
-    def _home(self) -> Tensor:
-        """The positions of all columns with nothing moved."""
-        return self._unfold(*self._pieces(self._positions({}), one_unit=True)[self.part])[:, 0]
-
-    @cached_property
-    def _number(self) -> Tensor:
-        """The number of the column at each position."""
-        number = torch.empty(int(self._home.max()) + 1, dtype=torch.int64)
-        number[self._home.reshape(-1)] = torch.arange(self._home.numel())
-        return number
+    def _places(self, maps: Mapping[str, Map]) -> Tensor:
+        """The positions of all columns under maps."""
+        return self._unfold(*self._pieces(self._positions(maps), one_unit=True)[self.part])[:, 0]
 
     def _positions(self, maps: Mapping[str, Map]) -> Tensor:
         """Where everything beside the axis comes from under maps: the tensor with one unit of the axis,

@@ -191,6 +191,13 @@ def test_a_model_that_was_sent_is_the_same_and_small(case, made):
     assert len(packed) < 300_000
 
 
+def test_a_model_is_found_again_from_another_folder(made, monkeypatch, tmp_path):
+    monkeypatch.chdir(made("vit", 1).parent)
+    packed = pickle.dumps(Model.open(made("vit", 1).name))
+    monkeypatch.chdir(tmp_path)
+    assert pickle.loads(packed).digest == Model.open(made("vit", 1)).digest
+
+
 def test_gains_that_were_sent_have_the_same_digits_and_nothing_kept(made):
     weights = Weights(*(Model.open(made("llama", seed)) for seed in (1, 2)))
     gains = Gains(weights, Workers(2))

@@ -8,7 +8,7 @@ torch's restricted unpickler and nothing else. `Checkpoint.of` is one in memory,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,7 +84,17 @@ class Checkpoint:
                 f"{self.label}: a model in memory cannot be read by other processes",
                 hint="save it to a folder that all of them see, and give the folder",
             )
-        return {**self.__dict__, "module": None, "_open": {}, "_seen": 0}
+        where = {file: file.absolute() for file in self.files}
+        return {
+            **self.__dict__,
+            "root": self.root.absolute(),
+            "files": tuple(where.values()),
+            "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
+            "_stamps": {where[file]: stamp for file, stamp in self._stamps.items()},
+            "module": None,
+            "_open": {},
+            "_seen": 0,
+        }
 
     def require_unchanged(self) -> None:
         """Refuse files that somebody has changed since they were opened, here or in another process."""

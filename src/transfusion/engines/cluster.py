@@ -114,7 +114,7 @@ class Cluster(Engine):
             try:
                 result: Result = self._run(whole)[0]
             except self.ray.exceptions.ObjectLostError:
-                continue  # together with the machine that had it
+                continue
             return result
         raise ClusterError(
             "parts of a gain were lost again and again on their way between workers",
@@ -179,17 +179,23 @@ class Cluster(Engine):
                 clock.add(outcome.seconds)
             errand.values[place] = value if errand.keep else self.ray.get(value)
         except (self.ray.exceptions.ActorDiedError, self.ray.exceptions.ActorUnavailableError) as error:
-            self._mourn(hand, place, errand, error)
+            self._hire()
+            self._again(hand, place, errand, error)
+            return
+        except self.ray.exceptions.ObjectLostError as error:  # together with the machine that had it
+            self._idle.append(hand)
+            if errand.parts:
+                raise
+            self._again(hand, place, errand, error)
             return
         except BaseException:
             self._idle.append(hand)
             raise
         self._idle.append(hand)
 
-    def _mourn(self, hand: _Hired, place: int, errand: _Errand, error: Exception) -> None:
-        """Give a piece to somebody else, and hire anew."""
+    def _again(self, hand: _Hired, place: int, errand: _Errand, error: Exception) -> None:
+        """Give a piece to somebody else, unless it has killed too many."""
         errand.deaths[place] += 1
-        self._hire()
         if errand.deaths[place] >= ATTEMPTS:
             raise ClusterError(
                 f"{ATTEMPTS} workers died at one piece of work, the last on {hand.host}",

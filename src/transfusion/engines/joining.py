@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from transfusion.errors import ClusterError
@@ -30,6 +31,8 @@ def prepared() -> Any:
 @contextmanager
 def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any, int]]:
     """Ray, connected, and how many cores there are; one that was running already goes on running."""
+    if address is not None and _has_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # before it is imported
     ray = prepared()
     if ray.is_initialized():
         yield ray, _cores(ray)
@@ -47,6 +50,12 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
         yield ray, _cores(ray)
     finally:
         ray.shutdown()
+
+
+def _has_token() -> bool:
+    """Whether this user has the word by which clusters know their own; they may ask for it."""
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return given or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _cores(ray: Any) -> int:
@@ -72,5 +81,6 @@ def _require_listener(address: str) -> None:
 def _unreachable(address: str, reason: str) -> ClusterError:
     return ClusterError(
         f"no Ray cluster can be reached at {address} ({reason})",
-        hint="`ray start --head` starts one and tells its address; without --address one is started here",
+        hint="`ray start --head` starts one and tells its address; if it has a token (`ray get-auth-token`),"
+        " this machine needs it too",
     )

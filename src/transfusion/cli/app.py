@@ -16,6 +16,7 @@ from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
 from transfusion.cli.options import (
     AcceptOption,
+    AddressOption,
     AdviceOption,
     ArchitectureFile,
     CalibrateOption,
@@ -23,6 +24,7 @@ from transfusion.cli.options import (
     Device,
     DryRun,
     Dtype,
+    EngineOption,
     EvidenceOption,
     Force,
     HeadsOption,
@@ -31,6 +33,7 @@ from transfusion.cli.options import (
     JoinOption,
     Json,
     MaybeOutput,
+    MemoryOption,
     MethodOption,
     MlpOption,
     ModelArgument,
@@ -197,6 +200,10 @@ def apply(
     output: Output,
     config: Config = None,
     architecture: ArchitectureFile = None,
+    jobs: Jobs = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    memory: MemoryOption = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -206,7 +213,8 @@ def apply(
     from transfusion.writer import require_writable
 
     require_writable(output, force=force, inputs=files_of(pi, a))
-    prepare(pi, Model.open(a, config=config)).save(output, force=force)
+    moved = prepare(pi, Model.open(a, config=config))
+    moved.save(output, force=force, jobs=jobs, engine=engine, address=address, memory=memory)
     show({"written": str(output)}, as_json, f"π(A) written to {output}")
 
 

@@ -37,6 +37,9 @@ class Choices:
     search: Mapping[str, Any] = field(default_factory=dict)
     """Further choices about the search, by the names that a method has for them."""
     advice: bool = True
+    engine: str = "local"
+    address: str | None = None
+    memory: int | None = None
 
     def refuse_beside_via(self) -> None:
         """A π that exists already cannot be aligned otherwise."""
@@ -53,6 +56,7 @@ class Choices:
         from transfusion.matching import align
 
         clock = Clock()
+        bounded: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
         if journal is not None and journal.exists():
             talk.note(f"note: going on from {journal}, if it belongs to the same models and method")
         with talk.sweeps() as on_step:
@@ -65,6 +69,9 @@ class Choices:
                 device=self.device,
                 seed=self.seed,
                 jobs=self.jobs,
+                engine=self.engine,
+                address=self.address,
+                **bounded,
                 advice=self.advice,
                 journal=journal,
                 clock=clock,

@@ -14,15 +14,23 @@ from transfusion.libraries import library
 
 STORE = 2**29
 """Bytes for what workers hand to each other, on a cluster that is started here."""
-_SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+}
+
+
+def prepared() -> Any:
+    """The library, with settings that it reads before it starts anything."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    return library("ray")
 
 
 @contextmanager
 def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any, int]]:
     """Ray, connected, and how many cores there are; one that was running already goes on running."""
-    for name, value in _SILENT.items():
-        os.environ.setdefault(name, value)
-    ray = library("ray")
+    ray = prepared()
     if ray.is_initialized():
         yield ray, _cores(ray)
         return

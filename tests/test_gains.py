@@ -68,7 +68,7 @@ class Followed:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("case", PRINCIPAL)
+@pytest.mark.parametrize("case", [*PRINCIPAL, "mixtral"])
 def test_a_gain_is_what_the_scores_of_all_tensors_become(case, policy, pair):
     weights = pair(case, policy)
     architecture = weights.architecture
@@ -122,7 +122,7 @@ def changed(weights: Weights, maps, but: str, which: int, small: bool, seed: int
 
 @settings(max_examples=40)
 @given(
-    case=st.sampled_from(["vit-classifier", "gpt2", "llama"]),
+    case=st.sampled_from(["vit-classifier", "gpt2", "llama", "mixtral"]),
     policy=st.sampled_from(list(POLICIES)),
     axis=st.integers(0, 10**6),
     changes=CHANGES,
@@ -197,7 +197,7 @@ def test_corrections_that_add_up_to_half_of_the_columns_end_in_a_computation(pai
     assert corrected + 6 > width / 2
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "gpt2", "llama"])
+@pytest.mark.parametrize("case", ["vit-classifier", "gpt2", "llama", "mixtral"])
 def test_some_rows_of_a_gain_are_those_of_the_whole(case, pair, monkeypatch):
     """To the last digit, if they begin where a block of rows begins; and whatever is read at a time."""
     weights = pair(case, "untied")

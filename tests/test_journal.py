@@ -124,6 +124,7 @@ def test_a_trial_is_remembered_whole(tmp_path):
         View(("w:0:0",), {"y": Permutation([1, 0])}),
         View(("w:0:0",), {"y": Permutation([0, 1])}, 2),
     )
+    trial.gaps["x"] = 1e-8
     Journal(tmp_path / "j", "these").note(trial)
     known = Journal(tmp_path / "j", "these").recall()
     assert known == {"restart 2": trial}

@@ -51,6 +51,9 @@ class Provenance:
     """The inner product of π(A) and B: at the start, and after each sweep."""
     advice: Mapping[str, Any] = field(default_factory=dict)
     """Whether aligning these two models makes sense, with the numbers behind it; empty if not asked."""
+    gap: float = 0.0
+    """The largest share by which a better assignment of any one axis may exist, given all others: a bound
+    from prices. Small axes are assigned exactly."""
     version: str = __version__
     run: Mapping[str, Any] = field(default_factory=dict)
     """How long it took and on what, if somebody looked."""

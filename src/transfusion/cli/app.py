@@ -67,6 +67,7 @@ from transfusion.cli.work import (
     open_bases,
     report_alignment,
     show,
+    show_plan,
     timed,
 )
 
@@ -139,6 +140,9 @@ def align(
     device: Device = "cpu",
     seed: Seed = 0,
     jobs: Jobs = None,
+    memory: MemoryOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     force: Force = False,
@@ -169,12 +173,6 @@ def align(
     record = Record("align", command())
     talk = Talk(quiet=quiet, verbose=verbose)
     models = open_bases(a, b, config, talk)
-    if dry_run:
-        axes = len(models[0].architecture.free())
-        total = sum(model.checkpoint.nbytes for model in models)
-        plan = {"would_write": str(output), "axes": axes, "bytes_to_read": total}
-        show(plan, as_json, f"would match {axes} axes, read {total:,} bytes and write {output}")
-        return
     require_writable(output, force=force, inputs=files_of(a, b), folder=False)
     search: dict[str, Any] = {
         "heads": heads,
@@ -186,7 +184,12 @@ def align(
     search |= {"restarts": restarts, "max_sweeps": sweeps, "outputs": outputs, "vectors": vectors}
     search |= {"evidence": evidence, "soft": soft, "regularisation": regularisation, "join": join}
     search |= {"calibrate": as_place(calibrate), "probes": probes, "samples": samples, "mlp": mlp}
-    choices = Choices(method, residual, inner, dtype, device, seed, jobs, search, advice)
+    choices = Choices(
+        method, residual, inner, dtype, device, seed, jobs, search, advice, engine, address, memory
+    )
+    if dry_run:
+        show_plan(choices, models, output, as_json)
+        return
     pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
     pi = timed(pi, record)
     pi.save(output, force=force)

@@ -13,7 +13,8 @@ from transfusion.alpha import Alpha
 from transfusion.architecture import Inner, Residual
 from transfusion.cli.console import Talk, out, print_json
 from transfusion.errors import OutputError, listing
-from transfusion.methods import DEFAULT, preset
+from transfusion.methods import DEFAULT, Method, preset
+from transfusion.sizes import as_words
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,11 @@ class Choices:
         if said:
             raise typer.BadParameter(f"{', '.join(said)} says how to align, and --via is aligned already")
 
+    def chosen(self) -> Method:
+        """The method, as it was asked for."""
+        method = preset(self.method or DEFAULT).changed(**self.search)
+        return method.changed(residual=self.residual, inner=self.inner)
+
     def align(self, models: tuple[Model, Model], talk: Talk, journal: Path | None = None) -> Alignment:
         """Align two models, with a bar; what an interrupted run has written down is taken up."""
         import torch
@@ -56,22 +62,19 @@ class Choices:
         from transfusion.matching import align
 
         clock = Clock()
-        bounded: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
         if journal is not None and journal.exists():
             talk.note(f"note: going on from {journal}, if it belongs to the same models and method")
         with talk.sweeps() as on_step:
             pi = align(
                 *models,
-                method=preset(self.method or DEFAULT).changed(**self.search),
-                residual=self.residual,
-                inner=self.inner,
+                method=self.chosen(),
                 dtype=as_dtype(self.dtype) or torch.float32,
                 device=self.device,
                 seed=self.seed,
                 jobs=self.jobs,
+                memory=self.memory,
                 engine=self.engine,
                 address=self.address,
-                **bounded,
                 advice=self.advice,
                 journal=journal,
                 clock=clock,
@@ -153,6 +156,34 @@ def show(result: dict[str, Any], as_json: bool, text: str) -> None:
         out.print(text, markup=False)
 
 
+def show_plan(choices: Choices, models: tuple[Model, Model], output: Path, as_json: bool) -> None:
+    """What aligning would do, and in how much memory."""
+    import torch
+
+    from transfusion.matching import planned
+
+    plan = planned(
+        *models,
+        method=choices.chosen(),
+        memory=choices.memory,
+        engine=choices.engine,
+        jobs=choices.jobs,
+        dtype=as_dtype(choices.dtype) or torch.float32,
+    )
+    lines = [
+        f"would match {plan['axes']} axes, read {as_words(plan['bytes_to_read'])} at least once and write"
+        f" {output}"
+    ]
+    if "memory" in plan:
+        whose = "this process" if choices.engine == "local" else "each worker"
+        lines.append(
+            f"{whose}: at most {as_words(plan['memory'])} of memory: {plan['threads']} thread(s) with"
+            f" {as_words(plan['memory_of_a_block'])} each (the most for {plan['most_demanding']}),"
+            f" {as_words(plan['memory_of_kept_gains'])} for gains that are kept, and the program"
+        )
+    show({"would_write": str(output), **plan}, as_json, "\n".join(lines))
+
+
 def timed(pi: Alignment, record: Record) -> Alignment:
     """The same π, which tells how long it took to find."""
     return replace(pi, provenance=replace(pi.provenance, run=record.run()))
@@ -171,6 +202,7 @@ def report_alignment(pi: Alignment, output: Path, record: Record, as_json: bool)
         "axes_moved": moved,
         "sweeps": max(0, len(trace) - 1),
         "objective": list(trace),
+        "assignment_gap": story.gap,
         "advice": dict(story.advice) or None,
     }
     text = f"π written to {output}: {moved} of {len(pi.maps)} axes moved"

@@ -111,12 +111,17 @@ def require_engine(engine: str, address: str | None = None) -> None:
 
 
 @contextmanager
-def hired(engine: str = "local", *, jobs: int | None = None, address: str | None = None) -> Iterator[Engine]:
-    """An engine by its name, for the length of a block.
+def hired(
+    engine: str | Engine = "local", *, jobs: int | None = None, address: str | None = None
+) -> Iterator[Engine]:
+    """An engine by its name, for the length of a block; one that is there already is used as it is.
 
     ``jobs`` is the number of workers: threads, or processes of Ray; as many as there are cores, if not said.
     ``address`` is that of a Ray cluster that is running; without it, one is started on this machine.
     """
+    if isinstance(engine, Engine):
+        yield engine
+        return
     require_engine(engine, address)
     if engine == "local":
         with Workers.hired(jobs) as workers:

@@ -12,6 +12,7 @@ import torch
 
 from transfusion import __version__, errors
 from transfusion.errors import TransfusionError
+from transfusion.scratch import give_back_at_once
 
 SUBJECTS = 2
 """How many subjects a worker remembers, with what it has kept of them."""
@@ -38,6 +39,7 @@ class Hand:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        give_back_at_once()
         self._subjects: OrderedDict[int, Any] = OrderedDict()
 
     def greet(self) -> tuple[str, str]:

@@ -88,7 +88,7 @@ class Gains:
             return (now,)
         return (*past, View(now.sections, now.maps, moved))
 
-    def of(self, id: str, past: Past, rows: range | None = None) -> Tensor:
+    def of(self, id: str, past: Past, rows: range | None = None, *, keep: bool = True) -> Tensor:
         """The gain of an axis at the end of its past: (rows, size in B, size in A), or some of B's units."""
         rows = range(self.weights.architecture.sizes[id]) if rows is None else rows
         kept = self._kept.pop((id, rows), None)
@@ -102,9 +102,13 @@ class Gains:
                 if old is None or not torch.equal(old, new):
                     products.add(kept.total, section, old, new)
             kept.columns, kept.past = columns, (*kept.past, view)
-        if id in self._worth_keeping:
+        if keep and id in self._worth_keeping:
             self._kept[id, rows] = kept
         return kept.total
+
+    def forget(self) -> None:
+        """Give back what is kept."""
+        self._kept.clear()
 
     def between(self, section: Section, maps: Mapping[str, Map]) -> Tensor:
         """Every row of B against every row of A: (rows in B, rows in A, size in B, size in A).

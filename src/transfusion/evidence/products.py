@@ -19,7 +19,7 @@ from transfusion.workers import Workers
 
 BLOCK = 512
 """Rows of a gain that are computed at a time."""
-NUMBERS = 2**24
+NUMBERS = 2**23
 """How many numbers of a matrix are in memory at a time, unless it has only a few rows."""
 
 
@@ -36,7 +36,9 @@ class Products:
 
         ``total`` has these rows of the gain: (rows of the axis, some of B's units, A's units).
         """
-        if not section.plain:
+        if section.member is not None:
+            self._member_by_member(total, section, section.member, old, new)
+        elif not section.plain:
             self._at_once(total, section, old, new)
         elif section.dim == 0:
             self._unit_by_unit(total[0], section, old, new)
@@ -74,6 +76,33 @@ class Products:
             )
             right = moved - before[0] if before else moved
             self._multiply(total, of_b.T, right.T)
+
+    def _member_by_member(
+        self, total: Tensor, section: Section, member: Section, old: Tensor | None, new: Tensor
+    ) -> None:
+        """Of a stack: one member of B at a time, with those of A that meet it."""
+        rows, width = section.shape[0], member.width
+        before = old.reshape(rows, width) if old is not None else None
+        for row, now in enumerate(new.reshape(rows, width)):
+            then = None if before is None else before[row]
+            if then is not None and torch.equal(then, now):
+                continue
+            moved = _moved(None if then is None else then[None], now[None])
+            right = self._of_member(section, member, now[moved], "new")
+            if then is not None:
+                right = right.sub_(self._of_member(section, member, then[moved], "old"))
+            left = self._one(section, member, "b", row)
+            if then is not None:
+                left = left.index_select(1, moved.to(left.device))
+            self._multiply(total[row if section.rows > 1 else 0], left, right)
+
+    def _of_member(self, section: Section, member: Section, columns: Tensor, name: str) -> Tensor:
+        """Columns of A by their numbers through all members. Members move as a whole, so they are of one."""
+        number = int(columns[0]) // member.width
+        return _pick(self._one(section, member, "a", number), columns - number * member.width, name)
+
+    def _one(self, section: Section, member: Section, side: str, number: int) -> Tensor:
+        return member.cut(self.weights.read(side, section.tensor, slice(number, number + 1)))[0]
 
     def _at_once(self, total: Tensor, section: Section, old: Tensor | None, new: Tensor) -> None:
         of_b, of_a = self.weights.matrix("b", section), _by_column(self.weights.matrix("a", section))

@@ -9,7 +9,7 @@ is already said in the vector.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,19 @@ class Section:
         alone = len(self.shape) == 2 and self.layout.items[self.dim] == Name(self.id)
         whole = not any(isinstance(item, Concat) for item in self.layout.items)
         return alone and whole and self.id not in self.architecture.parents
+
+    @cached_property
+    def member(self) -> Section | None:
+        """The same of one member, where the tensor is a stack of members, such as experts, that can be had
+        apart; None where it is none.
+        """
+        first, spaces = self.layout.items[0], self.architecture.spaces
+        if self.dim == 0 or not isinstance(first, Name) or first.text not in self.architecture.children:
+            return None
+        small = {id: spaces[id] for id in (*self.layout.names(), *self.architecture.parents) if id in spaces}
+        small[first.text] = replace(spaces[first.text], size=1)
+        architecture = replace(self.architecture, spaces=small)
+        return replace(self, architecture=architecture, shape=(1, *self.shape[1:]))
 
     def cut(self, tensor: Tensor) -> Tensor:
         """The matrix, from the tensor: (rows of the axis, the axis, everything else)."""

@@ -18,19 +18,21 @@ import torch
 from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.architecture import Inner, Residual
 from transfusion.clock import Clock
-from transfusion.engines import hired
+from transfusion.engines import Engine, hired
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
 from transfusion.fusion import fuse
 from transfusion.maps import Map
 from transfusion.matching.advice import Advice, Verdict, advise
+from transfusion.matching.budget import budgeted, planned
 from transfusion.matching.journal import Journal
 from transfusion.matching.search import AT_HOME, Search, Step, Trial
 from transfusion.matching.turning import best, turned
 from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
 from transfusion.model import Model, Reference, require_same_shape, take_hashes
+from transfusion.scratch import give_back_at_once
 
-__all__ = ["Advice", "Step", "Verdict", "align"]
+__all__ = ["Advice", "Step", "Verdict", "align", "planned"]
 
 
 def align(
@@ -44,7 +46,8 @@ def align(
     jobs: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    engine: str = "local",
+    memory: int | None = None,
+    engine: str | Engine = "local",
     address: str | None = None,
     advice: bool = True,
     journal: str | Path | None = None,
@@ -57,6 +60,8 @@ def align(
     any number of fine-tunes of A. ``method`` is the name of a preset, or one changed to your wishes, as in
     ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``. With a ``journal``, a file
     that an interrupted search is taken up from, nothing is lost; ``clock`` is told where the time went.
+    ``memory`` is how many bytes this process, or with ``engine="ray"`` each worker, may take; neither changes
+    what comes out.
 
     >>> pi = transfusion.align("models/a", "models/b", residual="tied")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
@@ -73,7 +78,10 @@ def align(
     )
     require_same_shape(a, b)
     weights = Weights(a, b, vectors=chosen.vectors, dtype=dtype, device=device, clock=clock)
-    with hired(engine, jobs=jobs, address=address) as hands:
+    budget = budgeted(weights, chosen, memory, engine, jobs)
+    if memory is not None:
+        give_back_at_once()
+    with hired(engine, jobs=budget.threads if engine == "local" else jobs, address=address) as hands:
         take_hashes(a, b, engine=hands, checked=True)
         story = Provenance(
             family=a.family.name,
@@ -100,6 +108,8 @@ def align(
             chosen,
             seed=seed,
             engine=hands,
+            limit=budget.kept,
+            room=budget.room,
             on_step=on_step,
             on_sweep=notes.note if notes else lambda trial: None,
             known=notes.recall() if notes else None,
@@ -109,6 +119,7 @@ def align(
     if notes:
         notes.forget()
     told_as = told.as_dict() if told else {}
+    story = replace(story, gap=max(trial.gaps.values(), default=0.0))
     if told and chosen.follows_advice and chosen.functional is not None:
         if told.verdict is not Verdict.ADD:
             story = replace(story, objective=tuple(trial.trace), advice=told_as)

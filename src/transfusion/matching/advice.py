@@ -86,6 +86,7 @@ def advise(search: Search, trial: Trial) -> Advice:
     Where everything is at home there is no null to search for: chance has been measured already.
     """
     agreed = agreements(search.weights, trial.maps, search.axes, search.engine)
+    search.grounds.gains.forget()
     null = {} if trial.name == AT_HOME else _null(search)
     return _conclude(trial.trace[0], trial.trace[-1], _margins(search, agreed, null))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +14,11 @@ from transfusion.clock import Clock
 from transfusion.evidence.gains import Gains, Past
 from transfusion.evidence.sections import Section
 from transfusion.evidence.spectra import spectral_distance
+from transfusion.evidence.spilling import Spilled, rows_at_a_time, spilled
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map, Permutation
 from transfusion.methods import Method, Score
-from transfusion.solvers.assignment import assign, best_totals
+from transfusion.solvers.assignment import assign, best_totals, solve
 from transfusion.tables import Group
 
 LARGEST_HOUSEHOLD = 8192
@@ -31,6 +32,8 @@ class Grounds:
     weights: Weights
     gains: Gains
     method: Method
+    room: int | None = None
+    """Bytes that solving one block may take, if that is limited."""
 
     @property
     def clock(self) -> Clock:
@@ -87,6 +90,8 @@ class Proposal:
 
     maps: dict[str, Map]
     past: dict[str, Past] = field(default_factory=dict)
+    gap: float = 0.0
+    """The share by which a better assignment may exist at most."""
 
 
 class Block(ABC):
@@ -113,13 +118,21 @@ class Alone(Block):
         return (self.id,)
 
     def propose(self, grounds: Grounds, now: Situation) -> Proposal:
-        past = grounds.past(self.id, now)
-        return self.solved(grounds, grounds.gains.of(self.id, past), past)
+        past, here = grounds.past(self.id, now), now.maps.get(self.id)
+        step = rows_at_a_time(grounds.weights, self.id, grounds.room)
+        if step is None:
+            return self.solved(grounds, grounds.gains.of(self.id, past), past, here)
+        with spilled(grounds.gains, self.id, past, step) as gain:
+            return self.solved(grounds, gain, past, here)
 
-    def solved(self, grounds: Grounds, gain: Tensor, past: Past) -> Proposal:
-        """The best map for a gain."""
+    def solved(
+        self, grounds: Grounds, gain: Tensor | Sequence[Spilled], past: Past, here: Map | None
+    ) -> Proposal:
+        """The best map for a gain, if the axis is here now."""
+        known = here if isinstance(here, Permutation) else None
         with grounds.clock.phase("assignments"):
-            return Proposal({self.id: assign(gain)}, {self.id: past})
+            found = solve(gain, known=known)
+        return Proposal({self.id: found.permutation}, {self.id: past}, found.gap)
 
 
 @dataclass(frozen=True)

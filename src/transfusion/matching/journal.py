@@ -71,6 +71,7 @@ class Journal:
                     "changes": one.changes,
                     "visits": one.visits,
                     "states": one.states,
+                    "gaps": one.gaps,
                     "maps": maps.noted(one.maps),
                     "past": {
                         id: [[view.sections, maps.noted(view.maps), view.moved] for view in past]
@@ -108,6 +109,7 @@ class Journal:
                                 )
                                 for id, past in told["past"].items()
                             },
+                            told["gaps"],
                         )
         except (
             SafetensorError,

@@ -15,6 +15,8 @@ import torch
 from transfusion.engines import Engine
 from transfusion.evidence.gains import Past
 from transfusion.evidence.products import BLOCK
+from transfusion.evidence.spilling import rows_at_a_time
+from transfusion.maps import Map
 from transfusion.matching.blocks import Alone, Block, Grounds, Proposal, Situation
 
 Task: TypeAlias = tuple[Block, Situation]
@@ -41,14 +43,18 @@ def _together(engine: Engine, grounds: Grounds, task: Task) -> Proposal:
     """One block by several workers, if it is an axis alone with enough rows."""
     block, now = task
     shares = _shares(grounds.weights.architecture.sizes[block.ids[0]], engine.count)
-    if not isinstance(block, Alone) or len(shares) < 2:
+    if (
+        not isinstance(block, Alone)
+        or len(shares) < 2
+        or rows_at_a_time(grounds.weights, block.ids[0], grounds.room) is not None
+    ):
         return engine.each(grounds, _propose, [task], near=lambda task: task[0].ids[0])[0]
     past = grounds.past(block.id, now)
     return engine.joined(
         grounds,
         _rows,
         [(block.id, past, rows) for rows in shares],
-        _Solve(block, past),
+        _Solve(block, past, now.maps.get(block.id)),
         near=lambda share: f"{share[0]} {share[2]}",
     )
 
@@ -71,9 +77,9 @@ def _rows(grounds: Grounds, share: _Share) -> np.ndarray:
 class _Solve:
     """Puts a gain together, and solves it."""
 
-    def __init__(self, block: Alone, past: Past) -> None:
-        self.block, self.past = block, past
+    def __init__(self, block: Alone, past: Past, here: Map | None) -> None:
+        self.block, self.past, self.here = block, past, here
 
     def __call__(self, grounds: Grounds, shares: list[np.ndarray]) -> Proposal:
         gain = torch.cat([torch.from_numpy(share) for share in shares], dim=1)
-        return self.block.solved(grounds, gain, self.past)
+        return self.block.solved(grounds, gain, self.past, self.here)

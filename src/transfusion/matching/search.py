@@ -24,6 +24,7 @@ from transfusion.matching.blocks import Block, Grounds, Situation, Spectral, blo
 from transfusion.matching.proposing import proposals
 from transfusion.matching.scores import Scores
 from transfusion.methods import Accept, Method, Order, Score, Start
+from transfusion.scratch import clear
 
 AT_HOME = "at home"
 """The name of the trial that needs no search."""
@@ -66,6 +67,8 @@ class Trial:
     """A hash of all maps after each sweep."""
     past: dict[str, Past] = field(default_factory=dict, repr=False)
     """What the gain of each axis has gone through."""
+    gaps: dict[str, float] = field(default_factory=dict, repr=False)
+    """For the first axis of each block, by which share a better assignment may exist at most."""
 
     @property
     def sweeps(self) -> int:
@@ -83,6 +86,7 @@ class Search:
         seed: int,
         engine: Engine,
         limit: int | None = None,
+        room: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         on_sweep: Callable[[Trial], None] = lambda trial: None,
         known: Mapping[str, Trial] | None = None,
@@ -94,7 +98,7 @@ class Search:
         """Trials of an earlier run that was interrupted, by name."""
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; all, if not said."""
-        self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method)
+        self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method, room)
         self.scores = Scores(weights, engine)
         self.identity = self.scores.total({})
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
@@ -157,7 +161,9 @@ class Search:
                 if not settling or isinstance(block, Spectral):
                     trial.visits[str(block)] = self._surroundings(trial, block)
                 trial.past.update(proposal.past)
+                trial.gaps[block.ids[0]] = proposal.gap
                 changed |= self._take(trial, proposal.maps, always=always)
+            clear()
             for block in wave:
                 done += 1
                 step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])

@@ -1,7 +1,14 @@
-"""Linear assignment: the permutation that collects the largest total gain."""
+"""Linear assignment: the permutation that collects the largest total gain.
+
+A small gain is solved as it is. A large one is solved among candidates, with the same answer and a proof
+(`candidates`). A huge one is always solved so, because it may have to be handed out by rows: what comes out
+must not depend on how much memory there is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import lap
@@ -12,14 +19,46 @@ from torch import Tensor
 
 from transfusion.maps import Permutation
 from transfusion.scratch import scratch
+from transfusion.solvers.candidates import EXACT, assign_among_candidates
+from transfusion.solvers.prices import ByRows, InMemory, blocks
+
+LARGE, HUGE = 4096, 12288
+"""The sizes from which a gain is solved among candidates: where places crowd around the same units, since it
+is faster then (docs/assignments.md), and always."""
+CROWDED = 0.5
+"""Places crowd where fewer than this share of all units are the best for some place."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A permutation, and how far from the best it can be at most."""
+
+    permutation: Permutation
+    gap: float
+    """The share of the bound that is missing, (bound - total) / |bound|: the largest over the rows."""
+    exact: bool
+    """Whether it is the best one, up to rounding."""
+
+
+def solve(gain: Tensor | Sequence[ByRows], *, known: Permutation | None = None) -> Solution:
+    """The best permutation for each row of a gain of shape (rows, size in B, size in A), or of one whose rows
+    are themselves handed out by rows.
+
+    ``known`` is where the axis is now. It may help to find the best, and never changes how good it is.
+    """
+    if not isinstance(gain, Tensor):
+        return _among_candidates(gain, known)
+    huge = gain.shape[1] >= HUGE
+    if huge or wants_candidates(gain):
+        solution = _among_candidates([InMemory(one) for one in gain], known)
+        if huge or solution.exact:
+            return solution
+    return Solution(_among_all(gain), 0.0, exact=True)
 
 
 def assign(gain: Tensor) -> Permutation:
     """The best permutation for each row of a gain of shape (rows, size in B, size in A)."""
-    costs = _costs(gain)
-    if len(costs) == 1:
-        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
-    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
+    return solve(gain).permutation
 
 
 def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
@@ -27,6 +66,36 @@ def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
     best = assign(gain)
     index = torch.from_numpy(best.index).to(gain.device).unsqueeze(2)
     return best, gain.gather(2, index).sum((1, 2), dtype=torch.float64)
+
+
+def wants_candidates(gain: Tensor) -> bool:
+    """Whether a gain that is there as a whole is solved faster among candidates."""
+    size = gain.shape[1]
+    if size < LARGE:
+        return False
+    return min(map(_wanted, gain)) < CROWDED * size
+
+
+def _wanted(gain: Tensor) -> int:
+    """How many units are the best for some place."""
+    best = [block.numpy().argmax(1) for _, block in blocks(InMemory(gain))]
+    return len(np.unique(np.concatenate(best)))
+
+
+def _among_candidates(gains: Sequence[ByRows], known: Permutation | None) -> Solution:
+    found = [
+        assign_among_candidates(gain, known=known.index[row] if known is not None else None)
+        for row, gain in enumerate(gains)
+    ]
+    gap = max(one.gap for one in found)
+    return Solution(Permutation(np.stack([one.index for one in found])), gap, exact=gap <= EXACT)
+
+
+def _among_all(gain: Tensor) -> Permutation:
+    costs = _costs(gain)
+    if len(costs) == 1:
+        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
+    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
 
 
 def _costs(gain: Tensor) -> NDArray[np.floating[Any]]:

@@ -1,0 +1,160 @@
+"""Pairs of Llama-shaped models in bfloat16, drawn at random, with a truth to be found.
+
+B is A with its units in other places and noise of the same size on every weight, so that half of what B is
+comes from A. Tensors are made one at a time: a model need not fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment import random_maps
+from transfusion.maps import Map, move
+from transfusion.model import Model
+from transfusion.writer import Parcel, write_json, write_shard
+
+SHARD = 2**30
+"""Bytes of a file, about."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Llama."""
+
+    name: str
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    groups: int
+    vocabulary: int = 32000
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.width,
+            "intermediate_size": self.ffn,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.groups,
+            "num_hidden_layers": self.layers,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        width, kv = self.width, self.width // self.heads * self.groups
+        of_a_layer = {
+            "self_attn.q_proj.weight": (width, width),
+            "self_attn.k_proj.weight": (kv, width),
+            "self_attn.v_proj.weight": (kv, width),
+            "self_attn.o_proj.weight": (width, width),
+            "mlp.gate_proj.weight": (self.ffn, width),
+            "mlp.up_proj.weight": (self.ffn, width),
+            "mlp.down_proj.weight": (width, self.ffn),
+            "input_layernorm.weight": (width,),
+            "post_attention_layernorm.weight": (width,),
+        }
+        layers = {
+            f"model.layers.{i}.{name}": shape
+            for i in range(self.layers)
+            for name, shape in of_a_layer.items()
+        }
+        ends = {"model.norm.weight": (width,), "lm_head.weight": (self.vocabulary, width)}
+        return {"model.embed_tokens.weight": (self.vocabulary, width), **layers, **ends}
+
+    @property
+    def parameters(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self.shapes().values())
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        Size("tiny", 2, 128, 320, 8, 4, 500),
+        Size("0.1B", 12, 768, 2048, 12, 4),
+        Size("0.3B", 24, 1024, 2816, 16, 4),
+        Size("1.1B", 22, 2048, 5632, 32, 4),
+    )
+}
+
+
+def pair(folder: Path, size: Size) -> tuple[Path, Path]:
+    """A and B in a folder; those that are there already are used again."""
+    a, b = folder / f"{size.name}-a", folder / f"{size.name}-b"
+    if not (a / "config.json").exists():
+        _write(a, size, _drawn)
+    if not (b / "config.json").exists():
+        model = Model.open(a)
+        maps = random_maps(model.architecture, 0)
+        _write(b, size, lambda name, shape: _relative(model, maps, name, shape))
+    return a, b
+
+
+def planted(a: Path) -> Mapping[str, Map]:
+    """The maps from A to B that the search should find."""
+    return random_maps(Model.open(a).architecture, 0)
+
+
+def _write(folder: Path, size: Size, draw: Callable[[str, tuple[int, ...]], Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = list(_files(size))
+    placed: dict[str, str] = {}
+    for number, shapes in enumerate(files, 1):
+        file = f"model-{number:05}-of-{len(files):05}.safetensors"
+        parcels = {
+            name: Parcel(shape, torch.bfloat16, partial(_one_block, draw, name, shape))
+            for name, shape in shapes.items()
+        }
+        write_shard(folder / file, parcels)
+        placed |= dict.fromkeys(shapes, file)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": placed})
+    write_json(folder / "config.json", size.config())  # last: now it is whole
+
+
+def _one_block(
+    draw: Callable[[str, tuple[int, ...]], Tensor], name: str, shape: tuple[int, ...]
+) -> list[Callable[[], Tensor]]:
+    return [partial(draw, name, shape)]
+
+
+def _files(size: Size) -> Iterator[dict[str, tuple[int, ...]]]:
+    file: dict[str, tuple[int, ...]] = {}
+    for name, shape in size.shapes().items():
+        file[name] = shape
+        if 2 * sum(torch.Size(one).numel() for one in file.values()) > SHARD:
+            yield file
+            file = {}
+    if file:
+        yield file
+
+
+def _drawn(name: str, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    drawn: Tensor = torch.randn(shape, generator=_generator(f"a {name}")) / shape[-1] ** 0.5
+    return drawn.to(torch.bfloat16)
+
+
+def _relative(model: Model, maps: Mapping[str, Map], name: str, shape: tuple[int, ...]) -> Tensor:
+    ours = next(one for one, stored in model.names.items() if name in stored.names)
+    architecture = model.architecture
+    layout = architecture.tensors[ours]
+    moved = move(model.read(ours).float(), layout, maps, architecture.sizes, architecture.parents)
+    if len(shape) > 1:
+        noise = torch.randn(shape, generator=_generator(f"b {name}")) / shape[-1] ** 0.5
+        moved = (moved + noise) / 2**0.5
+    return moved.to(torch.bfloat16)
+
+
+def _generator(words: str) -> torch.Generator:
+    return torch.Generator().manual_seed(crc32(words.encode()))

@@ -1,0 +1,315 @@
+"""Engines: the same result wherever it is computed, and nothing lost when a worker is."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from families import PRINCIPAL
+from transfusion.alignment import random_maps
+from transfusion.engines import Local, cluster, hired
+from transfusion.engines.joining import prepared
+from transfusion.errors import CheckpointError, ClusterError, LibraryError, SettingError
+from transfusion.evidence.gains import Gains
+from transfusion.evidence.weights import Weights
+from transfusion.matching import align
+from transfusion.matching.proposing import _shares
+from transfusion.methods import preset
+from transfusion.model import Model, take_hashes
+from transfusion.workers import Workers
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray on this machine, started once; `hired` then uses it."""
+    ray = prepared()
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        num_cpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=2**27,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two(ray):
+    """Two workers, for all who do not count them."""
+    with hired("ray", jobs=2) as engine:
+        yield engine
+
+
+def hands() -> list[int]:
+    """The processes of workers that are alive."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if (folder / "cmdline").read_bytes().startswith(b"ray::Hand"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+# ── what workers are asked in these tests ────────────────────────────────────────────────────
+
+
+def squared(subject: int, item: int) -> int:
+    return subject * item**2
+
+
+def whereabouts(subject: str, item: str) -> int:
+    return os.getpid()
+
+
+def dying(subject: str, item: Path) -> str:
+    """Kills the first worker that comes, and every one if told to."""
+    if subject == "always" or not item.exists():
+        item.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def complaining(subject: str, item: str) -> None:
+    raise CheckpointError(f"{item} is broken", hint="mend it")
+
+
+def failing(subject: str, item: str) -> None:
+    raise ZeroDivisionError(item)
+
+
+def ones(subject: int, item: int) -> torch.Tensor:
+    return torch.full((item,), float(subject))
+
+
+def together(subject: int, parts: list[torch.Tensor]) -> float:
+    return float(torch.cat(parts).sum())
+
+
+# ── pieces of work ───────────────────────────────────────────────────────────────────────────
+
+
+def test_results_come_in_the_order_of_their_items(two):
+    with Workers.hired(2) as workers:
+        for engine in (two, Local(workers)):
+            assert engine.count == 2
+            assert engine.each(3, squared, range(20)) == [3 * item**2 for item in range(20)]
+            assert engine.each(2, squared, []) == []
+            assert engine.joined(2, ones, [3, 4, 5], together) == 24.0
+
+
+def test_what_was_kept_is_gone_on_with_where_it_is(two):
+    words = [str(number) for number in range(9)]
+    first = two.each("", whereabouts, words, near=str)
+    for _ in range(3):
+        here, there = (
+            next(word for word, pid in zip(words, first, strict=True) if pid == one) for one in set(first)
+        )
+        assert set(
+            zip([here, there], two.each("", whereabouts, [here, there], near=str), strict=True)
+        ) <= set(zip(words, first, strict=True))
+
+
+def test_a_worker_that_dies_costs_its_piece_only(two, tmp_path):
+    before = set(two.each("", whereabouts, ["1", "2", "3", "4"]))
+    places = [tmp_path / "one", tmp_path / "two"]
+    assert two.each("once", dying, places) == ["survived"] * 2
+    assert two.each(3, squared, range(4)) == [0, 3, 12, 27]
+    assert set(two.each("", whereabouts, ["1", "2", "3", "4"])) - before, "nobody new was hired"
+
+
+def test_a_piece_that_kills_every_worker_is_given_up(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "ATTEMPTS", 2)
+    with pytest.raises(ClusterError, match="2 workers died at one piece"):
+        two.each("always", dying, [tmp_path / "one"])
+
+
+def test_a_complaint_says_where_it_comes_from(two):
+    with pytest.raises(CheckpointError, match=r"^on \S+: x is broken") as told:
+        two.each("", complaining, ["x"])
+    assert told.value.hint == "mend it"
+    with pytest.raises(ZeroDivisionError):
+        two.each("", failing, ["x"])
+    assert two.each(3, squared, [2]) == [12], "the engine is good for more"
+
+
+def test_every_machine_must_have_the_same_release(ray, monkeypatch):
+    monkeypatch.setattr(cluster, "__version__", "0.0.1")
+    with (
+        pytest.raises(ClusterError, match=r"has transfusion .*, and here it is 0\.0\.1"),
+        hired("ray", jobs=1) as one,
+    ):
+        one.each(1, squared, [1])
+
+
+def test_without_ray_one_is_told_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LibraryError) as told, hired("ray"):
+        pass
+    assert "transfusion[ray]" in told.value.hint
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:6379", "nonsense"])
+def test_an_address_where_nobody_listens_is_refused_at_once(address, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with (
+        pytest.raises(ClusterError, match=f"no Ray cluster can be reached at {address}"),
+        hired("ray", address=address),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("asked", "about"), [({"engine": "dask"}, "dask"), ({"address": "h:1"}, "h:1")])
+def test_settings_that_make_no_sense_are_refused(asked, about):
+    with pytest.raises(SettingError, match=about), hired(**asked):
+        pass
+
+
+# ── what is sent ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", PRINCIPAL)
+def test_a_model_that_was_sent_is_the_same_and_small(case, made):
+    model = Model.open(made(case, 1))
+    packed = pickle.dumps(model)
+    there = pickle.loads(packed)
+    assert there.digest == model.digest
+    assert there.architecture.digest() == model.architecture.digest()
+    assert len(packed) < 300_000
+
+
+def test_gains_that_were_sent_have_the_same_digits_and_nothing_kept(made):
+    weights = Weights(*(Model.open(made("llama", seed)) for seed in (1, 2)))
+    gains = Gains(weights, Workers(2))
+    maps = random_maps(weights.architecture, 1)
+    past = gains.past("layer.0.ffn", maps, weights.sections["layer.0.ffn"])
+    here = gains.of("layer.0.ffn", past)
+    there = pickle.loads(pickle.dumps(gains))
+    assert not there._kept
+    assert torch.equal(there.of("layer.0.ffn", pickle.loads(pickle.dumps(past))), here)
+
+
+def test_a_model_in_memory_cannot_be_sent(made, two):
+    states = [Model.open(made("vit", seed)).checkpoint for seed in (1, 2)]
+    a, b = ({name: one.read(name) for name in one.tensors} for one in states)
+    with pytest.raises(CheckpointError, match="a model in memory cannot be read by other processes"):
+        align(Model.open(a, config=states[0].config), Model.open(b, config=states[0].config), engine=two)
+
+
+# ── alignments ───────────────────────────────────────────────────────────────────────────────
+
+METHODS = {
+    "guarded": preset("guarded"),
+    "tied": preset("guarded").changed(residual="tied"),
+    "transfusion": preset("transfusion"),
+    "git-rebasin": preset("git-rebasin"),
+    "restarted": preset("guarded").changed(restarts=1, max_sweeps=3),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("case", ["llama", "vit"])
+def test_an_alignment_is_the_same_on_every_engine(case, name, made, two):
+    models, method = (made(case, 1), made(case, 2)), METHODS[name]
+    here = align(*models, method=method, jobs=2)
+    there = align(*models, method=method, engine=two)
+    assert there.digest == here.digest
+    assert there.provenance == here.provenance
+
+
+def test_a_gain_that_is_divided_among_workers_is_the_same(made, two, monkeypatch):
+    """Rows of a gain go to several workers only where it has several blocks of rows: smaller ones, here."""
+    divided = []
+    monkeypatch.setattr("transfusion.matching.proposing.BLOCK", 8)
+    monkeypatch.setattr(
+        cluster.Cluster,
+        "joined",
+        lambda self, *asked, joined=cluster.Cluster.joined, **more: [
+            divided.append(len(asked[2])),
+            joined(self, *asked, **more),
+        ][1],
+    )
+    models = made("llama", 1), made("llama", 2)
+    there = align(*models, engine=two, advice=False)
+    assert max(divided) == 2
+    assert there.digest == align(*models, jobs=1, advice=False).digest
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 3), (512, 2), (513, 2), (5632, 4), (14336, 100)])
+def test_shares_are_whole_blocks_that_make_up_the_gain(size, count):
+    shares = _shares(size, count)
+    assert [row for share in shares for row in share] == list(range(size))
+    assert len(shares) == min(count, -(-size // 512))
+    assert all(share.start % 512 == 0 for share in shares)
+
+
+class Interfering:
+    """Does something after so many steps of a search."""
+
+    def __init__(self, after: int, do) -> None:
+        self.left, self.do = after, do
+
+    def __call__(self, step) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.do()
+
+
+@pytest.mark.parametrize("after", [1, 30])
+def test_a_worker_killed_in_the_middle_of_a_search_changes_nothing(after, made, two):
+    models = made("llama", 1), made("llama", 2)
+    killed = []
+
+    def kill() -> None:
+        killed.extend(hands()[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    found = align(*models, engine=two, on_step=Interfering(after, kill))
+    assert killed
+    assert found.digest == align(*models, jobs=1).digest
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_file_that_changes_during_the_run_is_noticed(where, made, two, tmp_path):
+    engine = two if where == "there" else "local"
+    a, b = (Path(shutil.copytree(made("llama", seed), tmp_path / str(seed))) for seed in (1, 2))
+    file = next(b.glob("*.safetensors"))
+    with pytest.raises(CheckpointError, match=f"{file.name} changed while it was being read"):
+        align(a, b, engine=engine, on_step=Interfering(3, lambda: os.utime(file, (1, 1))))
+
+
+def test_storage_that_a_worker_does_not_see_is_named(made, two, tmp_path):
+    """The models were opened here; when the worker comes, their place is empty."""
+    models = [Model.open(shutil.copytree(made("vit", seed), tmp_path / str(seed))) for seed in (1, 2)]
+    (tmp_path / "2").rename(tmp_path / "elsewhere")
+    weights = Weights(*models)
+    with (
+        hired("ray", jobs=1) as engine,
+        pytest.raises(CheckpointError, match=r"on \S+: .*cannot be seen") as told,
+    ):
+        engine.each(weights, _read, ["any"])
+    assert "not mounted" in told.value.hint
+    assert str(tmp_path / "2") in told.value.message
+
+
+def _read(weights: Weights, name: str) -> None:
+    raise AssertionError("nothing should be read of files that are not there")
+
+
+def test_hashes_are_taken_by_workers(made, two):
+    models = [Model.open(made("vit", seed)) for seed in (1, 2)]
+    take_hashes(*models, engine=two, checked=True)
+    assert [model.digest for model in models] == [Model.open(made("vit", seed)).digest for seed in (1, 2)]

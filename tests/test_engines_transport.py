@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import transporting
 from families import CASES, finetuned
 from test_merging import lora
 from test_workshop import in_shards
@@ -29,7 +31,7 @@ from transfusion.maps import Rotation
 from transfusion.matching import align
 from transfusion.model import Model, take_hashes
 from transfusion.transportation import Transport, apply, merge, transport
-from transfusion.transportation.bounds import PROGRAM, Bound
+from transfusion.transportation.bounds import PROGRAM, WORKER, Bound
 
 
 @pytest.fixture(scope="module")
@@ -173,16 +175,16 @@ def test_threads_are_as_many_as_fit():
             "threads": threads,
             "memory_in_all": PROGRAM + 1000 + 100 * threads,
         }
-    with pytest.raises(SettingError, match="1.1 kB on one thread, most of it for w"):
+    with pytest.raises(SettingError, match=r"1.1 kB on one thread \(w asks for most\)"):
         bound.within(Means(jobs=8, memory=PROGRAM + 1099))
 
 
 def test_a_worker_of_ray_has_one_thread():
-    bound, means = Bound(1000, 100), Means("ray", jobs=8, memory=PROGRAM + 1100)
+    bound, means = Bound(1000, 100), Means("ray", jobs=8, memory=WORKER + 1100)
     assert bound.within(means) == means
     assert bound.as_dict(means)["memory"] == 1100
     with pytest.raises(SettingError, match="too little"):
-        bound.within(replace(means, memory=PROGRAM + 1099))
+        bound.within(replace(means, memory=WORKER + 1099))
 
 
 def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
@@ -413,3 +415,24 @@ def test_a_model_in_memory_cannot_be_sent(workers, inputs, tmp_path):
     with pytest.raises(CheckpointError, match="in memory cannot be read by other processes"):
         output.save(tmp_path / "out", engine="ray", jobs=1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["permutations", "rotations"])
+def test_the_memory_that_is_given_is_kept(kind, tmp_path):
+    """A model of 290 MB in a process of its own: with the least that is accepted, and with twice as much."""
+    made = transporting.make(tmp_path / "models", transporting.Size(5, 1024, 4096, 16, 8, 65536))
+    if kind == "rotations":
+        pi = Alignment.load(made.pi)
+        maps = {id: Rotation.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
+        made = made._replace(pi=replace(pi, maps=maps).save(tmp_path / "turned.safetensors"))
+    run = transporting.command(made, tmp_path / "out")
+    plan = json.loads(subprocess.check_output([*run, "--jobs", "1", "--dry-run", "--json"]))
+    least = plan["memory_in_all"]
+    for memory in (least, 2 * least):
+        _, peak = transporting._run([*run, "--memory", f"{memory}B"])
+        assert peak <= memory
+        shutil.rmtree(tmp_path / "out")
+    refused = subprocess.run([*run, "--memory", f"{least - 1}B"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "is too little" in refused.stderr

@@ -51,13 +51,13 @@ class Moving:
         given = Alignment.load(via) if via is not None else None
         self._require_place(files_of(*inputs, via))
         if self.dry_run:
-            self._plan(prepare(Journey.planned(*models, given)).plan(self.means))
+            self._plan(prepare(Journey.planned(*models, given, assumed=True)).plan(self.means))
             return
         with self.means.connected():
             with self.means.hired() as engine:
                 take_hashes(*models, engine=engine)
             if given is None:  # complain about anything else before the long work
-                prepare(Journey.planned(*models, hashed=True)).bound().require(self.means.memory)
+                prepare(Journey.planned(*models, hashed=True, assumed=True)).bound().require(self.means)
             with workshop(self.output, force=self.force) as shop:
                 pi = given or self._aligned(models, choices, shop)
                 moved = prepare(Journey.between(*models, pi))

@@ -82,7 +82,7 @@ class AdapterOutput(Saved):
         means: Means = HERE,
     ) -> None:
         """Write the adapter in a workshop; it is too small to share the work out."""
-        self.bound().require(means.memory)
+        self.bound().require(replace(means, engine="local"))
         if shop.path.suffix == ".safetensors":
             raise OutputError(
                 f"{shop.path}: an adapter is a folder with a configuration beside its weights",

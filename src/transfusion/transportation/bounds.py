@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from transfusion.transportation.output import EntryT, Output
 
 PROGRAM = 300 * 2**20
-"""Bytes of the program itself."""
+"""Bytes of the program itself: the peak with a tiny model was 258 MiB (benchmarks/transporting.py)."""
+WORKER = 400 * 2**20
+"""The same of a worker of Ray, whose peak with a tiny model was 338 MiB."""
 _COPIES, _COPIES_OF_EACH = 20, 16
 """How many blocks a thread has at the most, for the result and for each change. About half of them are free
 already, and kept by the allocator: measured by benchmarks/transporting.py.
@@ -40,20 +42,21 @@ class Bound:
         """Bytes for tensors, on so many threads."""
         return self.fixed + self.of_a_thread * threads
 
-    def require(self, memory: int | None) -> None:
+    def require(self, means: Means) -> None:
         """Refuse a limit within which not even one thread can work."""
-        least = PROGRAM + self.at(1)
-        if memory is not None and memory < least:
-            of = f", most of it for {self.largest}" if self.largest else ""
+        program = program_of(means)
+        least = program + self.at(1)
+        if means.memory is not None and means.memory < least:
+            of = f" ({self.largest} asks for most)" if self.largest else ""
             raise SettingError(
-                f"memory of {as_words(memory)} is too little: tensors take {as_words(self.at(1))} on one"
-                f" thread{of}, and the program itself {as_words(PROGRAM)}",
+                f"memory of {as_words(means.memory)} is too little: tensors take {as_words(self.at(1))} on"
+                f" one thread{of}, and the program itself {as_words(program)}",
                 hint=f"give at least {as_words(_rounded_up(least))}",
             )
 
     def within(self, means: Means) -> Means:
         """The means with as many threads as fit into the memory; a worker of Ray has one."""
-        self.require(means.memory)
+        self.require(means)
         if not means.shared:
             return means
         threads = means.jobs or torch.get_num_threads()
@@ -63,12 +66,18 @@ class Bound:
 
     def as_dict(self, means: Means) -> dict[str, int]:
         """As plain data, for a plan: the memory of this process, or of each worker."""
-        threads = (self.within(means).jobs or 1) if means.shared else 1
+        chosen = self.within(means)
+        threads = chosen.jobs or 1 if means.shared else 1
         return {
             "memory": self.at(threads),
             "threads": threads,
-            "memory_in_all": PROGRAM + self.at(threads),
+            "memory_in_all": program_of(means) + self.at(threads),
         }
+
+
+def program_of(means: Means) -> int:
+    """Bytes that each process takes without a model."""
+    return PROGRAM if means.shared else WORKER
 
 
 def _rounded_up(count: int) -> int:

@@ -108,6 +108,11 @@ class Output(Saved, Generic[EntryT]):
         for checkpoint in self.checkpoints:
             checkpoint.require_unchanged()
 
+    def rest(self) -> None:
+        """Close the files: what was read through a mapping counts as memory in use."""
+        for checkpoint in self.checkpoints:
+            checkpoint.release()
+
     def conclude(self) -> None:
         """Look back, once everything is made, and refuse what should not be kept."""
 

@@ -92,7 +92,7 @@ def test_what_is_known_never_makes_it_worse(size, seed, use):
     gain = torch.from_numpy(rng.standard_normal((size, 3)) @ rng.standard_normal((3, size))).float()
     best, worst = (linear_sum_assignment(gain.numpy(), maximize=most)[1] for most in (True, False))
     known = {"best": best, "worst": worst, "some": rng.permutation(size)}[use]
-    found = solve(Rows(gain), known=Permutation(known))
+    found = solve([Rows(gain)], known=Permutation(known))
     assert found.exact
     collected = total(gain, found.permutation.index[0])
     assert collected == pytest.approx(best_total(gain), rel=2 * EXACT, abs=1e-6)
@@ -109,7 +109,7 @@ def test_gains_as_trained_layers_have_them_are_solved_exactly(signal):
 def test_a_gain_by_rows_gives_the_same_permutation_and_is_never_asked_for_as_a_whole():
     gain = trained(1100, 2)
     by_rows = Rows(gain)
-    found = solve(by_rows)
+    found = solve([by_rows])
     assert found.exact
     assert (found.permutation.index[0] == assign_among_candidates(InMemory(gain)).index).all()
     assert by_rows.most * by_rows.size <= prices._CELLS
@@ -147,7 +147,7 @@ def test_a_search_that_is_cut_short_says_what_is_missing_and_memory_makes_up_for
     gain = trained(400, 3)
     monkeypatch.setattr(candidates, "ROUNDS", 1)
     monkeypatch.setattr(candidates, "CANDIDATES", 1)
-    found = solve(Rows(gain))
+    found = solve([Rows(gain)])
     best = best_total(gain)
     collected = total(gain, found.permutation.index[0])
     assert not found.exact
@@ -183,18 +183,28 @@ def test_a_gain_that_is_not_finite_is_refused():
     gain = torch.randn(8, 8)
     gain[3, 4] = torch.nan
     with pytest.raises(AlignmentError, match="not a finite number"):
-        solve(Rows(gain))
+        solve([Rows(gain)])
 
 
-@pytest.mark.parametrize(
-    ("size", "rivals", "wanted"),
-    [(40, 39, False), (50, 39, True), (50, 20, False), (60, 20, True), (60, 3, False)],
-)
-def test_crowds_are_solved_among_candidates_when_large_and_others_when_huge(
-    size, rivals, wanted, monkeypatch
-):
+@pytest.mark.parametrize(("size", "rivals", "wanted"), [(40, 39, False), (50, 39, True), (50, 20, False)])
+def test_large_crowds_are_solved_among_candidates(size, rivals, wanted, monkeypatch):
     monkeypatch.setattr(assignment, "LARGE", 50)
-    monkeypatch.setattr(assignment, "HUGE", 60)
     gain = torch.eye(size)
     gain[:rivals, 0] = 2.0
     assert assignment.wants_candidates(gain[None]) is wanted
+
+
+@pytest.mark.parametrize("kind", ["crowded", "clear", "tied", "cut short"])
+def test_of_a_huge_gain_it_does_not_matter_where_it_is(kind, monkeypatch):
+    """In memory or by rows, whether it is hard or easy, and even if the best was not found."""
+    monkeypatch.setattr(assignment, "HUGE", 400)
+    gains = torch.stack([trained(400, seed, signal=0.9 if kind == "clear" else 0.0) for seed in (6, 7)])
+    if kind == "tied":
+        gains = gains.sign()
+    if kind == "cut short":
+        monkeypatch.setattr(candidates, "ROUNDS", 1)
+        monkeypatch.setattr(candidates, "CANDIDATES", 1)
+    here, there = solve(gains), solve([Rows(gain) for gain in gains])
+    assert (here.permutation.index == there.permutation.index).all()
+    assert here.gap == there.gap
+    assert here.exact is (kind != "cut short")

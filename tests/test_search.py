@@ -242,7 +242,7 @@ def visited(search: Search, trial: Trial, sweeps: int) -> list[list[str]]:
     """The axes that each of some sweeps comes by, in their order."""
     orders = []
     for _ in range(sweeps):
-        orders.append([block.ids[0] for wave in search._waves(trial, None) for block in wave])
+        orders.append([block.ids[0] for wave in search.waves(trial, None) for block in wave])
         trial.trace.append(0.0)
     return orders
 
@@ -272,7 +272,7 @@ def test_orders_are_what_they_are_called(searching):
 def test_what_is_solved_side_by_side_shares_no_tensor(case, order, searching):
     search = searching(preset("guarded").changed(order=order), case)
     layouts = search.weights.tensors
-    waves = list(search._waves(Trial("x", {}, [0.0]), None))
+    waves = list(search.waves(Trial("x", {}, [0.0]), None))
     for wave in waves:
         named = [
             {name for name, layout in layouts.items() if set(layout.names()) & set(block.ids)}

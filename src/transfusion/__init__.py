@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transfusion.interpolation import barrier
     from transfusion.matching import align
     from transfusion.model import Model
+    from transfusion.planning import plan
     from transfusion.reporting import report
     from transfusion.scaling import fewshot, sweep
     from transfusion.transportation import apply, merge, transport
@@ -37,6 +38,7 @@ __all__ = [
     "fewshot",
     "inspect",
     "merge",
+    "plan",
     "predict",
     "report",
     "sweep",
@@ -55,6 +57,7 @@ _HOMES = {
     "fewshot": "scaling",
     "inspect": "description",
     "merge": "transportation",
+    "plan": "planning",
     "predict": "verification",
     "report": "reporting",
     "sweep": "scaling",

@@ -25,7 +25,7 @@ def hold(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) 
         label = f"{type(whole).__name__} in memory"
         _refuse_adapters(whole, label)
         found = configuration(whole) if config is None else config
-        held = Checkpoint.of(_tensors(whole), found, label, whole)
+        held = Checkpoint.of(held_tensors(whole), found, label, whole)
         if held.config is None:  # enough to know it by, too little for a file
             held.config = _sizes_of_open_clip(whole)
         return held
@@ -37,7 +37,7 @@ def hold(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) 
     )
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def held_tensors(module: nn.Module) -> dict[str, Tensor]:
     """What a file of the module would hold: a tensor with two names once, and nothing that is computed."""
     second = getattr(module, "all_tied_weights_keys", None) or ()  # as transformers calls the two of them
     computed = getattr(module, "_keys_to_ignore_on_save", None) or ()

@@ -19,6 +19,13 @@ def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     if checkpoint.config is None:
         return _by_names(checkpoint)
     config = checkpoint.config
+    family, why = told_family(checkpoint)
+    return family, family.complete(config, _shapes(checkpoint, family)), why
+
+
+def told_family(checkpoint: Checkpoint) -> tuple[Family, str]:
+    """The family that a configuration names, before any tensor is looked at, and how it says so."""
+    config = checkpoint.config or {}
     _refuse_quantisation(checkpoint.label, config)
     kind, name, family = _by_config(config)
     if family is None:
@@ -28,8 +35,7 @@ def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
             hint=f"there are tables for {', '.join(known)}",
         )
     _refuse_unknownsettings_of(checkpoint, family, config)
-    why = f'{checkpoint.told_by} says {kind} "{name}"'
-    return family, family.complete(config, _shapes(checkpoint, family)), why
+    return family, f'{checkpoint.told_by} says {kind} "{name}"'
 
 
 def _by_config(config: Config) -> tuple[str, str | None, Family | None]:

@@ -36,7 +36,7 @@ def clear() -> None:
     _scratch.buffers.clear()
 
 
-_THRESHOLD, _LARGE = -3, 2**22
+_THRESHOLD, _LARGE = -3, 2**18
 
 
 def give_back_at_once() -> None:

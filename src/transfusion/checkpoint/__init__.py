@@ -147,7 +147,7 @@ class Checkpoint:
 
     def release(self) -> None:
         """Close the files that are read by mapping them; they are opened again when they are needed."""
-        for file in [file for file in self._open if file.suffix not in PICKLES]:
+        for file in [file for file in list(self._open) if file.suffix not in PICKLES]:
             self._open.pop(file, None)
         self._seen = 0
 

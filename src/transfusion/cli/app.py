@@ -56,6 +56,7 @@ from transfusion.cli.options import (
     Vectors,
     Verbose,
 )
+from transfusion.cli.planning import plan
 from transfusion.cli.proofs import Proof, certify, draft, foretell, prove, turns
 from transfusion.cli.reporting import report
 from transfusion.cli.scaling import fewshot, sweep
@@ -262,5 +263,5 @@ def verify(
         raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
 
-for verb in (transport, merge, evaluate, sweep, barrier, fewshot, report, demo):
+for verb in (plan, transport, merge, evaluate, sweep, barrier, fewshot, report, demo):
     app.command()(verb)

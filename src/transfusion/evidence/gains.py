@@ -75,7 +75,7 @@ class Gains:
         """The past of a gain with what it goes by now as its end."""
         here = {other: maps[other] for section in sections for other in section.others if other in maps}
         now = View(tuple(section.key for section in sections), here)
-        if not past or set(past[-1].sections) - set(now.sections):
+        if not past or set(past[-1].sections) - set(now.sections) or not self._is_corrected(id):
             return (now,)
         if past[-1].sections == now.sections and past[-1].maps == now.maps:
             return past
@@ -102,7 +102,7 @@ class Gains:
                 if old is None or not torch.equal(old, new):
                     products.add(kept.total, section, old, new)
             kept.columns, kept.past = columns, (*kept.past, view)
-        if keep and id in self._worth_keeping:
+        if keep and id in self._worth_keeping and self._is_corrected(id):
             self._kept[id, rows] = kept
         return kept.total
 
@@ -130,6 +130,12 @@ class Gains:
 
         self.workers.each(one, range(0, rows * size, BLOCK))
         return flat.reshape(rows, size, rows, size).permute(0, 2, 1, 3)
+
+    def _is_corrected(self, id: str) -> bool:
+        """Whether that is worth it: not where columns take more than the gain, as those of a few heads do."""
+        architecture = self.weights.architecture
+        columns = sum(section.rows * section.width for section in self.weights.sections[id])
+        return columns <= architecture.rows(id) * architecture.sizes[id] ** 2
 
     def _sections(self, id: str, view: View) -> list[Section]:
         return [section for section in self.weights.sections[id] if section.key in view.sections]

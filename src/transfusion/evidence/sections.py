@@ -46,7 +46,7 @@ class Section:
     ) -> list[Section]:
         """The sections of an axis in one dimension of a tensor."""
         first = cls(architecture, tensor, layout, shape, id, dim, 0)
-        count = len(first._pieces(first._positions({}), one_unit=True))
+        count = len(first._pieces(first._outline, one_unit=True))
         return [cls(architecture, tensor, layout, shape, id, dim, part) for part in range(count)]
 
     @property
@@ -62,11 +62,11 @@ class Section:
 
     @property
     def rows(self) -> int:
-        return int(self._home.shape[0])
+        return self._extents[0]
 
     @property
     def width(self) -> int:
-        return int(self._home.shape[1])
+        return self._extents[1]
 
     @cached_property
     def key(self) -> str:
@@ -117,38 +117,47 @@ class Section:
         Columns of A are numbered through all rows; the axis itself is not moved.
         """
         here = {id: maps[id] for id in self.others if id in maps}
-        positions = self._unfold(*self._pieces(self._positions(here), one_unit=True)[self.part])[:, 0]
-        return self._number[positions]
+        home, moved = self._places({}), self._places(here)
+        number = torch.empty(int(home.max()) + 1, dtype=torch.int64)  # of the column at each position
+        number[home.reshape(-1)] = torch.arange(home.numel())
+        return number[moved]
 
     @cached_property
     def _factors(self) -> list[Factor]:
-        return self._pieces(self._positions({}), one_unit=True)[self.part][1]
+        return self._pieces(self._outline, one_unit=True)[self.part][1]
 
     @cached_property
-    def _home(self) -> Tensor:
-        """The positions of all columns with nothing moved."""
-        return self._unfold(*self._pieces(self._positions({}), one_unit=True)[self.part])[:, 0]
+    def _extents(self) -> tuple[int, int]:
+        """Rows and width, from the shape alone."""
+        rows, _, width = self._unfold(*self._pieces(self._outline, one_unit=True)[self.part]).shape
+        return int(rows), int(width)
 
-    @cached_property
-    def _number(self) -> Tensor:
-        """The number of the column at each position."""
-        number = torch.empty(int(self._home.max()) + 1, dtype=torch.int64)
-        number[self._home.reshape(-1)] = torch.arange(self._home.numel())
-        return number
+    @property
+    def _outline(self) -> Tensor:
+        """The tensor with one unit of the axis, without any values."""
+        return torch.empty(self._shape_of_one_unit, device="meta")
+
+    def _places(self, maps: Mapping[str, Map]) -> Tensor:
+        """The positions of all columns under maps."""
+        return self._unfold(*self._pieces(self._positions(maps), one_unit=True)[self.part])[:, 0]
 
     def _positions(self, maps: Mapping[str, Map]) -> Tensor:
         """Where everything beside the axis comes from under maps: the tensor with one unit of the axis,
         holding positions instead of values.
         """
-        sizes = {**self.architecture.sizes, self.id: 1}
-        shape = [
-            size if item == Name(ANONYMOUS) else size_of(item, sizes)
-            for item, size in zip(self.layout.items, self.shape, strict=True)
-        ]
+        sizes, shape = {**self.architecture.sizes, self.id: 1}, self._shape_of_one_unit
         positions = torch.arange(torch.Size(shape).numel()).reshape(shape)
         for dim in range(len(shape)):
             positions = move_dim(positions, dim, self.layout, maps, sizes, self.architecture.parents)
         return positions
+
+    @property
+    def _shape_of_one_unit(self) -> list[int]:
+        sizes = {**self.architecture.sizes, self.id: 1}
+        return [
+            size if item == Name(ANONYMOUS) else size_of(item, sizes)
+            for item, size in zip(self.layout.items, self.shape, strict=True)
+        ]
 
     def _pieces(self, tensor: Tensor, *, one_unit: bool = False) -> list[tuple[Any, list[Factor]]]:
         """The parts of a tensor that have the axis, with their factors."""

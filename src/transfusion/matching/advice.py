@@ -144,14 +144,14 @@ def _null(search: Search) -> dict[str, float]:
     real, method = search.weights, search.method
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
-    middle, whole = _middle(search)
-    trial = Search(
-        weights, brief, seed=search.seed, engine=search.engine, limit=search.grounds.gains.limit, only=middle
-    ).run()
-    return agreements(weights, trial.maps, whole, search.engine)
+    middle, whole = middle_of(search)
+    grounds, engine = search.grounds, search.engine
+    limit, room = grounds.gains.limit, grounds.room
+    null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, room=room, only=middle)
+    return agreements(weights, null.run().maps, whole, engine)
 
 
-def _middle(search: Search) -> tuple[list[str], list[str]]:
+def middle_of(search: Search) -> tuple[list[str], list[str]]:
     """Axes from the middle of the model, and those among them with all their neighbours there; everything,
     where some kind of axis would be left out, as one map for the whole stream would.
     """

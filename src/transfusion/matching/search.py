@@ -100,7 +100,6 @@ class Search:
         """The axes to solve for; all, if not said."""
         self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method, room)
         self.scores = Scores(weights, engine)
-        self.identity = self.scores.total({})
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
     def run(self) -> Trial:
@@ -122,6 +121,11 @@ class Search:
         if self.method.accept is Accept.RISING and best.trace[-1] < self.identity:
             best = replace(best, maps=self._all_home(), trace=[*best.trace, self.identity])
         return best
+
+    @cached_property
+    def identity(self) -> float:
+        """The objective with nothing moved."""
+        return self.scores.total({})
 
     @cached_property
     def axes(self) -> list[str]:
@@ -152,7 +156,7 @@ class Search:
         settling = start in (Start.SETTLED, Start.SPECTRAL)
         always = settling or self.method.accept is Accept.ALWAYS
         changed, done = False, 0
-        waves = list(self._waves(trial, start))
+        waves = list(self.waves(trial, start))
         total = sum(len(wave) for wave in waves)
         for wave in waves:
             due = [block for block in wave if self._due(trial, block)]
@@ -215,7 +219,7 @@ class Search:
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────
 
-    def _waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
+    def waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
         """The blocks in the order of a sweep; those that can be solved side by side together."""
         method, order = self.method, Order.RANDOM if trial.restart else self.method.order
         if start is Start.SPECTRAL:
@@ -247,11 +251,15 @@ class Search:
     def _coloured(self, order: Sequence[Block]) -> list[list[Block]]:
         """As few groups as a greedy choice gives, each of blocks that share no tensor."""
         waves: list[list[Block]] = []
+        taken: list[set[str]] = []
         for block in order:
-            fitting = (wave for wave in waves if all(self._apart(block, other) for other in wave))
-            if (wave := next(fitting, None)) is None:
-                waves.append(wave := [])
-            wave.append(block)
+            tensors = self._tensors(block)
+            fitting = (place for place, others in enumerate(taken) if others.isdisjoint(tensors))
+            if (place := next(fitting, len(waves))) == len(waves):
+                waves.append([])
+                taken.append(set())
+            waves[place].append(block)
+            taken[place] |= tensors
         return waves
 
     def _apart(self, one: Block, other: Block) -> bool:

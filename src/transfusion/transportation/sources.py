@@ -165,7 +165,7 @@ class TunedModel(Source):
     def models(self) -> tuple[Model, ...]:
         return (self.model,)
 
-    @property
+    @cached_property
     def names(self) -> Mapping[str, Stored]:
         known = self.model.architecture
         return {name: self.model.names[name] for name in (*known.tensors, *known.buffers)}

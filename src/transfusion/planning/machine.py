@@ -1,0 +1,123 @@
+"""Machines: how fast one core and its surroundings are, by a few constants that a file can hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transfusion.errors import SettingError
+from transfusion.planning.assumptions import VISIT
+from transfusion.planning.schedule import shared
+from transfusion.planning.work import Task, Work
+
+_KEY = "transfusion-machine"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one node does in a second. Everything but storage is by one core while the others rest."""
+
+    cores: int
+    product: float
+    """Operations of products in float32."""
+    together: float
+    """The share of that speed that each core keeps when all of them work."""
+    summing: float
+    """Numbers of a gain to which a product is added."""
+    reading: float
+    """Bytes of bfloat16 weights from files that are in memory already, read and converted to float32."""
+    hashing: float
+    """Bytes of such files, looked through and hashed."""
+    picking: float
+    """Numbers of a matrix picked column by column."""
+    placing: float
+    """Columns of which is worked out where they come from."""
+    moving: float
+    """Numbers of a tensor moved by maps of both of its dimensions."""
+    comparing: float
+    """Numbers multiplied with each other and summed up."""
+    eigen: float
+    """The cubes of the sizes of matrices whose eigenvalues are found."""
+    storage: float
+    """Bytes from the disk."""
+    writing: float
+    """Bytes to the disk."""
+    assignments: Mapping[int, float]
+    """Not in a second: how many seconds an assignment takes, by size."""
+
+    def assigning(self, size: int) -> float:
+        """Seconds of one assignment; between the sizes measured, and beyond them, by powers of the size."""
+        known = sorted(self.assignments)
+        low, high = next(((low, high) for low, high in pairwise(known) if size <= high), known[-2:])
+        return self.assignments[low] * math.pow(size / low, max(0.0, self._power(low, high)))
+
+    @property
+    def growth(self) -> float:
+        """The power of its size by which an assignment takes longer, at the two largest sizes measured."""
+        low, high = sorted(self.assignments)[-2:]
+        return self._power(low, high)
+
+    def _power(self, low: int, high: int) -> float:
+        return math.log(self.assignments[high] / self.assignments[low]) / math.log(high / low)
+
+    def seconds(self, work: Work) -> float:
+        """How long one core takes."""
+        return self._products(work) + self._rest(work)
+
+    def seconds_alone(self, task: Task, cores: int) -> float:
+        """How long a task takes that has all cores, which share the rows of its products."""
+        share = min(1.0, shared(task.height, cores) / self.pace(cores))
+        return share * self._products(task.work) + self._rest(task.work)
+
+    def pace(self, busy: int) -> float:
+        """The share of its speed that a core keeps while so many of its node are busy."""
+        return 1.0 if busy == 1 else max(self.together, 1 / busy)
+
+    def _products(self, work: Work) -> float:
+        return work.flops / self.product + work.summed / self.summing
+
+    def _rest(self, work: Work) -> float:
+        return (
+            work.read / self.reading
+            + work.hashed / self.hashing
+            + work.picked / self.picking
+            + work.placed / self.placing
+            + work.moved / self.moving
+            + work.compared / self.comparing
+            + work.eigen / self.eigen
+            + work.visits * VISIT
+            + sum(count * self.assigning(size) for size, count in work.assignments.items())
+        )
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, for a file."""
+        times = {str(size): seconds for size, seconds in sorted(self.assignments.items())}
+        return {_KEY: 1, **asdict(self), "assignments": times}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Machine:
+        """The constants that `--measure-machine` wrote, here or elsewhere."""
+        names = [one.name for one in fields(cls)]
+        try:
+            told = json.loads(Path(path).read_text())
+            if told[_KEY] != 1:
+                raise ValueError(f"of version {told[_KEY]}")
+            times = {int(size): float(seconds) for size, seconds in told["assignments"].items()}
+            rest = {name: float(told[name]) for name in names if name not in ("assignments", "cores")}
+            machine = cls(**rest, cores=int(told["cores"]), assignments=times)
+            numbers = [*rest.values(), *times.values(), *times, machine.cores]
+            if len(times) < 2 or not all(number > 0 and math.isfinite(number) for number in numbers):
+                raise ValueError("a constant that is not positive, or fewer than two assignments")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SettingError(
+                f"{path}: no file of a machine's constants ({error})",
+                hint="write one on that machine: transfusion plan --measure-machine -o FILE.json",
+            ) from error
+        return machine

@@ -1,0 +1,243 @@
+"""Plans: time, memory and traffic of `align` and of `transport`, before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transfusion.architecture import Inner, Residual
+from transfusion.errors import SettingError
+from transfusion.evidence.weights import Weights
+from transfusion.methods import DEFAULT, METHODS, Method, preset
+from transfusion.model import Model, require_same_shape
+from transfusion.planning import assumptions
+from transfusion.planning.costs import Costs
+from transfusion.planning.machine import Machine
+from transfusion.planning.measuring import measure
+from transfusion.planning.memory import block_needs, working_set
+from transfusion.planning.moving import moving as moved
+from transfusion.planning.paper import sketch
+from transfusion.planning.phases import Phase, Rehearsal
+from transfusion.planning.schedule import makespan
+from transfusion.planning.sweeping import gain_sizes, kept_gains
+from transfusion.planning.work import Wave
+
+GIGA = 10**9
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it is to run."""
+
+    machine: Machine
+    nodes: int = 1
+    cores: int = 1
+    memory: float = 16 * GIGA
+    """Bytes of a node."""
+    network: float = 1.25 * GIGA
+    """Bytes in a second between storage and a node, where there are several."""
+    at_once: int = 1
+    """How many blocks a node works on at a time: as many as it has cores, unless memory is short. Cores that
+    have none share the rows of the others' products.
+    """
+
+    @property
+    def storage(self) -> float:
+        """Bytes in a second that all nodes together read; several read from what they share."""
+        return self.machine.storage if self.nodes == 1 else self.nodes * self.network
+
+    def seconds(self, waves: Iterable[Wave]) -> float:
+        """How long waves take, one after the other."""
+        return sum(self._wave(wave) for wave in waves if wave)
+
+    def _wave(self, wave: Wave) -> float:
+        if len(wave) == 1:
+            return self.machine.seconds_alone(wave[0], self.cores)
+        pace = self.machine.pace(min(self.at_once, -(-len(wave) // self.nodes)))
+        each = self.cores // self.at_once
+        seconds = (self.machine.seconds_alone(task, each) / pace for task in wave)
+        return makespan(seconds, self.nodes * self.at_once)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A phase, and what it takes."""
+
+    name: str
+    seconds: float
+    counted: bool
+    flops: float
+    read: float
+    """Bytes of weights that are looked at."""
+    stored: float
+    """Those among them that come from storage, not from memory."""
+    assignments: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What aligning and moving would take."""
+
+    a: str
+    b: str
+    family: str
+    parameters: int
+    bytes: int
+    """Of both models."""
+    method: str
+    cluster: Cluster
+    sweeps: int
+    phases: tuple[Timed, ...]
+    memory: dict[str, int]
+    """Bytes of a node: for blocks at work, for gains that are kept, in all; and for transport."""
+    traffic: dict[str, int]
+    transport: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Of `align`, the phases that belong to every run."""
+        return sum(phase.seconds for phase in self.phases if phase.counted)
+
+    def phase(self, name: str) -> Timed:
+        """A phase by its name."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, with all that it rests on."""
+        told = asdict(self)
+        cluster = {**told.pop("cluster"), "machine": self.cluster.machine.as_dict()}
+        assumed = {name.lower(): getattr(assumptions, name) for name in dir(assumptions) if name.isupper()}
+        return {**told, "seconds": self.seconds, "cluster": cluster, "assumptions": assumed}
+
+
+def plan(
+    a: str | Path | Model,
+    b: str | Path | Model | None = None,
+    *,
+    nodes: int = 1,
+    cores: int | None = None,
+    memory: float = 16 * GIGA,
+    network: float = 1.25 * GIGA,
+    method: str | Method = DEFAULT,
+    residual: Residual | str | None = None,
+    inner: Inner | str | None = None,
+    sweeps: int = assumptions.SWEEPS,
+    moving: Sequence[float] = assumptions.MOVING,
+    finetunes: int = 1,
+    advice: bool = True,
+    machine: Machine | str | Path | None = None,
+) -> Plan:
+    """Predict what `align` and `transport` take, from the configurations of two models alone.
+
+    A model is a folder or a file as everywhere, a folder with nothing but its config.json, or that file; B is
+    like A, if not said. ``machine`` is a file of constants, measured by ``plan --measure-machine``; without
+    one, this machine is measured, which takes some seconds.
+
+    >>> found = transfusion.plan("models/a/config.json", sweeps=3)
+    >>> [phase.name for phase in found.phases]
+    ['hashing', 'kinship', 'identity', 'sweep 1', 'sweep 1 from identity', 'sweep 2', 'sweep 3', 'advice']
+    >>> found.seconds > 0 and found.memory["total"] > found.memory["working"]
+    True
+    """
+    for name, value in (("nodes", nodes), ("cores", cores), ("sweeps", sweeps), ("finetunes", finetunes)):
+        if value is not None and value < 1:
+            raise SettingError(f"{name} = {value}: nothing could be done", hint="give 1 or more")
+    for name, amount in (("memory", memory), ("network", network)):
+        if not amount > 0:
+            raise SettingError(f"{name} = {amount}: nothing could be done", hint="give some bytes")
+    chosen = method if isinstance(method, Method) else preset(method)
+    chosen = chosen.changed(residual=residual, inner=inner)
+    if not chosen.searches:
+        known = ", ".join(one.name for one in METHODS.values() if one.searches)
+        raise SettingError(
+            f"method {chosen.name}: it does not search, and is not planned", hint=f"one of {known}"
+        )
+    one = sketch(a)
+    other = one if b is None else sketch(b)
+    require_same_shape(one, other)
+    found = machine if isinstance(machine, Machine) else Machine.load(machine) if machine else measure()
+    cluster = Cluster(found, nodes, cores or found.cores, memory, network)
+    return _Planning(one, other, chosen, cluster).plan(sweeps, moving, finetunes, advice=advice)
+
+
+class _Planning:
+    """A plan in the making."""
+
+    def __init__(self, a: Model, b: Model, method: Method, cluster: Cluster) -> None:
+        self.a, self.b, self.method = a, b, method
+        self.weights = Weights(a.under(method.policy), b.under(method.policy), vectors=method.vectors)
+        self.costs = Costs(self.weights)
+        self.stored = a.checkpoint.nbytes + b.checkpoint.nbytes
+        self._needs = block_needs(Rehearsal(self.weights, method, ()).search, self.costs)
+        self.cluster = replace(cluster, at_once=self._at_once(cluster))
+
+    def _at_once(self, cluster: Cluster) -> int:
+        """As many blocks as there are cores for, and memory."""
+        left = cluster.memory - assumptions.PROGRAM
+        fitting = (n for n in range(cluster.cores, 1, -1) if working_set(self._needs, n) <= left)
+        return next(fitting, 1)
+
+    def plan(self, sweeps: int, moving: Sequence[float], finetunes: int, *, advice: bool) -> Plan:
+        cluster, nodes = self.cluster, self.cluster.nodes
+        working = working_set(self._needs, cluster.at_once)
+        left = max(0.0, nodes * (cluster.memory - working - assumptions.PROGRAM))
+        kept = kept_gains(self.costs, min(left, assumptions.SHARE_OF_GAINS * self.weights.nbytes))
+        gains = sum(kept.values())
+        cached = self.stored <= left - gains
+        phases = Rehearsal(self.weights, self.method, list(kept)).phases(sweeps, moving, advice=advice)
+        timed = tuple(self._timed(phase, cached) for phase in phases)
+        moved_ = moved(self.a, self.b, self.method.policy)
+        memory = {
+            "working": working,
+            "gains": -(-gains // nodes),
+            "largest_gain": max(gain_sizes(self.costs).values(), default=0),
+            "program": int(assumptions.PROGRAM),
+            "total": int(working + gains / nodes + assumptions.PROGRAM),
+            "transport": int(moved_.memory + assumptions.PROGRAM),
+        }
+        stored = sum(phase.stored for phase in timed if phase.counted)
+        maps = 8 * sum(
+            space.size * self.costs.architecture.rows(space.id) for space in self.costs.architecture.free()
+        )
+        traffic = {
+            "align_read": int(stored),
+            "align_network": int(stored + sweeps * 2 * maps) if nodes > 1 else 0,
+            "align_written": maps,
+            "transport_read": finetunes * moved_.read,
+            "transport_network": finetunes * (moved_.read + moved_.written) if nodes > 1 else 0,
+            "transport_written": finetunes * moved_.written,
+        }
+        return Plan(
+            a=self.a.label,
+            b=self.b.label,
+            family=self.a.family.name,
+            parameters=self.a.checkpoint.parameters,
+            bytes=self.stored,
+            method=self.method.name,
+            cluster=cluster,
+            sweeps=sweeps,
+            phases=timed,
+            memory=memory,
+            traffic=traffic,
+            transport={
+                "finetunes": finetunes,
+                "seconds": finetunes * self._transport(moved_.wave, moved_.read),
+            },
+        )
+
+    def _timed(self, phase: Phase, cached: bool) -> Timed:
+        work = phase.work
+        looked = work.read + work.hashed
+        stored = looked if not cached or phase.name == "hashing" else 0.0
+        seconds = max(self.cluster.seconds(phase.waves), stored / self.cluster.storage)
+        told = {str(size): count for size, count in sorted(work.assignments.items())}
+        return Timed(phase.name, seconds, phase.counted, work.flops, looked, stored, told)
+
+    def _transport(self, wave: Wave, read: int) -> float:
+        """Limited by the cores, or by storage in either direction."""
+        cluster = self.cluster
+        written = sum(task.work.written for task in wave)
+        to = cluster.machine.writing if cluster.nodes == 1 else cluster.nodes * cluster.network
+        return max(cluster.seconds([wave]), read / cluster.storage, written / to)

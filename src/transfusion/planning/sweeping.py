@@ -1,0 +1,166 @@
+"""Sweeps on paper: the search's own waves and blocks, with work in the place of numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from transfusion.evidence.sections import Section
+from transfusion.matching.blocks import Block, Household, Spectral, blocks
+from transfusion.matching.search import Search, Trial
+from transfusion.methods import Accept, Start
+from transfusion.planning.assumptions import COMPUTED, SEEN
+from transfusion.planning.costs import Costs
+from transfusion.planning.work import Task, Wave, Work, total
+
+
+@dataclass
+class Sweep:
+    """The work of one sweep: waves of blocks, what is scored after each, and the objective at the end."""
+
+    waves: list[Wave] = field(default_factory=list)
+    scored: list[Wave] = field(default_factory=list)
+    """For every block that only rises, the tensors around it."""
+    objective: Wave = field(default_factory=list)
+
+    @property
+    def work(self) -> Work:
+        """All of it."""
+        waves = (*self.waves, *self.scored, self.objective)
+        return total(task.work for wave in waves for task in wave)
+
+
+class Rehearsed:
+    """A trial whose maps are only counted: how often each axis has moved."""
+
+    def __init__(self, search: Search, costs: Costs, kept: Container[str]) -> None:
+        self.search, self.costs, self.kept = search, costs, kept
+        self.trial = Trial("paper", {}, [0.0])
+        self.changes: Counter[str] = Counter()
+        self._seen: dict[str, dict[Section, tuple[int, ...]]] = {}
+        self._visits: dict[str, list[int]] = {}
+        every = blocks(search.weights, search.method)
+        self._inside = {id for block in every if isinstance(block, Household) for id in block.children}
+        self._known: dict[str, float] = {}
+        """The share of its columns that every axis was first matched by."""
+
+    def sweep(self, start: Start | None = None, share: float = 1.0) -> Sweep:
+        """The next sweep, in which a share of what moves still does."""
+        settling = start in (Start.SETTLED, Start.SPECTRAL)
+        always = settling or self.search.method.accept is Accept.ALWAYS
+        result = Sweep()
+        for wave in self.search.waves(self.trial, start):
+            due = [block for block in wave if self._due(block)]
+            settled = set(self.changes) if settling else None
+            result.waves.append([self._visit(block, settled, share) for block in due])
+            for block in due:
+                if not settling or isinstance(block, Spectral):
+                    self._visits[str(block)] = self._surroundings(block)
+                fresh = block.ids if start is not None else self._fresh(block, share)
+                if fresh and not always:
+                    result.scored.append(self._around(fresh))
+                if start is not None or not isinstance(block, Household):
+                    self.changes.update(fresh)
+        if always:
+            names = dict.fromkeys(n for id in self.changes for n in self.search.weights.tensors_of[id])
+            result.objective = [self.costs.scoring(name) for name in names]
+        self.trial.trace.append(0.0)
+        return result
+
+    def _fresh(self, block: Block, share: float) -> tuple[str, ...]:
+        """What a later sweep proposes anew. See `SEEN`; of a household, the units inside, in vain."""
+        if not share or isinstance(block, Spectral):
+            return ()
+        if isinstance(block, Household):
+            return block.children[-1:]
+        return tuple(id for id in block.ids if id in self._moving)
+
+    @cached_property
+    def _moving(self) -> set[str]:
+        """The axes that move after the first sweep."""
+        seen = {id for id, share in self._known.items() if share >= SEEN} - self._inside
+        return {id for id in seen if self.search.weights.neighbours[id] & seen}
+
+    def _around(self, ids: tuple[str, ...]) -> Wave:
+        names = dict.fromkeys(name for id in ids for name in self.search.weights.tensors_of[id])
+        return [self.costs.scoring(name) for name in names]
+
+    def _due(self, block: Block) -> bool:
+        seen = self._visits.get(str(block))
+        if seen is not None and isinstance(block, Spectral):
+            return False
+        return seen is None or seen != self._surroundings(block)
+
+    def _surroundings(self, block: Block) -> list[int]:
+        around = {other for id in block.ids for other in self.search.weights.neighbours[id]}
+        return [self.changes[id] for id in sorted(around - set(block.ids))]
+
+    # ── a visit ──────────────────────────────────────────────────────────────────────────────
+
+    def _visit(self, block: Block, settled: set[str] | None, share: float) -> Task:
+        if isinstance(block, Household):
+            work = self._household(block, settled, share)
+        elif isinstance(block, Spectral):
+            counted = self.search.grounds.counted(block.id, None)
+            work = self.costs.spectrum(counted) + self.costs.assigning(block.id)
+        else:
+            (id,) = block.ids
+            counted = self.search.grounds.counted(id, settled)
+            self._known.setdefault(id, self._share(id, counted))
+            first = not self.trial.sweeps
+            work = self._gain(id, counted, share) + self.costs.assigning(id, first=first)
+        return Task(work, self.costs.height(block))
+
+    def _household(self, block: Household, settled: set[str] | None, share: float) -> Work:
+        grounds, parts = self.search.grounds, [self.costs.assigning(block.parent)]
+        for child in block.children:
+            counted = grounds.counted(child, settled, block.ids)
+            sections = [one for one in counted if block.involved(one) == {child}]
+            parts += [self.costs.between(one) for one in sections]
+            if sections:
+                parts.append(self.costs.pairing(block.parent, child))
+        plain = [one for one in grounds.counted(block.parent, settled, block.ids) if not block.involved(one)]
+        if plain:
+            parts.append(self._gain(block.parent, plain, share))
+        return total(parts)
+
+    def _gain(self, id: str, sections: list[Section], share: float) -> Work:
+        """A gain brought up to date, as `Gains.of` does it."""
+        seen = self._seen.get(id, {})
+        if seen.keys() - set(sections):
+            seen = {}
+        stale = {one: one in seen for one in sections if seen.get(one) != self._state(one)}
+        columns = {one: one.rows * one.width for one in sections}
+        moved = sum(columns[one] * (share if again else 1.0) for one, again in stale.items())
+        if seen and moved > sum(columns.values()) / 2:
+            stale = dict.fromkeys(sections, False)
+        if id in self.kept:
+            self._seen[id] = {**seen, **{one: self._state(one) for one in stale}}
+        return total(
+            self.costs.section(one, share if again else 1.0, again=again) for one, again in stale.items()
+        )
+
+    def _share(self, id: str, counted: list[Section]) -> float:
+        every = sum(one.rows * one.width for one in self.search.grounds.counted(id, None))
+        return sum(one.rows * one.width for one in counted) / every
+
+    def _state(self, section: Section) -> tuple[int, ...]:
+        return tuple(self.changes[id] for id in section.others)
+
+
+def kept_gains(costs: Costs, limit: float) -> dict[str, int]:
+    """The axes whose gains are kept within so many bytes, and what each takes."""
+    kept: dict[str, int] = {}
+    for id, size in gain_sizes(costs).items():
+        limit -= size
+        if limit >= 0:
+            kept[id] = size
+    return kept
+
+
+def gain_sizes(costs: Costs) -> Mapping[str, int]:
+    """How many bytes the gain of every axis takes."""
+    architecture = costs.architecture
+    return {space.id: COMPUTED * architecture.rows(space.id) * space.size**2 for space in architecture.free()}

@@ -19,7 +19,7 @@ from transfusion import __version__
 from transfusion.architecture import Architecture, Heads, Inner, Policy, Residual, Shortcut
 from transfusion.checkpoint import Rows, tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
-from transfusion.layouts import Index, Layout
+from transfusion.layouts import Index, Layout, names_in
 from transfusion.maps import KINDS, Map, Permutation, Rotation, RowMover, move, moves_by_rows
 from transfusion.model import Model
 from transfusion.writer import publish_file
@@ -97,6 +97,10 @@ class Alignment:
     ) -> Alignment:
         return cls(dict(maps), architecture.sizes, architecture.parents, provenance, dict(folds or {}))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only remembered, which other processes find themselves."""
+        return {**self.__dict__, "_movers": {}}
+
     def __repr__(self) -> str:
         story = self.provenance
         return f"<π: {len(self.maps)} axes, {story.method}, from {story.source} to {story.target}>"
@@ -118,6 +122,10 @@ class Alignment:
     def moves_by_rows(self, layout: Layout) -> bool:
         """Whether `move_rows` can move a tensor of this layout."""
         return moves_by_rows(layout, self.maps, self.parents)
+
+    def scatters(self, layout: Layout) -> bool:
+        """Whether rows that lie side by side after a move come from all over the tensor."""
+        return any(axis in self.maps for item in layout.items[:1] for axis in names_in(item))
 
     def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
         """Some rows of π of a tensor, of which only the rows that they come from are read."""

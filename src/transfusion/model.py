@@ -182,13 +182,31 @@ def take_hashes(
         for name in model.architecture.tensors
         if name not in model._digests
     ]
-    for (number, name, _), digest in zip(tensors, engine.each(models, _digest, tensors), strict=True):
+    digests = engine.each(_Read(models), _digest, tensors)
+    for (number, name, _), digest in zip(tensors, digests, strict=True):
         models[number]._digests[name] = digest
 
 
-def _digest(models: tuple[Model, ...], tensor: tuple[int, str, bool]) -> bytes:
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Models as those get them who read them."""
+
+    models: tuple[Model, ...]
+
+    def require_unchanged(self) -> None:
+        """Refuse files that cannot be seen here, or have changed."""
+        for model in self.models:
+            model.checkpoint.require_unchanged()
+
+    def rest(self) -> None:
+        """Close the files."""
+        for model in self.models:
+            model.checkpoint.release()
+
+
+def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
     number, name, checked = tensor
-    return models[number].digest_of(name, checked=checked)
+    return read.models[number].digest_of(name, checked=checked)
 
 
 # ── belonging together ───────────────────────────────────────────────────────────────────────

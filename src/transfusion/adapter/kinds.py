@@ -139,6 +139,10 @@ def _rank(settings: Settings) -> int:
     return settings.rank
 
 
+def _rank_of_adalora(settings: Settings) -> int:
+    return settings.adalora_rank
+
+
 def _pairs(*names: str) -> tuple[frozenset[str], ...]:
     return tuple(map(words, names))
 
@@ -183,7 +187,7 @@ _ALL = (
         together=_pairs("lora_A lora_B lora_E"),
         settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
         added=changes.adalora_added,
-        rank=lambda settings: settings.adalora_rank,
+        rank=_rank_of_adalora,
     ),
     Kind(
         "LOHA",

@@ -204,6 +204,10 @@ def apply(
     output: Output,
     config: Config = None,
     architecture: ArchitectureFile = None,
+    jobs: Jobs = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    memory: MemoryOption = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -213,7 +217,8 @@ def apply(
     from transfusion.writer import require_writable
 
     require_writable(output, force=force, inputs=files_of(pi, a))
-    prepare(pi, Model.open(a, config=config)).save(output, force=force)
+    moved = prepare(pi, Model.open(a, config=config))
+    moved.save(output, force=force, jobs=jobs, engine=engine, address=address, memory=memory)
     show({"written": str(output)}, as_json, f"π(A) written to {output}")
 
 

@@ -10,6 +10,7 @@ import typer
 from transfusion.cli.console import Talk, command
 from transfusion.cli.moving import Moving, as_numbers, as_settings, refuse_beside_from
 from transfusion.cli.options import (
+    AddressOption,
     AlphaOfMerge,
     AlphaOption,
     ArchitectureFile,
@@ -18,6 +19,7 @@ from transfusion.cli.options import (
     Config,
     Device,
     DryRun,
+    EngineOption,
     Force,
     From,
     HowOption,
@@ -25,6 +27,7 @@ from transfusion.cli.options import (
     Jobs,
     Json,
     KeepSupport,
+    MemoryOption,
     MethodOption,
     NewTokensOption,
     Onto,
@@ -69,6 +72,9 @@ def transport(
     device: Device = "cpu",
     seed: Seed = 0,
     jobs: Jobs = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    memory: MemoryOption = None,
     trust_base: TrustBase = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -77,12 +83,13 @@ def transport(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
+    from transfusion.engines.means import Means
     from transfusion.record import Record
     from transfusion.transportation import Account
 
     record = Record("transport")
     talk = Talk(quiet=quiet, verbose=verbose)
-    moving = Moving(output, talk, dry_run, as_json, force, jobs)
+    moving = Moving(output, talk, dry_run, as_json, force, Means(engine, jobs, address, memory))
     if repeat is not None:
         refuse_beside_from(context)
         moving.again(repeat, [finetuned] if finetuned else [], base, onto, via)
@@ -91,7 +98,19 @@ def transport(
         raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
     tries = alpha == "auto" or keep_support is not None
     shown = calibrated(calibrate, method, via, tries, " and for --alpha auto and --keep-support")
-    choices = Choices(method, residual, inner, None, device, seed, jobs, shown)
+    choices = Choices(
+        method,
+        residual,
+        inner,
+        None,
+        device,
+        seed,
+        jobs,
+        shown,
+        engine=engine,
+        address=address,
+        memory=memory,
+    )
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)
@@ -164,6 +183,9 @@ def merge(
     device: Device = "cpu",
     seed: Seed = 0,
     jobs: Jobs = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    memory: MemoryOption = None,
     trust_base: TrustBase = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -172,12 +194,13 @@ def merge(
     verbose: Verbose = False,
 ) -> None:
     """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
+    from transfusion.engines.means import Means
     from transfusion.record import Record
     from transfusion.transportation import Account, Merging
 
     record = Record("merge")
     talk = Talk(quiet=quiet, verbose=verbose)
-    moving = Moving(output, talk, dry_run, as_json, force, jobs)
+    moving = Moving(output, talk, dry_run, as_json, force, Means(engine, jobs, address, memory))
     if repeat is not None:
         refuse_beside_from(context)
         moving.again(repeat, finetuned or [], base, onto, via)
@@ -185,7 +208,19 @@ def merge(
     if not finetuned or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
     shown = calibrated(calibrate, method, via)
-    choices = Choices(method, residual, inner, None, device, seed, jobs, shown)
+    choices = Choices(
+        method,
+        residual,
+        inner,
+        None,
+        device,
+        seed,
+        jobs,
+        shown,
+        engine=engine,
+        address=address,
+        memory=memory,
+    )
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from transfusion.sizes import as_words
 
 if TYPE_CHECKING:
     from transfusion.alignment import Alignment
+    from transfusion.engines.means import Means
     from transfusion.model import Model
     from transfusion.transportation import AdapterOutput, Journey, Transport
     from transfusion.writer import Workshop
@@ -31,7 +32,7 @@ class Moving:
     dry_run: bool
     as_json: bool
     force: bool
-    jobs: int | None = None
+    means: Means
 
     def go(
         self,
@@ -50,15 +51,17 @@ class Moving:
         given = Alignment.load(via) if via is not None else None
         self._require_place(files_of(*inputs, via))
         if self.dry_run:
-            self._plan(prepare(Journey.planned(*models, given)).plan())
+            self._plan(prepare(Journey.planned(*models, given, assumed=True)).plan(self.means))
             return
-        if given is None:  # complain about anything else before the long work
-            take_hashes(*models, jobs=self.jobs)
-            prepare(Journey.planned(*models, hashed=True))
-        with workshop(self.output, force=self.force) as shop:
-            pi = given or self._aligned(models, choices, shop)
-            moved = prepare(Journey.between(*models, pi))
-            self._write(moved, shop)
+        with self.means.connected():
+            with self.means.hired() as engine:
+                take_hashes(*models, engine=engine)
+            if given is None:  # complain about anything else before the long work
+                prepare(Journey.planned(*models, hashed=True, assumed=True)).bound().require(self.means)
+            with workshop(self.output, force=self.force) as shop:
+                pi = given or self._aligned(models, choices, shop)
+                moved = prepare(Journey.between(*models, pi))
+                self._write(moved, shop)
         report_transport(moved.story(), self.output, self.as_json)
 
     def again(
@@ -78,7 +81,7 @@ class Moving:
         self._require_place(files_of(*rerun.places))
         if self.dry_run:
             moved = rerun.prepare()
-            self._plan(moved.plan())
+            self._plan(moved.plan(self.means))
             return
         if rerun.alignment is None:
             self.talk.note("note: the file of π is not there any more, so it is found again")
@@ -100,7 +103,8 @@ class Moving:
         """Align, and keep the result until the output is there: a later step may fail or be interrupted."""
         from transfusion.alignment import Alignment
 
-        asked = json.dumps([asdict(choices), *(model.digest for model in models)], default=str)
+        same = replace(choices, jobs=None, engine="local", address=None, memory=None)  # whatever these are
+        asked = json.dumps([asdict(same), *(model.digest for model in models)], default=str)
         place = shop.keep(f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.safetensors")
         if place.exists():
             self.talk.note("note: going on with the π that an interrupted run had found")
@@ -113,14 +117,19 @@ class Moving:
         for note in moved.notes:
             self.talk.note(f"note: {note}")
         with self.talk.tensors(moved.plan()["tensors"]) as step:
-            moved.write(shop, step, self.jobs)
+            moved.write(shop, step, self.means)
+
+    @property
+    def _where(self) -> str:
+        return "" if self.means.shared else ", in each worker"
 
     def _plan(self, plan: Mapping[str, int]) -> None:
         counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
         text = (
             f"would write {self.output}: {counts}; read {as_words(plan['bytes_to_read'])}, write"
             f" {as_words(plan['bytes_to_write'])}, with at most {as_words(plan['memory'])} of memory for"
-            " tensors"
+            f" tensors on {plan['threads']} thread{'s' * (plan['threads'] > 1)}, and"
+            f" {as_words(plan['memory_in_all'])} with the program{self._where}"
         )
         show({"would_write": str(self.output), **plan}, self.as_json, text)
 
@@ -147,7 +156,7 @@ def as_numbers(text: str | None) -> tuple[float, ...]:
 
 _BESIDE_FROM = {
     *("output", "finetuned", "base", "onto", "via", "repeat", "architecture"),
-    *("jobs", "dry_run", "as_json", "force", "quiet", "verbose"),
+    *("jobs", "engine", "address", "memory", "dry_run", "as_json", "force", "quiet", "verbose"),
 }
 
 

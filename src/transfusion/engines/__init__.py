@@ -7,6 +7,7 @@ it reads from its files. What comes out is the same on every engine.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,9 +41,11 @@ class Engine(ABC):
         items: Sequence[Item],
         *,
         near: Callable[[Item], str] | None = None,
+        heard: Callable[[Item, Result], None] | None = None,
     ) -> list[Result]:
         """What ``do`` makes of every item, in their order. Items with the same word for ``near`` go, if
-        possible, to the worker that had such a one before, and may have kept something of it.
+        possible, to the worker that had such a one before, and may have kept something of it. ``heard`` is
+        told every result as soon as it is there.
         """
 
     @abstractmethod
@@ -67,6 +70,7 @@ class Local(Engine):
 
     def __init__(self, workers: Workers) -> None:
         self.workers, self.count = workers, workers.count
+        self._telling = threading.Lock()
 
     def each(
         self,
@@ -75,8 +79,16 @@ class Local(Engine):
         items: Sequence[Item],
         *,
         near: Callable[[Item], str] | None = None,
+        heard: Callable[[Item, Result], None] | None = None,
     ) -> list[Result]:
-        return self.workers.each(lambda item: do(subject, item), items)
+        def done(item: Item) -> Result:
+            result = do(subject, item)
+            if heard is not None:
+                with self._telling:
+                    heard(item, result)
+            return result
+
+        return self.workers.each(done, items)
 
     def joined(
         self,
@@ -88,6 +100,14 @@ class Local(Engine):
         near: Callable[[Item], str] | None = None,
     ) -> Result:
         return join(subject, self.each(subject, do, items))
+
+
+def require_engine(engine: str, address: str | None = None) -> None:
+    """Refuse an engine that there is not, and an address that it has no use for."""
+    if engine not in ENGINES:
+        raise SettingError(f"there is no engine {engine!r}", hint=f"choose one of {', '.join(ENGINES)}")
+    if address is not None and engine != "ray":
+        raise SettingError(f"address {address!r}: only Ray has one", hint="add --engine ray, or leave it out")
 
 
 @contextmanager
@@ -102,10 +122,7 @@ def hired(
     if isinstance(engine, Engine):
         yield engine
         return
-    if engine not in ENGINES:
-        raise SettingError(f"there is no engine {engine!r}", hint=f"choose one of {', '.join(ENGINES)}")
-    if address is not None and engine != "ray":
-        raise SettingError(f"address {address!r}: only Ray has one", hint="add --engine ray, or leave it out")
+    require_engine(engine, address)
     if engine == "local":
         with Workers.hired(jobs) as workers:
             yield Local(workers)

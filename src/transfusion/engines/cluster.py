@@ -49,6 +49,8 @@ class _Errand:
     """What other workers have made for it."""
     keep: bool = False
     """Whether values stay where they are."""
+    heard: Callable[[int], None] | None = None
+    """Who is told of every piece that is done."""
     waiting: list[int] = field(default_factory=list)
     busy: dict[Any, tuple[_Hired, int, Any]] = field(default_factory=dict)
     """What will be said of a piece: who has it, which one it is, and where its value will be."""
@@ -94,8 +96,12 @@ class Cluster(Engine):
         items: Sequence[Item],
         *,
         near: Callable[[Item], str] | None = None,
+        heard: Callable[[Item, Result], None] | None = None,
     ) -> list[Result]:
-        return self._run(self._errand(subject, do, items, near))
+        errand = self._errand(subject, do, items, near)
+        if heard is not None:
+            errand.heard = lambda place: heard(items[place], errand.values[place])
+        return self._run(errand)
 
     def joined(
         self,
@@ -192,6 +198,8 @@ class Cluster(Engine):
             self._idle.append(hand)
             raise
         self._idle.append(hand)
+        if errand.heard is not None:
+            errand.heard(place)
 
     def _again(self, hand: _Hired, place: int, errand: _Errand, error: Exception) -> None:
         """Give a piece to somebody else, unless it has killed too many."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from transfusion.adapter import CONFIG
+from transfusion.engines.means import HERE, Means
 from transfusion.errors import AdapterError, OutputError
 from transfusion.model import Model
 from transfusion.transportation.account import Account
+from transfusion.transportation.bounds import Bound
 from transfusion.transportation.saved import Saved, nobody_watching
 from transfusion.writer import Parcel, Workshop, write_json, write_shard
 
@@ -32,8 +35,16 @@ class AdapterOutput(Saved):
         """For every stored tensor, by its key, how to get it."""
 
     @abstractmethod
-    def plan(self) -> dict[str, int]:
-        """How much there is to do, known from the headers alone."""
+    def amounts(self) -> dict[str, int]:
+        """How much there is to do, known from the headers alone, and the memory that it takes."""
+
+    def plan(self, means: Means = HERE) -> dict[str, int]:
+        """How much there is to do, and with how much memory."""
+        return {**self.amounts(), **self.bound().as_dict(replace(means, engine="local", jobs=1))}
+
+    def bound(self) -> Bound:
+        """How much memory it takes; it is made on one thread."""
+        return Bound(self.amounts()["memory"])
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -68,9 +79,10 @@ class AdapterOutput(Saved):
         self,
         shop: Workshop,
         on_tensor: Callable[[str], None] = nobody_watching,
-        jobs: int | None = None,
+        means: Means = HERE,
     ) -> None:
         """Write the adapter in a workshop; it is too small to share the work out."""
+        self.bound().require(replace(means, engine="local"))
         if shop.path.suffix == ".safetensors":
             raise OutputError(
                 f"{shop.path}: an adapter is a folder with a configuration beside its weights",

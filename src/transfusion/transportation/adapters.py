@@ -90,7 +90,7 @@ class AdapterTransport(AdapterOutput):
         """What the user should know, and is no reason to refuse the adapter."""
         return self.adapter.notes(self.base)
 
-    def plan(self) -> dict[str, int]:
+    def amounts(self) -> dict[str, int]:
         """How much there is to do, known from the headers alone."""
         infos = [self.adapter.checkpoint.tensors[factor.key] for factor in self.factors]
         return {

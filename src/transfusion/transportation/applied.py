@@ -16,6 +16,7 @@ from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, listing
 from transfusion.maps import Permutation
 from transfusion.model import Model, Reference
+from transfusion.transportation.bounds import Bound, streamed
 from transfusion.transportation.output import Entry, Output, Shape
 
 
@@ -46,6 +47,21 @@ class Applied(Output[Entry]):
         if layout is None or not entry.shape.extents:
             return read(rows if entry.shape.extents else None)
         return self.alignment.move_rows(read, layout, rows)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.model,)
+
+    def bound(self) -> Bound:
+        return streamed(self, self.alignment, changes=0, scattered=self._scattered)
+
+    def _scattered(self, entry: Entry) -> bool:
+        layout = self.model.architecture.tensors.get(entry.name)
+        return layout is not None and self.alignment.scatters(layout)
+
+    def conclude(self) -> None:
+        """Refuse inputs that have changed on the way."""
+        self.require_unchanged()
 
     def blame(self, entry: Entry) -> None:
         self.model.read(entry.name)

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.alignment import Alignment
-from transfusion.checkpoint import BLOCK, MAPPED, row_blocks, tensor_digest
+from transfusion.checkpoint import Checkpoint, row_blocks, tensor_digest
+from transfusion.engines import Engine
+from transfusion.engines.means import HERE, Means
 from transfusion.errors import MismatchError, listing
 from transfusion.live import module_of
 from transfusion.model import Model
 from transfusion.storage import Stored
 from transfusion.task_vector import wide
 from transfusion.transportation.account import Account
+from transfusion.transportation.bounds import Bound, streamed
+from transfusion.transportation.counting import counts_of
 from transfusion.transportation.merging import Merging
 from transfusion.transportation.output import Entry, Output, Shape
 from transfusion.transportation.sources import Source
 
-_COPIES, _COPIES_OF_EACH = 20, 16
-"""How many blocks a thread has at the most, for the result and for each change. About half of them are free
-already, and kept by the allocator: measured by benchmarks/transporting.py.
-"""
 _OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
 
 
@@ -74,6 +74,14 @@ class Transport(Output[Acted]):
     @property
     def like(self) -> Model:
         return self.onto
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.base, self.onto, *(model for source in self.sources for model in source.models))
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return [self.base.checkpoint, self.onto.checkpoint, *(source.checkpoint for source in self.sources)]
 
     @cached_property
     def lead(self) -> Source:
@@ -155,6 +163,10 @@ class Transport(Output[Acted]):
     def names(self, action: Action) -> list[str]:
         return [entry.name for entry in self.entries if entry.action is action]
 
+    def changed_by(self, number: int) -> list[str]:
+        """The tensors that one of the fine-tunes has a change for."""
+        return [name for name in self.names(Action.MOVED) if self.sources[number].changes(name)]
+
     @property
     def unchanged(self) -> list[str]:
         """Tensors that no fine-tune had changed; known once everything is computed."""
@@ -162,8 +174,8 @@ class Transport(Output[Acted]):
 
     # ── how much there is to do ──────────────────────────────────────────────────────────────
 
-    def plan(self) -> dict[str, int]:
-        """How much there is to do, known from the headers alone."""
+    def plan(self, means: Means = HERE) -> dict[str, int]:
+        """How much there is to do, known from the headers alone, and with how much memory."""
         hashing = sum(model.checkpoint.nbytes for model in (self.base, self.onto))
         changes = sum(source.reads() for source in self.sources)
         own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
@@ -173,30 +185,15 @@ class Transport(Output[Acted]):
             "dropped": len(self.dropped),
             "bytes_to_read": hashing + changes * self.merging.passes + own,
             "bytes_to_write": sum(entry.shape.nbytes for entry in self.entries),
-            "memory": self._memory(),
+            **self.bound().as_dict(means),
         }
 
-    def _memory(self) -> int:
-        """A bound on the memory for tensors, those in mapped files included; the program comes on top."""
-        maps = sum(map_.to_tensor().nbytes for map_ in self.alignment.maps.values())
-        numbers = max(self._at_a_time(entry) for entry in self.entries)
-        digits = max(8 if entry.shape.dtype.itemsize > 2 else 4 for entry in self.entries)
-        copies = (_COPIES + _COPIES_OF_EACH * len(self.sources)) * torch.get_num_threads()
-        mapped = (MAPPED + max(self._mapped(entry) for entry in self.entries)) * (2 + len(self.sources))
-        whole = sum(source.holds() for source in self.sources)
-        return 2 * maps + numbers * digits * copies + mapped + whole
+    def bound(self) -> Bound:
+        changes, holds = len(self.sources), sum(source.holds() for source in self.sources)
+        return streamed(self, self.alignment, changes=changes, scattered=self._scattered, holds=holds)
 
-    def _mapped(self, entry: Acted) -> int:
-        """How many bytes of a tensor are in memory when some rows of it are wanted."""
-        scattered = any(entry.name in s.names and s.scattered(entry.name) for s in self.sources)
-        return entry.shape.nbytes if scattered else self._at_a_time(entry) * entry.shape.dtype.itemsize
-
-    def _at_a_time(self, entry: Acted) -> int:
-        """How many numbers of a tensor are worked on at a time."""
-        extents = entry.shape.extents
-        total = torch.Size(extents).numel()
-        row = torch.Size(extents[1:]).numel()
-        return min(total, max(BLOCK, row)) if self.by_rows(entry) else total
+    def _scattered(self, entry: Acted) -> bool:
+        return any(entry.name in s.names and s.scattered(entry.name) for s in self.sources)
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────
 
@@ -243,21 +240,15 @@ class Transport(Output[Acted]):
         if entry.action is not Action.CARRIED:
             self.onto.read(entry.name)
 
-    def prepare(self) -> None:
+    def prepare(self, engine: Engine | None = None) -> None:
         """Let the way of merging look at every change, if it must."""
-        self.merging.prepare([partial(self._whole_change, source) for source in self.sources])
-
-    def _whole_change(self, source: Source) -> Iterator[Tensor]:
-        """All that a fine-tune changes, some rows at a time."""
-        for entry in self.entries:
-            if entry.action is Action.MOVED and source.changes(entry.name):
-                for rows in list(self.cuts(entry))[: -1 if entry.added else None]:
-                    yield source.change(entry.name, rows)
+        self.merging.prepare(
+            [partial(counts_of, self, engine, number) for number in range(len(self.sources))]
+        )
 
     def conclude(self) -> None:
         """Refuse a fine-tune that equals its base, and inputs that have changed on the way."""
-        for checkpoint in (self.base.checkpoint, self.onto.checkpoint, *(s.checkpoint for s in self.sources)):
-            checkpoint.require_unchanged()
+        self.require_unchanged()
         moved = self.names(Action.MOVED)
         wanted = any(s.alpha.at(name) * self.merging.alpha.at(name) for s in self.sources for name in moved)
         if wanted and not self.changed:

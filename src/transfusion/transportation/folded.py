@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -25,6 +26,12 @@ class FoldedAdapter(Source):
     moved: AdapterTransport
     _last: tuple[str, Tensor] | None = field(default=None, repr=False)
     """The change that was asked for last: a product of factors, of which blocks of rows are wanted."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only remembered, which other processes find themselves."""
+        moved = copy(self.moved)
+        moved._stacks = {}
+        return {**self.__dict__, "_last": None, "moved": moved}
 
     @property
     def alpha(self) -> Alpha:  # type: ignore[override]
@@ -105,7 +112,7 @@ class FoldedAdapter(Source):
         return 4 * floats * largest + self.reads()
 
     def reads(self) -> int:
-        return self.moved.plan()["bytes_to_read"]
+        return self.moved.amounts()["bytes_to_read"]
 
 
 def _numbered(count: int, config: Mapping[str, Any]) -> dict[str, Any]:

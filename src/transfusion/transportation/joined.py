@@ -20,7 +20,7 @@ from transfusion.model import Model
 from transfusion.transportation.account import Account
 from transfusion.transportation.adapter_output import AdapterOutput
 from transfusion.transportation.adapters import AdapterTransport
-from transfusion.transportation.merging import How, Merging
+from transfusion.transportation.merging import How, Merging, counted
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
 
@@ -158,7 +158,7 @@ class JoinedAdapters(AdapterOutput):
 
     def prepare(self) -> None:
         """Let the way of merging look at every change, if it must."""
-        self.merging.prepare([partial(_whole_change, one) for one in self.adapters])
+        self.merging.prepare([partial(_counts, one) for one in self.adapters])
 
     def _wholes(self) -> dict[str, Callable[[], Tensor]]:
         """Tensors that an adapter has as a whole: of one adapter, or of the one that was chosen."""
@@ -202,7 +202,7 @@ class JoinedAdapters(AdapterOutput):
             "modules_to_save": sorted(saved) or None,
         }
 
-    def plan(self) -> dict[str, int]:
+    def amounts(self) -> dict[str, int]:
         infos = [
             one.adapter.checkpoint.tensors[factor.key] for one in self.adapters for factor in one.factors
         ]
@@ -250,6 +250,10 @@ def _product(one: AdapterTransport, factors: Sequence[Factor], settings: Setting
 def _whole_change(one: AdapterTransport) -> Iterator[Tensor]:
     for module, factors in one.modules.items():
         yield _product(one, factors, one.adapter.settings(module))
+
+
+def _counts(one: AdapterTransport, high: int | None) -> Tensor:
+    return counted(_whole_change(one), high)
 
 
 def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

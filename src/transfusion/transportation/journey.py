@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from transfusion.adapter import Adapter, is_adapter
-from transfusion.alignment import Alignment, Provenance
+from transfusion.alignment import Alignment, Provenance, random_maps
 from transfusion.alpha import Alpha
 from transfusion.architecture import Policy
 from transfusion.checkpoint import FLOATS
@@ -68,10 +68,16 @@ class Journey:
 
     @classmethod
     def planned(
-        cls, a: Model, b: Model, alignment: Alignment | None = None, *, hashed: bool = False
+        cls,
+        a: Model,
+        b: Model,
+        alignment: Alignment | None = None,
+        *,
+        hashed: bool = False,
+        assumed: bool = False,
     ) -> Journey:
         """A journey to be talked about: without an alignment nothing moves, and unless A is to be known by
-        its content nothing is read.
+        its content nothing is read. One that is ``assumed`` has permutations, for what they take.
         """
         if alignment is None:
             policy = Policy()
@@ -80,7 +86,8 @@ class Journey:
             story = Provenance(
                 a.family.name, digest, policy, PLANNED, {}, 0, a.label, content, b.label, PLANNED
             )
-            alignment = Alignment.of({}, a.architecture.under(policy), story)
+            maps = random_maps(a.architecture.under(policy), 0) if assumed else {}
+            alignment = Alignment.of(maps, a.architecture.under(policy), story)
         alignment.require_for(a.architecture.under(alignment.provenance.policy))
         return cls._along(a, b, alignment)
 

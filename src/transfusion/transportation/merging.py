@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from transfusion.alpha import Alpha
 from transfusion.errors import SettingError
+
+Counts: TypeAlias = Callable[[int | None], Tensor]
+"""The magnitudes of a change, counted as `counted` does."""
 
 
 class How(StrEnum):
@@ -95,10 +98,10 @@ class Merging:
                 f"{len(self.weights)} weight(s) for {count} fine-tune(s)", hint="give one for each, in order"
             )
 
-    def prepare(self, changes: Sequence[Callable[[], Iterable[Tensor]]]) -> None:
+    def prepare(self, changes: Sequence[Counts]) -> None:
         """Find what ties keeps of each change: the largest share of all its numbers together."""
         if self.how is How.TIES and not self._least:
-            self._least = tuple(_smallest_of_the_largest(self.density, change) for change in changes)
+            self._least = tuple(_smallest_of_the_largest(self.density, counts) for counts in changes)
 
     def combine(self, changes: Mapping[int, Tensor], count: int, name: str, start: int = 0) -> Tensor | None:
         """Changes of one tensor, by the number of the fine-tune, as one change, times α.
@@ -133,24 +136,28 @@ class Merging:
         return change * kept / self.density
 
 
-def _smallest_of_the_largest(share: float, change: Callable[[], Iterable[Tensor]]) -> float:
+def _smallest_of_the_largest(share: float, counts: Counts) -> float:
     """The magnitude that splits off the largest share of a change, exact in float32.
 
     The bits of floats that are not negative are ordered as the floats are: counting first by the upper half
     of the bits, then by the lower half among those that have the right upper half, finds it.
     """
-    total = 0
-    upper = torch.zeros(2**16, dtype=torch.int64)
-    for bits in map(_bits, change()):
-        total += bits.numel()
-        upper += torch.bincount(bits >> 16, minlength=2**16)
-    wanted = max(1, round(share * total))
+    upper = counts(None)
+    wanted = max(1, round(share * int(upper.sum())))
     high, above = _from_the_top(upper, wanted)
-    lower = torch.zeros(2**16, dtype=torch.int64)
-    for bits in map(_bits, change()):
-        lower += torch.bincount(bits[bits >> 16 == high] & 0xFFFF, minlength=2**16)
-    low, _ = _from_the_top(lower, wanted - above)
+    low, _ = _from_the_top(counts(high), wanted - above)
     return float(np.array(high << 16 | low, dtype=np.uint32).view(np.float32))
+
+
+def counted(change: Iterable[Tensor], high: int | None) -> Tensor:
+    """How many magnitudes of a change have each upper half of bits; or, among those with the upper half
+    ``high``, each lower half. Counts of parts of a change sum to those of the whole.
+    """
+    counts = torch.zeros(2**16, dtype=torch.int64)
+    for bits in map(_bits, change):
+        half = bits >> 16 if high is None else bits[bits >> 16 == high] & 0xFFFF
+        counts += torch.bincount(half, minlength=2**16)
+    return counts
 
 
 def _bits(change: Tensor) -> Tensor:

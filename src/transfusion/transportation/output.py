@@ -12,13 +12,16 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from transfusion.checkpoint import BLOCK, all_finite, row_blocks
+from transfusion.checkpoint import BLOCK, Checkpoint, all_finite, row_blocks
+from transfusion.engines import Engine
+from transfusion.engines.means import HERE, Means
 from transfusion.errors import OutputError
-from transfusion.model import Model
+from transfusion.model import Model, take_hashes
 from transfusion.storage import Stored
+from transfusion.transportation.bounds import Bound
 from transfusion.transportation.saved import Saved, nobody_watching
-from transfusion.workers import Workers
-from transfusion.writer import Block, Parcel, Shards, Workshop, write_model
+from transfusion.transportation.sending import send_shards
+from transfusion.writer import Block, Files, Parcel, Workshop, complete_model, named, write_shards
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,32 @@ class Output(Saved, Generic[EntryT]):
         """Files that are copied as they are."""
         return self.like.checkpoint.companions()
 
-    def prepare(self) -> None:
+    @property
+    @abstractmethod
+    def models(self) -> tuple[Model, ...]:
+        """Those that it is made of."""
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """All whose files are read."""
+        return [model.checkpoint for model in self.models]
+
+    @abstractmethod
+    def bound(self) -> Bound:
+        """How much memory it takes to make."""
+
+    def prepare(self, engine: Engine | None = None) -> None:
         """Find out what must be known before the first tensor is made."""
+
+    def require_unchanged(self) -> None:
+        """Refuse files that cannot be seen here, or have changed since they were opened."""
+        for checkpoint in self.checkpoints:
+            checkpoint.require_unchanged()
+
+    def rest(self) -> None:
+        """Close the files: what was read through a mapping counts as memory in use."""
+        for checkpoint in self.checkpoints:
+            checkpoint.release()
 
     def conclude(self) -> None:
         """Look back, once everything is made, and refuse what should not be kept."""
@@ -139,22 +166,29 @@ class Output(Saved, Generic[EntryT]):
         self,
         shop: Workshop,
         on_tensor: Callable[[str], None] = nobody_watching,
-        jobs: int | None = None,
+        means: Means = HERE,
     ) -> None:
-        shards = self._shards(on_tensor)
-        with Workers.hired(jobs) as workers:
-            shop.begin({**self.recipe(), "files": _contents(shards)})
-            self.prepare()
-            write_model(
+        files = self.files(shop.path, on_tensor)
+        with self.bound().within(means).hired() as engine:
+            take_hashes(*self.models, engine=engine)
+            shop.begin({**self.recipe(), "files": _contents(files)})
+            self.prepare(engine)
+            if engine.shares_memory:
+                write_shards(shop, files, remarks=self.remarks, workers=engine.workers)
+            else:
+                send_shards(self, shop, engine, on_tensor)
+            complete_model(
                 shop,
-                shards,
+                files,
                 like=self.like.checkpoint,
                 config=self.config(),
                 companions=self.companions(),
-                remarks=self.remarks,
-                epilogue=self._epilogue,
-                workers=workers,
+                texts=self._epilogue,
             )
+
+    def files(self, path: Path, on_tensor: Callable[[str], None] = nobody_watching) -> Files:
+        """The files with weights of an output at this place, and what goes into them."""
+        return named(self._shards(on_tensor), path)
 
     @property
     def remarks(self) -> set[str]:
@@ -165,10 +199,10 @@ class Output(Saved, Generic[EntryT]):
         self.conclude()
         return self.texts(files)
 
-    def _shards(self, on_tensor: Callable[[str], None]) -> Shards:
+    def _shards(self, on_tensor: Callable[[str], None]) -> dict[Path, dict[str, Parcel]]:
         """The model's files with the tensors that go into each; what it does not have joins the last."""
         like = self.like
-        shards: Shards = {file: {} for file in like.checkpoint.files}
+        shards: dict[Path, dict[str, Parcel]] = {file: {} for file in like.checkpoint.files}
         for entry in self.entries:
             mine = entry.name in like.names
             file = like.info(entry.name).file if mine else like.checkpoint.files[-1]
@@ -200,8 +234,8 @@ class Output(Saved, Generic[EntryT]):
         return made[0, inside] if entry.stored_as.stacked else made
 
 
-def _contents(shards: Shards) -> dict[str, dict[str, list[Any]]]:
+def _contents(files: Files) -> dict[str, dict[str, list[Any]]]:
     return {
-        file.name: {name: [str(parcel.dtype), *parcel.shape] for name, parcel in parts.items()}
-        for file, parts in shards.items()
+        file: {name: [str(parcel.dtype), *parcel.shape] for name, parcel in parts.items()}
+        for file, parts in files.items()
     }

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
+from transfusion.engines.means import HERE, Means
 from transfusion.writer import Workshop, workshop
 
 
@@ -26,9 +27,9 @@ class Saved(ABC):
         self,
         shop: Workshop,
         on_tensor: Callable[[str], None] = nobody_watching,
-        jobs: int | None = None,
+        means: Means = HERE,
     ) -> None:
-        """Write the output in a workshop, on all cores or on so many."""
+        """Write the output in a workshop, by the given means."""
 
     def save(
         self,
@@ -36,13 +37,20 @@ class Saved(ABC):
         *,
         force: bool = False,
         jobs: int | None = None,
+        engine: str = "local",
+        address: str | None = None,
+        memory: int | None = None,
         on_tensor: Callable[[str], None] = nobody_watching,
     ) -> Path:
         """Write the output; all of it or nothing.
 
         A model whose path ends in ``.safetensors`` becomes that single file. What an interrupted run of the
         same inputs and settings had finished is taken over.
+
+        ``jobs`` is the number of threads; with ``engine="ray"``, of worker processes, which write the files
+        of a model side by side, on the cluster at ``address`` or on one that is started here. ``memory`` is
+        how many bytes this process, or each worker, may take. None of them changes what is written.
         """
         with workshop(Path(path), force=force) as shop:
-            self.write(shop, on_tensor, jobs)
+            self.write(shop, on_tensor, Means(engine, jobs, address, memory))
         return Path(path)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transfusion.alignment import Alignment, Fold
 from transfusion.alpha import Alpha
 from transfusion.checkpoint import Checkpoint, Rows
-from transfusion.layouts import Layout, names_in
+from transfusion.layouts import Layout
 from transfusion.model import Model, take_hashes
 from transfusion.storage import Stored
 from transfusion.task_vector import NewTokens, TaskVector
@@ -47,6 +47,11 @@ class Source(ABC):
     @abstractmethod
     def checkpoint(self) -> Checkpoint:
         """Its files."""
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """Those among its files that are models, beside the base."""
+        return ()
 
     @property
     def root(self) -> Path:
@@ -156,6 +161,10 @@ class TunedModel(Source):
     def checkpoint(self) -> Checkpoint:
         return self.model.checkpoint
 
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.model,)
+
     @cached_property
     def names(self) -> Mapping[str, Stored]:
         known = self.model.architecture
@@ -184,8 +193,7 @@ class TunedModel(Source):
         return self.vector.covers(name)
 
     def scattered(self, name: str) -> bool:
-        first = self._layout(name).items[:1]
-        return any(axis in self.alignment.maps for item in first for axis in names_in(item))
+        return self.alignment.scatters(self._layout(name))
 
     @cached_property
     def _folding(self) -> Folding:

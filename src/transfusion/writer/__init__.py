@@ -4,21 +4,24 @@
 interrupted, `shards` streams tensors into files, and `models` puts a model together.
 """
 
-from transfusion.writer.models import Shards, write_model
+from transfusion.writer.models import Files, complete_model, named, remarks_in, write_shards
 from transfusion.writer.places import publish_file, require_writable, write_json
 from transfusion.writer.shards import Block, Parcel, write_shard
 from transfusion.writer.workshop import Workshop, staged_folder, workshop
 
 __all__ = [
     "Block",
+    "Files",
     "Parcel",
-    "Shards",
     "Workshop",
+    "complete_model",
+    "named",
     "publish_file",
+    "remarks_in",
     "require_writable",
     "staged_folder",
     "workshop",
     "write_json",
-    "write_model",
     "write_shard",
+    "write_shards",
 ]

@@ -13,52 +13,62 @@ from transfusion.writer.places import write_json
 from transfusion.writer.shards import Parcel, write_shard
 from transfusion.writer.workshop import Workshop
 
-Shards: TypeAlias = dict[Path, dict[str, Parcel]]
-"""For each of the original's files, the tensors to write."""
+Files: TypeAlias = dict[str, dict[str, Parcel]]
+"""For each file of an output, the tensors that go into it."""
 
 
-def write_model(
+def named(shards: Mapping[Path, dict[str, Parcel]], path: Path) -> Files:
+    """What goes into each of the original's files, by the names that the files have in an output.
+
+    An output that ends in ``.safetensors`` becomes that single file, any other a folder.
+    """
+    if path.suffix == ".safetensors":
+        return {path.name: {name: one for parts in shards.values() for name, one in parts.items()}}
+    return {as_safetensors(original, alone=len(shards) == 1): parts for original, parts in shards.items()}
+
+
+def write_shards(shop: Workshop, files: Files, *, remarks: set[str], workers: Workers | None = None) -> None:
+    """Write the weights into a workshop that has begun; finished shards are not made again.
+
+    What is remarked while shards are made is kept with them.
+    """
+    remarks |= remarks_in(shop)
+    for name, parts in files.items():
+        if name not in shop.finished:
+            digest = write_shard(shop.output / name, parts, workers)
+            shop.finish(name, sha256=digest, remarks=sorted(remarks))
+
+
+def remarks_in(shop: Workshop) -> set[str]:
+    """What was remarked while the finished shards were made."""
+    return {remark for told in shop.finished.values() for remark in told["remarks"]}
+
+
+def complete_model(
     shop: Workshop,
-    shards: Shards,
+    files: Files,
     *,
     like: Checkpoint,
     config: Mapping[str, Any] | None,
     companions: Iterable[Path],
-    remarks: set[str],
-    epilogue: Callable[[Mapping[str, str]], Mapping[str, str]],
-    workers: Workers | None = None,
+    texts: Callable[[Mapping[str, str]], Mapping[str, str]],
 ) -> None:
-    """Write a model's files into a workshop that has begun; finished shards are not made again.
-
-    An output that ends in ``.safetensors`` becomes that single file, any other a folder. What is remarked
-    while shards are made is kept with them. The epilogue gets the SHA-256 of every shard, and gives the
-    text of further files.
+    """Write what belongs beside the weights; ``texts`` gets the SHA-256 of every shard, and gives the text
+    of further files.
     """
-    alone = shop.path.suffix == ".safetensors"
-    if alone:
-        shards = {shop.path: {name: one for parts in shards.values() for name, one in parts.items()}}
-    placed: dict[str, str] = {}
-    for original, parts in shards.items():
-        name = shop.path.name if alone else as_safetensors(original, alone=len(shards) == 1)
-        placed |= dict.fromkeys(parts, name)
-        if name in shop.finished:
-            remarks |= set(shop.finished[name]["remarks"])
-            continue
-        digest = write_shard(shop.output / name, parts, workers)
-        shop.finish(name, sha256=digest, remarks=sorted(remarks))
-    digests = {name: str(told["sha256"]) for name, told in shop.finished.items()}
-    texts = epilogue(digests)
-    if alone:
+    told = texts({name: str(told["sha256"]) for name, told in shop.finished.items()})
+    if shop.path.suffix == ".safetensors":
         return
-    if len(shards) > 1:
-        total = sum(parcel.nbytes for parts in shards.values() for parcel in parts.values())
+    if len(files) > 1:
+        total = sum(parcel.nbytes for parts in files.values() for parcel in parts.values())
+        placed = {tensor: name for name, parts in files.items() for tensor in parts}
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         write_json(shop.output / "model.safetensors.index.json", index)
     if config is not None and like.config_name:
         write_json(shop.output / like.config_name, config)
     for companion in companions:
         shutil.copy2(companion, shop.output / companion.name)
-    for name, text in texts.items():
+    for name, text in told.items():
         (shop.output / name).write_text(text)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from transfusion.errors import OutputError, TransfusionError
+from transfusion.errors import ClusterError, OutputError, TransfusionError
 from transfusion.writer.places import reported, require_writable, write_json
 
 _AT_CWD, _EXCHANGE = -100, 2
@@ -43,6 +43,11 @@ class Workshop:
         return self.root / "output"
 
     @property
+    def making(self) -> Path:
+        """A folder beside the output, for files that other processes have begun; it may not be there."""
+        return self.root / "making"
+
+    @property
     def _journal(self) -> Path:
         return self.root / "journal.json"
 
@@ -57,6 +62,7 @@ class Workshop:
             if (file := self.output / name).is_file() and file.stat().st_size == told["bytes"]
         }
         self.output.mkdir(exist_ok=True)
+        shutil.rmtree(self.making, ignore_errors=True)
         for file in self.output.iterdir():
             if file.name not in self.finished:
                 _remove(file)
@@ -92,6 +98,7 @@ class Workshop:
 
     def tidy(self) -> None:
         """Remove what is not finished, and everything if there is nothing worth keeping."""
+        shutil.rmtree(self.making, ignore_errors=True)
         if not self.finished and not any((self.root / "kept").glob("*")):
             shutil.rmtree(self.root, ignore_errors=True)
         elif self.output.exists():
@@ -145,6 +152,11 @@ def _explained(shop: Workshop) -> Iterator[None]:
     """Keep what is finished when a run is interrupted; keep no shards of a run that cannot succeed."""
     try:
         yield
+    except ClusterError as error:  # which is no fault of the inputs
+        shop.tidy()
+        if shop.finished:
+            error.hint = f"{error.hint}; the same command goes on from {shop.root}"
+        raise
     except TransfusionError:
         shop.finished = {}
         shop.tidy()

@@ -1,0 +1,123 @@
+"""Bounds: how much memory an output takes to make, known from headers alone, and how a limit is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from transfusion.alignment import Alignment
+from transfusion.checkpoint import BLOCK, MAPPED
+from transfusion.engines.means import Means
+from transfusion.errors import SettingError
+from transfusion.references import PICKLES
+from transfusion.sizes import as_words
+
+if TYPE_CHECKING:
+    from transfusion.transportation.output import EntryT, Output
+
+PROGRAM = 300 * 2**20
+"""Bytes of the program itself: the peak with a tiny model was 258 MiB (benchmarks/transporting.py)."""
+WORKER = 400 * 2**20
+"""The same of a worker of Ray, whose peak with a tiny model was 338 MiB."""
+_COPIES, _COPIES_OF_EACH = 20, 16
+"""How many blocks a thread has at the most, for the result and for each change. About half of them are free
+already, and kept by the allocator: measured by benchmarks/transporting.py.
+"""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on the memory for tensors, those in mapped files included; the program comes on top."""
+
+    fixed: int
+    """Bytes, however many threads there are."""
+    of_a_thread: int = 0
+    largest: str = ""
+    """The tensor that most of it is for."""
+
+    def at(self, threads: int) -> int:
+        """Bytes for tensors, on so many threads."""
+        return self.fixed + self.of_a_thread * threads
+
+    def require(self, means: Means) -> None:
+        """Refuse a limit within which not even one thread can work."""
+        program = program_of(means)
+        least = program + self.at(1)
+        if means.memory is not None and means.memory < least:
+            of = f" ({self.largest} asks for most)" if self.largest else ""
+            raise SettingError(
+                f"memory of {as_words(means.memory)} is too little: tensors take {as_words(self.at(1))} on"
+                f" one thread{of}, and the program itself {as_words(program)}",
+                hint=f"give at least {as_words(_rounded_up(least))}",
+            )
+
+    def within(self, means: Means) -> Means:
+        """The means with as many threads as fit into the memory; a worker of Ray has one."""
+        self.require(means)
+        if not means.shared:
+            return means
+        threads = means.jobs or torch.get_num_threads()
+        if means.memory is not None and self.of_a_thread:
+            threads = min(threads, (means.memory - PROGRAM - self.fixed) // self.of_a_thread)
+        return replace(means, jobs=threads)
+
+    def as_dict(self, means: Means) -> dict[str, int]:
+        """As plain data, for a plan: the memory of this process, or of each worker."""
+        chosen = self.within(means)
+        threads = chosen.jobs or 1 if means.shared else 1
+        return {
+            "memory": self.at(threads),
+            "threads": threads,
+            "memory_in_all": program_of(means) + self.at(threads),
+        }
+
+
+def program_of(means: Means) -> int:
+    """Bytes that each process takes without a model."""
+    return PROGRAM if means.shared else WORKER
+
+
+def _rounded_up(count: int) -> int:
+    """A number of bytes that is not less when it has been put into words."""
+    digit = 10**6 if count < 999 * 10**6 else 10**7
+    return -(-count // digit) * digit
+
+
+def streamed(
+    output: Output[EntryT],
+    alignment: Alignment,
+    *,
+    changes: int,
+    scattered: Callable[[EntryT], bool],
+    holds: int = 0,
+) -> Bound:
+    """What a model takes that is made of so many changes, some rows at a time where that can be."""
+    maps = sum(map_.to_tensor().nbytes for map_ in alignment.maps.values())
+    needs = {
+        entry.name: _at_a_time(output, entry) * (8 if entry.shape.dtype.itemsize > 2 else 4)
+        for entry in output.entries
+    }
+    largest = max(needs, key=needs.__getitem__)
+    mapped = max(
+        entry.shape.nbytes if scattered(entry) else _at_a_time(output, entry) * entry.shape.dtype.itemsize
+        for entry in output.entries
+    )
+    pickles = sum(
+        info.nbytes
+        for checkpoint in output.checkpoints
+        for info in checkpoint.tensors.values()
+        if info.file.suffix in PICKLES
+    )
+    fixed = 2 * maps + (MAPPED + mapped) * len(output.checkpoints) + pickles + holds
+    return Bound(fixed, needs[largest] * (_COPIES + _COPIES_OF_EACH * changes), largest)
+
+
+def _at_a_time(output: Output[EntryT], entry: EntryT) -> int:
+    """How many numbers of a tensor are worked on at a time."""
+    extents = entry.shape.extents
+    total = torch.Size(extents).numel()
+    row = torch.Size(extents[1:]).numel()
+    return min(total, max(BLOCK, row)) if output.by_rows(entry) else total

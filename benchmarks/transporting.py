@@ -29,9 +29,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transfusion.alignment import Alignment, Provenance, random_maps
+from transfusion.alignment import Alignment, random_maps
 from transfusion.architecture import Policy
 from transfusion.model import Model
+from transfusion.provenance import Provenance
 from transfusion.writer import Parcel, write_json, write_shard
 
 SHARDS = 6

@@ -69,3 +69,21 @@ def cli(capsys):
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ray():
+    """Ray on this machine, started once; whoever hires workers then gets them from it."""
+    from transfusion.engines.joining import STORE, prepared
+
+    ray = prepared()
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        num_cpus=6,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=STORE // 4,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    yield ray
+    ray.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -41,10 +42,33 @@ def address(tmp_path, monkeypatch):
         "--temp-dir",
         folder,
     ]
-    subprocess.run([*start, *SMALL], check=True, capture_output=True, timeout=120)
+    head = subprocess.Popen(
+        [*start, *SMALL, "--block"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until_it_answers(port)
     yield f"127.0.0.1:{port}"
-    subprocess.run([RAY, "stop", "--force"], check=False, capture_output=True, timeout=120)
+    stopped(head)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def until_it_answers(port: int) -> None:
+    for _ in range(120):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    pytest.fail("Ray did not start")
+
+
+def stopped(node: subprocess.Popen[bytes]) -> None:
+    """Stop a node with all that it has started, and nothing else on this machine."""
+    os.killpg(node.pid, signal.SIGTERM)
+    node.wait(60)
 
 
 def joined(address: str, before: str = "true") -> subprocess.Popen[bytes]:
@@ -59,6 +83,7 @@ def joined(address: str, before: str = "true") -> subprocess.Popen[bytes]:
         env=told,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
@@ -94,8 +119,7 @@ def test_two_nodes_find_what_threads_find(address, shared):
         found = Alignment.load(shared / "pi.safetensors")
         assert found.digest == align(shared / "a", shared / "b").digest
     finally:
-        other.terminate()
-        other.wait(60)
+        stopped(other)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -111,5 +135,4 @@ def test_a_node_without_the_storage_is_named_and_nothing_is_written(address, sha
         assert "not mounted at this path" in error
         assert not (shared / "pi.safetensors").exists()
     finally:
-        other.terminate()
-        other.wait(60)
+        stopped(other)

@@ -15,7 +15,6 @@ import torch
 from families import PRINCIPAL
 from transfusion.alignment import random_maps
 from transfusion.engines import Local, cluster, hired
-from transfusion.engines.joining import prepared
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, SettingError
 from transfusion.evidence.gains import Gains
 from transfusion.evidence.weights import Weights
@@ -24,23 +23,6 @@ from transfusion.matching.proposing import _shares
 from transfusion.methods import preset
 from transfusion.model import Model, take_hashes
 from transfusion.workers import Workers
-
-
-@pytest.fixture(scope="module")
-def ray():
-    """Ray on this machine, started once; `hired` then uses it."""
-    ray = prepared()
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
-        num_cpus=3,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=2**27,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    yield ray
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

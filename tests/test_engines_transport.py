@@ -45,24 +45,6 @@ def inputs(made, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def ray():
-    """Ray on this machine, started once; `hired` then uses it."""
-    from transfusion.engines.joining import prepared
-
-    ray = prepared()
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
-        num_cpus=6,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=2**27,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
 def two(ray):
     """Two workers, hired once: to import torch takes each of them seconds."""
     with hired("ray", jobs=2) as engine:

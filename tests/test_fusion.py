@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from families import CASES, Case, finetuned, transformers_model
 from test_adapter import TARGETS, outputs_with, train_adapter
 from test_planted import DEEP, FIRST
-from transfusion.alignment import Alignment, Provenance
+from transfusion.alignment import Alignment
 from transfusion.architecture import Heads, Inner, Policy, Residual
 from transfusion.description import inspect
 from transfusion.errors import AlignmentError, SettingError
@@ -27,6 +27,7 @@ from transfusion.maps import Map, Permutation, Plan, move
 from transfusion.matching import align
 from transfusion.methods import METHODS
 from transfusion.model import Model
+from transfusion.provenance import Provenance
 from transfusion.solvers.plans import hard_plan, soft_plan
 from transfusion.transportation import apply, transport
 from transfusion.verification import verify

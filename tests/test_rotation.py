@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from test_maps import LAYOUTS, PARENTS, SIZES, all_maps, lineage_of, rows, shape_of
-from transfusion.alignment import Alignment, Fold, Provenance
+from transfusion.alignment import Alignment, Fold
 from transfusion.architecture import Policy
 from transfusion.errors import AlignmentError, TransfusionError
 from transfusion.layouts import parse
 from transfusion.maps import KINDS, Map, Permutation, Plan, Rotation, move, moves_by_rows
+from transfusion.provenance import Provenance
 
 some = settings(max_examples=15)
 ONE = np.zeros(1, dtype=np.int64)

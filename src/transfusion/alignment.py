@@ -15,48 +15,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transfusion import __version__
-from transfusion.architecture import Architecture, Heads, Inner, Policy, Residual, Shortcut
+from transfusion.architecture import Architecture, Shortcut
 from transfusion.checkpoint import Rows, tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout, names_in
 from transfusion.maps import KINDS, Map, Permutation, Rotation, RowMover, move, moves_by_rows
 from transfusion.model import Model
+from transfusion.provenance import Provenance
 from transfusion.writer import publish_file
 
 FORMAT = 1
 _KEY = "transfusion"
 _MOVERS = 16
 """How many layouts are remembered with where everything in them goes: more than are moved at once."""
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where an alignment comes from: enough to trust it, or to refuse it."""
-
-    family: str
-    architecture: str
-    """Digest of the architecture under the policy below."""
-    policy: Policy
-    method: str
-    options: Mapping[str, Any]
-    seed: int
-    source: str
-    """A, as the user wrote it."""
-    source_digest: str
-    target: str
-    """B, as the user wrote it."""
-    target_digest: str
-    objective: tuple[float, ...] = ()
-    """The inner product of π(A) and B: at the start, and after each sweep."""
-    advice: Mapping[str, Any] = field(default_factory=dict)
-    """Whether aligning these two models makes sense, with the numbers behind it; empty if not asked."""
-    gap: float = 0.0
-    """The largest share by which a better assignment of any one axis may exist, given all others: a bound
-    from prices. Small axes are assigned exactly."""
-    version: str = __version__
-    run: Mapping[str, Any] = field(default_factory=dict)
-    """How long it took and on what, if somebody looked."""
 
 
 @dataclass(frozen=True)
@@ -275,10 +246,6 @@ class Alignment:
 
     @classmethod
     def _from_story(cls, path: str | Path, story: dict[str, Any], tensors: dict[str, Tensor]) -> Alignment:
-        told = dict(story["provenance"])
-        asked = told["policy"]
-        told["policy"] = Policy(Residual(asked["residual"]), Inner(asked["inner"]), Heads(asked["heads"]))
-        told["objective"] = tuple(told["objective"])
         damaged = AlignmentError(
             f"{path}: the maps are not those that were saved; the file is damaged",
             hint="make it again with 'transfusion align'",
@@ -290,7 +257,9 @@ class Alignment:
         except (AlignmentError, KeyError) as error:
             raise damaged from error
         folds = {tensor: Fold(**fold) for tensor, fold in story.get("folds", {}).items()}
-        alignment = cls(maps, story["sizes"], story["parents"], Provenance(**told), folds)
+        alignment = cls(
+            maps, story["sizes"], story["parents"], Provenance.recalled(story["provenance"]), folds
+        )
         misfit = any(
             (map_.rows, map_.size) != (len(alignment.lineage(id)), alignment.sizes[id])
             for id, map_ in maps.items()

@@ -98,19 +98,7 @@ def transport(
         raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
     tries = alpha == "auto" or keep_support is not None
     shown = calibrated(calibrate, method, via, tries, " and for --alpha auto and --keep-support")
-    choices = Choices(
-        method,
-        residual,
-        inner,
-        None,
-        device,
-        seed,
-        jobs,
-        shown,
-        engine=engine,
-        address=address,
-        memory=memory,
-    )
+    choices = Choices(method, residual, inner, None, device, seed, jobs, shown, True, engine, address, memory)
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)
@@ -208,19 +196,7 @@ def merge(
     if not finetuned or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
     shown = calibrated(calibrate, method, via)
-    choices = Choices(
-        method,
-        residual,
-        inner,
-        None,
-        device,
-        seed,
-        jobs,
-        shown,
-        engine=engine,
-        address=address,
-        memory=memory,
-    )
+    choices = Choices(method, residual, inner, None, device, seed, jobs, shown, True, engine, address, memory)
     if via is not None:
         choices.refuse_beside_via()
     models = open_bases(base, onto, config, talk)

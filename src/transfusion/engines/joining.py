@@ -39,7 +39,13 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
         return
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init(num_cpus=cores, include_dashboard=False, object_store_memory=STORE, **quiet)
+        try:
+            ray.init(num_cpus=cores, include_dashboard=False, object_store_memory=STORE, **quiet)
+        except Exception as error:  # that is what it raises when the machine is too busy
+            raise ClusterError(
+                f"Ray could not be started on this machine ({str(error).splitlines()[0]})",
+                hint="try again when less is going on here; its logs are in /tmp/ray/session_latest/logs",
+            ) from error
     else:
         _require_listener(address)
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from transfusion.alignment import Alignment, Provenance, random_maps
+from transfusion.alignment import Alignment, random_maps
 from transfusion.architecture import Inner, Residual
 from transfusion.clock import Clock
 from transfusion.engines import Engine, hired
@@ -30,6 +30,7 @@ from transfusion.matching.search import AT_HOME, Search, Step, Trial
 from transfusion.matching.turning import best, turned
 from transfusion.methods import DEFAULT, Fusion, Method, Moves, preset
 from transfusion.model import Model, Reference, require_same_shape, take_hashes
+from transfusion.provenance import Provenance
 from transfusion.scratch import give_back_at_once
 
 __all__ = ["Advice", "Step", "Verdict", "align", "planned"]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-from transfusion.alignment import Alignment, Provenance
+from transfusion.alignment import Alignment
 from transfusion.architecture import Architecture, Heads
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
 from transfusion.evidence.weights import Weights
@@ -15,6 +15,7 @@ from transfusion.functional import Correspondence, Hearing, Quality, correspond,
 from transfusion.maps import Map
 from transfusion.matching.search import Step
 from transfusion.methods import Functional
+from transfusion.provenance import Provenance
 
 CLEARLY = 0.02
 """How much more of B's activations must be predicted for units to leave their heads."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from transfusion.adapter import Adapter, is_adapter
-from transfusion.alignment import Alignment, Provenance, random_maps
+from transfusion.alignment import Alignment, random_maps
 from transfusion.alpha import Alpha
 from transfusion.architecture import Policy
 from transfusion.checkpoint import FLOATS
@@ -21,6 +21,7 @@ from transfusion.live import build
 from transfusion.maps import Rotation
 from transfusion.matching import align
 from transfusion.model import Model, Reference, require_same_shape, take_hashes
+from transfusion.provenance import Provenance
 from transfusion.task_vector import NewTokens, TaskVector
 from transfusion.transportation.account import Account, base_in
 from transfusion.transportation.adapters import AdapterTransport

@@ -14,15 +14,20 @@ from statistics import fmean, median
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from transfusion.checkpoint import all_finite, content, row_blocks
 from transfusion.layouts import parse
 from transfusion.maps import Permutation, move
 from transfusion.planning.machine import Machine
 from transfusion.solvers.assignment import assign
+from transfusion.solvers.candidates import assign_among_candidates
+from transfusion.solvers.prices import InMemory
 
 ASSIGNED = (4, 64, 512, 1024, 2048, 4096)
 """Sizes at which assignments are timed."""
+AMONG_CANDIDATES = (2048, 4096)
+"""Sizes at which those among candidates are timed: what huge ones take follows from their growth."""
 _HEIGHT, _WIDTH, _INNER = 512, 2048, 1024
 _ROWS, _FILES = 1024, 6
 """The file that is read: as many tensors of such rows, 8192 wide."""
@@ -53,7 +58,8 @@ def measure(folder: str | Path | None = None, sizes: Iterable[int] | None = None
             eigen=_eigen(),
             storage=storage,
             writing=writing,
-            assignments={size: _assignment(size) for size in sizes or ASSIGNED},
+            assignments={size: _assignment(size, assign) for size in sizes or ASSIGNED},
+            candidates={size: _assignment(size, _among_candidates) for size in AMONG_CANDIDATES},
         )
     finally:
         torch.set_num_threads(threads)
@@ -189,11 +195,15 @@ def _eigen() -> float:
     return 512**3 / _seconds(lambda: torch.linalg.eigvalsh(square), 3)
 
 
-def _assignment(size: int) -> float:
-    """Between units that have nothing in common, which takes longest."""
+def _assignment(size: int, solve: Callable[[Tensor], object]) -> float:
+    """Between units that have nothing in common."""
     gain = torch.randn(1, size, size, generator=torch.Generator().manual_seed(size))
     if size > 1024:
         begun = time.thread_time()
-        assign(gain)
+        solve(gain)
         return time.thread_time() - begun
-    return _seconds(lambda: assign(gain), 3)
+    return _seconds(lambda: solve(gain), 3)
+
+
+def _among_candidates(gain: Tensor) -> object:
+    return assign_among_candidates(InMemory(gain[0]))

@@ -16,8 +16,8 @@ from families import CASES, FIRST
 from transfusion.cli import main
 from transfusion.engines import Local
 from transfusion.errors import ArchitectureError, CheckpointError, LibraryError, SettingError
-from transfusion.evidence.weights import Weights
 from transfusion.evidence import products
+from transfusion.evidence.weights import Weights
 from transfusion.matching import blocks as blocks_module
 from transfusion.matching import planned
 from transfusion.matching.budget import Budget

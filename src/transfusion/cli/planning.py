@@ -19,7 +19,6 @@ from transfusion.cli.options import (
     Quiet,
     ResidualOption,
 )
-
 from transfusion.sizes import as_bytes
 
 if TYPE_CHECKING:

@@ -1,14 +1,14 @@
 """How time and memory grow with the size of models, and what workers of a cluster change: python -m scale
 
-    python -m scale                               0.1, 0.3 and 1.1 billion parameters; half an hour, 9 GB of disk
+    python -m scale                               0.1, 0.3 and 1.1 billion parameters
     python -m scale --sizes tiny,0.1B             others
     python -m scale --keep FOLDER                 keep the models there, and use them again
     python -m scale --output FILE.json            keep the results, too
     python -m scale --write-docs FILE.json        put the tables of such a file into the pages
 
-Every run has a process of its own. Pairs are unrelated, so that there is something to do in every sweep; one run
-of each size is of a planted pair, and says how many units were found. Every run on Ray, and every one in little
-memory, must give the same π as the plain one, and one worker is killed in the middle of a sweep.
+Every run has a process of its own. Pairs are unrelated, so that there is something to do in every sweep; one
+run of each size is of a planted pair, and says how many units were found. Every run on Ray, and every one in
+little memory, must give the same π as the plain one, and one worker is killed in the middle of a sweep.
 """
 
 from __future__ import annotations

@@ -119,9 +119,13 @@ class Machine:
             told = json.loads(Path(path).read_text())
             if told[_KEY] != 1:
                 raise ValueError(f"of version {told[_KEY]}")
-            times = {name: {int(n): float(s) for n, s in told[name].items()} for name in _TIMES}
-            rest = {name: float(told[name]) for name in names if name not in (*_TIMES, "cores")}
-            machine = cls(**rest, cores=int(told["cores"]), **times)
+            times: dict[str, Any] = {
+                name: {int(n): float(s) for n, s in told[name].items()} for name in _TIMES
+            }
+            rest: dict[str, Any] = {
+                name: float(told[name]) for name in names if name not in (*_TIMES, "cores")
+            }
+            machine = cls(**{**rest, **times, "cores": int(told["cores"])})
             numbers = [*rest.values(), machine.cores]
             numbers += [number for one in times.values() for pair in one.items() for number in pair]
             if min(map(len, times.values())) < 2 or not all(

@@ -73,13 +73,9 @@ def _speed(size: Size, threads: int) -> float:
 def predicted(run: Run, machine: Machine) -> dict[str, Any]:
     """What a plan says of a run on threads: the seconds that pass, those of one core, and the memory."""
     task = run.task
-    moving = {"moving": (0.0,)} if task.related else {}
-    asked: dict[str, Any] = {
-        "machine": machine,
-        "sweeps": max(1, run.sweeps),
-        "memory": task.memory,
-        **moving,
-    }
+    asked: dict[str, Any] = {"machine": machine, "sweeps": max(1, run.sweeps), "memory": task.memory}
+    if task.related:
+        asked["moving"] = (0.0,)
     both = [plan(task.a, task.b, cores=cores, **asked) for cores in (task.jobs, 1)]
     seconds, busy = ({one.name: one.seconds for one in each.phases if one.counted} for each in both)
     return {"seconds": seconds, "busy": busy, "memory": both[0].memory["total"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,8 @@ def write_docs(told: dict[str, Any]) -> None:
         old = page.read_text()
         if begin not in old or end not in old:
             raise SystemExit(f"{page}: no {begin} … {end}")
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        page.write_text(pattern.sub(lambda _, t=text: f"{begin}\n\n{t}\n{end}", old))  # type: ignore[misc]
+        before, after = old.split(begin)[0], old.split(end)[1]
+        page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
         print(f"{page} written")
 
 

@@ -47,6 +47,7 @@ MACHINE = Machine(
     moving=5e8,
     comparing=1e9,
     eigen=1e10,
+    fresh=4e9,
     storage=1e9,
     writing=5e8,
     assignments={4: 4e-5, 64: 7e-5, 1024: 0.01, 4096: 0.4},
@@ -231,6 +232,12 @@ def test_assignments_grow_by_the_power_that_was_measured():
     assert MACHINE.assigning(8192) == pytest.approx(0.4 * 2**MACHINE.growth)
     assert MACHINE.assigning(16384) == pytest.approx(0.8 * 4**2)  # among candidates
     assert MACHINE.assigning(64) < MACHINE.assigning(300) < MACHINE.assigning(1024)
+
+
+def test_memory_that_is_given_back_costs_time():
+    tight = MACHINE.giving_back()
+    assert tight.reading == pytest.approx(1 / (1e-9 + 2 / 4e9))
+    assert (tight.product, tight.moving) == (MACHINE.product, pytest.approx(1 / (2e-9 + 1e-9)))
 
 
 def test_a_machine_is_written_and_read(tmp_path: Path):

@@ -193,7 +193,14 @@ def constants(told: dict[str, Any]) -> RenderableType:
 
     from transfusion.cli.views import size
 
-    units = {"product": "operations", "reading": "B", "hashing": "B", "storage": "B", "writing": "B"}
+    units = {
+        "product": "operations",
+        "reading": "B",
+        "hashing": "B",
+        "fresh": "B",
+        "storage": "B",
+        "writing": "B",
+    }
     table = Table("of one core, in a second", "", box=None, header_style="bold")
     for name, value in told.items():
         if name in ("assignments", "candidates"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from transfusion.errors import SettingError
-from transfusion.planning.assumptions import VISIT
+from transfusion.planning.assumptions import COMPUTED, VISIT
 from transfusion.planning.schedule import shared
 from transfusion.planning.work import Task, Work
 from transfusion.solvers.assignment import HUGE
@@ -45,6 +45,8 @@ class Machine:
     """Numbers multiplied with each other and summed up."""
     eigen: float
     """The cubes of the sizes of matrices whose eigenvalues are found."""
+    fresh: float
+    """Bytes of memory that the system hands out anew."""
     storage: float
     """Bytes from the disk."""
     writing: float
@@ -80,6 +82,18 @@ class Machine:
     def seconds_divided(self, work: Work, shares: int) -> float:
         """How long it takes if so many workers compute rows of its products, each reading for itself."""
         return self._products(work) / shares + self._rest(work)
+
+    def giving_back(self) -> Machine:
+        """The same while all large tensors go back to the system, as within a limit and on a cluster: what is
+        read, moved or picked goes into new memory every time.
+        """
+        converted, number = COMPUTED / 2, COMPUTED  # for every byte of bfloat16, and for every number
+        return replace(
+            self,
+            reading=1 / (1 / self.reading + converted / self.fresh),
+            moving=1 / (1 / self.moving + number / self.fresh),
+            picking=1 / (1 / self.picking + number / self.fresh),
+        )
 
     def pace(self, busy: int) -> float:
         """The share of its speed that a core keeps while so many of its node are busy."""

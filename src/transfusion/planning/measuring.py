@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transfusion.checkpoint import all_finite, content, row_blocks
+from transfusion.evidence.weights import NUMBERS
 from transfusion.layouts import parse
 from transfusion.maps import Permutation, move
 from transfusion.planning.machine import Machine
@@ -56,6 +57,7 @@ def measure(folder: str | Path | None = None, sizes: Iterable[int] | None = None
             moving=_moving(),
             comparing=_comparing(),
             eigen=_eigen(),
+            fresh=_fresh(),
             storage=storage,
             writing=writing,
             assignments={size: _assignment(size, assign) for size in sizes or ASSIGNED},
@@ -140,7 +142,9 @@ def _reading(file: Path) -> float:
     def read() -> None:
         for number in range(_FILES):
             with safe_open(file, framework="pt") as opened:
-                opened.get_tensor(str(number)).to(torch.float32)
+                tensor = opened.get_tensor(str(number))
+                for rows in row_blocks(tensor.shape, NUMBERS):
+                    tensor[rows].to(torch.float32)
 
     return file.stat().st_size / _seconds(read, 3)
 
@@ -193,6 +197,14 @@ def _eigen() -> float:
     matrix = torch.randn(512, 512, dtype=torch.float64)
     square = matrix @ matrix.T
     return 512**3 / _seconds(lambda: torch.linalg.eigvalsh(square), 3)
+
+
+def _fresh() -> float:
+    """So large that the C library does not keep it for later; what filling it takes anyway does not count."""
+    count = 2**24
+    known = torch.empty(count)
+    filling = _seconds(lambda: known.zero_())
+    return 4 * count / max(_seconds(lambda: torch.empty(count).fill_(0.0)) - filling, 1e-6)
 
 
 def _assignment(size: int, solve: Callable[[Tensor], object]) -> float:

@@ -234,10 +234,11 @@ def test_assignments_grow_by_the_power_that_was_measured():
     assert MACHINE.assigning(64) < MACHINE.assigning(300) < MACHINE.assigning(1024)
 
 
-def test_memory_that_is_given_back_costs_time():
-    tight = MACHINE.giving_back()
+def test_new_memory_costs_time():
+    tight = MACHINE.with_new_memory(1.0)
     assert tight.reading == pytest.approx(1 / (1e-9 + 2 / 4e9))
     assert (tight.product, tight.moving) == (MACHINE.product, pytest.approx(1 / (2e-9 + 1e-9)))
+    assert MACHINE.with_new_memory(0.0) == MACHINE
 
 
 def test_a_machine_is_written_and_read(tmp_path: Path):

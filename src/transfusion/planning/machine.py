@@ -83,17 +83,16 @@ class Machine:
         """How long it takes if so many workers compute rows of its products, each reading for itself."""
         return self._products(work) / shares + self._rest(work)
 
-    def giving_back(self) -> Machine:
-        """The same while all large tensors go back to the system, as within a limit and on a cluster: what is
-        read, moved or picked goes into new memory every time.
+    def with_new_memory(self, share: float) -> Machine:
+        """The same if a share of what is read, moved, picked or summed goes into memory that the system hands
+        out anew: two bytes for each of bfloat16, four for a number, and eight for one of a gain, which the
+        solver copies.
         """
-        converted, number = COMPUTED / 2, COMPUTED  # for every byte of bfloat16, and for every number
-        return replace(
-            self,
-            reading=1 / (1 / self.reading + converted / self.fresh),
-            moving=1 / (1 / self.moving + number / self.fresh),
-            picking=1 / (1 / self.picking + number / self.fresh),
-        )
+        new = {"reading": COMPUTED / 2, "moving": COMPUTED, "picking": COMPUTED, "summing": 2 * COMPUTED}
+        slower: dict[str, Any] = {
+            name: 1 / (1 / getattr(self, name) + share * count / self.fresh) for name, count in new.items()
+        }
+        return replace(self, **slower)
 
     def pace(self, busy: int) -> float:
         """The share of its speed that a core keeps while so many of its node are busy."""

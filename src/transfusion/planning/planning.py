@@ -178,8 +178,8 @@ class _Planning:
         self.stored = a.checkpoint.nbytes + b.checkpoint.nbytes
         self.budget, at_once = self._budget(cluster)
         self.cluster = replace(cluster, at_once=at_once)
-        if cluster.memory is not None or cluster.nodes > 1:
-            self.cluster = replace(self.cluster, machine=cluster.machine.giving_back())
+        share = assumptions.NEW if cluster.memory is None and cluster.nodes == 1 else 1.0
+        self.cluster = replace(self.cluster, machine=cluster.machine.with_new_memory(share))
 
     def _budget(self, cluster: Cluster) -> tuple[Budget, int]:
         """The memory of a process, and how many cores of a node are at work: threads of one process, or on

@@ -19,6 +19,7 @@ from transfusion.cli.options import (
     Quiet,
     ResidualOption,
 )
+from transfusion.sizes import as_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,10 +31,10 @@ _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def amount(text: str) -> float:
-    """Bytes, as people write them: 16GB, 512MB; with a small b, bits: 10Gb."""
+    """Bytes in a second, as people write them: 1GB; with a small b, bits: 10Gb."""
     found = _AMOUNT.fullmatch(text.strip())
     if found is None or not float(found["count"]):
-        raise typer.BadParameter(f"{text!r} is no amount such as 16GB, or 10Gb for bits")
+        raise typer.BadParameter(f"{text!r} is no amount such as 1GB, or 10Gb for bits")
     return float(found["count"]) * _UNITS[found["unit"]] / (8 if found["what"] == "b" else 1)
 
 
@@ -57,7 +58,10 @@ Paper = Annotated[
 Other = Annotated[str | None, typer.Argument(show_default="like A", help="B, in the same way.")]
 Nodes = Annotated[int, typer.Option(help="How many machines share the work.")]
 Cores = Annotated[int | None, typer.Option(show_default="the machine's", help="Cores of a node.")]
-Memory = Annotated[str, typer.Option(help="Memory of a node.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(show_default="no limit", help="What may be taken of a node's memory, such as 16GB."),
+]
 Network = Annotated[
     str, typer.Option(help="Between storage and each node, in a second, where there are several nodes.")
 ]
@@ -97,7 +101,7 @@ def plan(
     b: Other = None,
     nodes: Nodes = 1,
     cores: Cores = None,
-    memory: Memory = "16GB",
+    memory: Memory = None,
     network: Network = "10Gb",
     method: MethodOption = None,
     residual: ResidualOption = None,
@@ -121,7 +125,7 @@ def plan(
         raise typer.BadParameter("give A: a model, or its config.json")
     if measure_machine and machine is not None:
         raise typer.BadParameter("--machine has been measured already")
-    given = {"memory": amount(memory), "network": amount(network)}
+    limit, pace = None if memory is None else as_bytes(memory), amount(network)
     shares = _shares(moving)
     from transfusion.planning import Machine, measure
     from transfusion.planning import plan as predict
@@ -154,7 +158,8 @@ def plan(
         b,
         nodes=nodes,
         cores=cores,
-        **given,
+        memory=limit,
+        network=pace,
         method=method or DEFAULT,
         residual=residual,
         inner=inner,
@@ -188,12 +193,19 @@ def constants(told: dict[str, Any]) -> RenderableType:
 
     from transfusion.cli.views import size
 
-    units = {"product": "operations", "reading": "B", "hashing": "B", "storage": "B", "writing": "B"}
+    units = {
+        "product": "operations",
+        "reading": "B",
+        "hashing": "B",
+        "fresh": "B",
+        "storage": "B",
+        "writing": "B",
+    }
     table = Table("of one core, in a second", "", box=None, header_style="bold")
     for name, value in told.items():
-        if name == "assignments":
+        if name in ("assignments", "candidates"):
             times = ", ".join(f"{n}: {duration(seconds)}" for n, seconds in value.items())
-            table.add_row("assignments, by size", times)
+            table.add_row(f"{name}, by size", times)
         elif name in ("cores", "together"):
             what = {"cores": "cores", "together": "speed kept when all cores work"}[name]
             table.add_row(what, f"{value:.0%}" if name == "together" else str(value))
@@ -221,7 +233,7 @@ def view(found: Plan) -> RenderableType:
             "models",
             f"{found.family}, {size(found.parameters)} parameters each, {size(found.bytes)}B together",
         ),
-        ("where", f"{where} with {size(int(cluster.memory))}B each"),
+        ("where", where + (f" with {size(int(cluster.memory))}B each" if cluster.memory else "")),
     ):
         about.add_row(Text(name, style="bold"), Text(value))
     times = Table(
@@ -240,8 +252,4 @@ def view(found: Plan) -> RenderableType:
     for verb, most in (("align", memory["total"]), ("transport", memory["transport"])):
         parts = (most, *(traffic[f"{verb}_{what}"] for what in ("read", "network", "written")))
         needs.add_row(verb, *(f"{size(part)}B" for part in parts))
-    lines: list[RenderableType] = [about, "", times, "", needs]
-    if memory["total"] > cluster.memory:
-        need = f"{size(memory['total'])}B of memory are needed, and a node has {size(int(cluster.memory))}B"
-        lines.append(Text(need, style="yellow"))
-    return Group(*lines)
+    return Group(about, "", times, "", needs)

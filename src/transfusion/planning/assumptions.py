@@ -18,12 +18,12 @@ larger one, the operations of the second sweep are those that follow from it."""
 LATER = 0.55
 """What an assignment takes in later sweeps, as a share of what it takes in the first: 0.45 to 0.7 at 2048 and
 2816 units of the same pairs."""
-SHARE_OF_GAINS = 3 / 4
-"""The share of both models, in the type of the computation, that gains are kept in at most."""
 COMPUTED = 4
 """Bytes of a number in the type of the computation."""
-PROGRAM = 411e6
-"""Bytes that the program and its libraries take by themselves: the peak of aligning two tiny Llamas."""
 VISIT = 1e-3
 """Seconds that visiting a block, or scoring a tensor, takes beside the work on its numbers: what was left
 over of late sweeps of the smaller pair, 0.15 s for 180 of them, rounded up."""
+NEW = 0.5
+"""The share of what is read or computed that goes into memory which the system hands out anew; within a limit
+and on a cluster all of it does, since it is given back at once. Reading 1.0 GB in the first sweep of a 0.1 B
+pair took 0.78 s without a limit and 1.15 s within one, 0.35 s of which would do for memory in use already."""

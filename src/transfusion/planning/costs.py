@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from transfusion.evidence.kinship import SAMPLE
+from transfusion.evidence.products import BLOCK, NUMBERS
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.matching.blocks import Block, Household, Spectral
-from transfusion.planning.assumptions import LATER
+from transfusion.planning.assumptions import COMPUTED, LATER
 from transfusion.planning.work import Task, Work, total
+
+
+@dataclass(frozen=True)
+class _Read:
+    """How often the bytes of a section are read on either side, and products added to its whole gain."""
+
+    a: float = 1.0
+    b: float = 1.0
+    apart: float = 0.0
+    """How much of it cores share."""
+    added: float = 1.0
 
 
 class Costs:
@@ -25,10 +38,11 @@ class Costs:
     def numbers(self, tensor: str) -> int:
         return torch.Size(self.weights.a.info(tensor).shape).numel()
 
-    def reading(self, tensor: str) -> Work:
-        """A tensor of both models, in the type of the computation."""
-        stored = sum(model.info(tensor).nbytes for model in (self.weights.a, self.weights.b))
-        return Work(read=stored, moved=self.numbers(tensor) if self.shuffled else 0)
+    def reading(self, tensor: str, of_a: float = 1.0, of_b: float = 1.0, apart: float = 0.0) -> Work:
+        """A tensor of both models, or shares of it, in the type of the computation."""
+        size_a, size_b = (model.info(tensor).nbytes for model in (self.weights.a, self.weights.b))
+        moved = of_b * self.numbers(tensor) if self.shuffled else 0
+        return Work(read=of_a * size_a + of_b * size_b, apart=apart * size_b, moved=moved)
 
     def scoring(self, tensor: str, *, moved: bool = True) -> Task:
         """How far one tensor agrees under maps."""
@@ -41,24 +55,45 @@ class Costs:
         return Task(squares + self.scoring(tensor).work)
 
     def kinship(self, tensor: str, sections: Sequence[Section]) -> Task:
-        """Whether the units of all axes of a tensor are at home."""
+        """Whether the units of all axes of a tensor are at home; of a plain matrix, once for every axis."""
         count = self.numbers(tensor)
-        sampled = sum(2.0 * count * _sampled(self.architecture.sizes[one.id]) for one in sections)
-        return Task(
-            self.reading(tensor) + Work(flops=sampled, compared=count * (1 + len(sections)), visits=1)
-        )
+        few = [_sampled(self.architecture.sizes[one.id]) for one in sections]
+        work = Work(flops=sum(2.0 * count * one for one in few), visits=1)
+        if not all(one.plain for one in sections):
+            return Task(work + self.reading(tensor) + Work(compared=count * (1 + len(sections))))
+        among = sum(some / one.shape[0] for one, some in zip(sections, few, strict=True) if one.dim == 0)
+        read = self.reading(tensor, len(sections) + among, len(sections))
+        return Task(work + read + Work(compared=count * len(sections)))
 
     # ── gains ────────────────────────────────────────────────────────────────────────────────
 
-    def section(self, one: Section, share: float = 1.0, *, again: bool = False) -> Work:
-        """What a section says about its axis, by a share of its columns; ``again`` undoes what it said."""
+    def section(self, one: Section, share: float = 1.0, *, again: bool = False, pieces: int = 1) -> Work:
+        """What a section says about its axis, by a share of its columns; ``again`` undoes what it said.
+
+        In ``pieces``, some rows of the gain at a time are computed from the beginning.
+        """
         size, columns = self.architecture.sizes[one.id], one.rows * one.width
-        return self.reading(one.tensor) + Work(
+        read = self._read(one, share, 2.0 if again else 1.0, pieces)
+        picked = 0.0 if one.plain and one.dim else share * columns * size * (3 if again else 1)
+        return self.reading(one.tensor, read.a, read.b, read.apart) + Work(
             flops=2.0 * share * columns * size**2,
-            summed=one.rows * size**2,
-            picked=share * columns * size * (3 if again else 1),
+            summed=read.added * one.rows * size**2,
+            picked=pieces * picked,
             placed=columns,
         )
+
+    def _read(self, one: Section, share: float, times: float, pieces: int) -> _Read:
+        """How `Products` reads a section; ``times`` is how often columns of A are picked."""
+        if one.member is not None:
+            return _Read(times * pieces, pieces, added=one.shape[0] / one.rows)
+        if not one.plain:
+            return _Read(pieces, pieces)
+        if one.dim == 0:
+            step = max(BLOCK, NUMBERS // one.shape[1] // BLOCK * BLOCK)
+            chunks = -(-one.shape[0] // step)
+            return _Read(pieces, chunks, apart=chunks)
+        chunks = -(-one.shape[0] // max(BLOCK, NUMBERS // one.shape[1]))
+        return _Read(share * times * pieces, share * pieces, apart=2 * share * pieces, added=chunks)
 
     def between(self, one: Section) -> Work:
         """Every row of B against every row of A."""
@@ -74,6 +109,10 @@ class Costs:
         """An assignment for every row of an axis; after the first, its places are nearly known."""
         count = self.architecture.rows(id) * (1 if first else LATER)
         return Work(assignments={self.architecture.sizes[id]: count}, visits=1)
+
+    def spilling(self, id: str) -> Work:
+        """A gain that is written to a temporary file."""
+        return Work(written=COMPUTED * self.architecture.rows(id) * self.architecture.sizes[id] ** 2)
 
     def pairing(self, parent: str, child: str) -> Work:
         """An assignment of a child's units for every pair of elements of its parent."""

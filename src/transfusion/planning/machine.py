@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from transfusion.errors import SettingError
-from transfusion.planning.assumptions import VISIT
+from transfusion.planning.assumptions import COMPUTED, VISIT
 from transfusion.planning.schedule import shared
 from transfusion.planning.work import Task, Work
+from transfusion.solvers.assignment import HUGE
 
 _KEY = "transfusion-machine"
+_TIMES = ("assignments", "candidates")
 
 
 @dataclass(frozen=True)
@@ -43,27 +45,29 @@ class Machine:
     """Numbers multiplied with each other and summed up."""
     eigen: float
     """The cubes of the sizes of matrices whose eigenvalues are found."""
+    fresh: float
+    """Bytes of memory that the system hands out anew."""
     storage: float
     """Bytes from the disk."""
     writing: float
     """Bytes to the disk."""
     assignments: Mapping[int, float]
     """Not in a second: how many seconds an assignment takes, by size."""
+    candidates: Mapping[int, float]
+    """The same among candidates, as huge ones are solved."""
 
     def assigning(self, size: int) -> float:
         """Seconds of one assignment; between the sizes measured, and beyond them, by powers of the size."""
-        known = sorted(self.assignments)
+        times = self.candidates if size >= HUGE else self.assignments
+        known = sorted(times)
         low, high = next(((low, high) for low, high in pairwise(known) if size <= high), known[-2:])
-        return self.assignments[low] * math.pow(size / low, max(0.0, self._power(low, high)))
+        return times[low] * math.pow(size / low, max(0.0, _power(times, low, high)))
 
     @property
     def growth(self) -> float:
         """The power of its size by which an assignment takes longer, at the two largest sizes measured."""
         low, high = sorted(self.assignments)[-2:]
-        return self._power(low, high)
-
-    def _power(self, low: int, high: int) -> float:
-        return math.log(self.assignments[high] / self.assignments[low]) / math.log(high / low)
+        return _power(self.assignments, low, high)
 
     def seconds(self, work: Work) -> float:
         """How long one core takes."""
@@ -72,7 +76,23 @@ class Machine:
     def seconds_alone(self, task: Task, cores: int) -> float:
         """How long a task takes that has all cores, which share the rows of its products."""
         share = min(1.0, shared(task.height, cores) / self.pace(cores))
-        return share * self._products(task.work) + self._rest(task.work)
+        apart = task.work.apart / self.reading
+        return share * (self._products(task.work) + apart) + self._rest(task.work) - apart
+
+    def seconds_divided(self, work: Work, shares: int) -> float:
+        """How long it takes if so many workers compute rows of its products, each reading for itself."""
+        return self._products(work) / shares + self._rest(work)
+
+    def with_new_memory(self, share: float) -> Machine:
+        """The same if a share of what is read, moved, picked or summed goes into memory that the system hands
+        out anew: two bytes for each of bfloat16, four for a number, and eight for one of a gain, which the
+        solver copies.
+        """
+        new = {"reading": COMPUTED / 2, "moving": COMPUTED, "picking": COMPUTED, "summing": 2 * COMPUTED}
+        slower: dict[str, Any] = {
+            name: 1 / (1 / getattr(self, name) + share * count / self.fresh) for name, count in new.items()
+        }
+        return replace(self, **slower)
 
     def pace(self, busy: int) -> float:
         """The share of its speed that a core keeps while so many of its node are busy."""
@@ -98,8 +118,11 @@ class Machine:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data, for a file."""
-        times = {str(size): seconds for size, seconds in sorted(self.assignments.items())}
-        return {_KEY: 1, **asdict(self), "assignments": times}
+        times = {
+            name: {str(size): seconds for size, seconds in sorted(getattr(self, name).items())}
+            for name in _TIMES
+        }
+        return {_KEY: 1, **asdict(self), **times}
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
@@ -109,11 +132,18 @@ class Machine:
             told = json.loads(Path(path).read_text())
             if told[_KEY] != 1:
                 raise ValueError(f"of version {told[_KEY]}")
-            times = {int(size): float(seconds) for size, seconds in told["assignments"].items()}
-            rest = {name: float(told[name]) for name in names if name not in ("assignments", "cores")}
-            machine = cls(**rest, cores=int(told["cores"]), assignments=times)
-            numbers = [*rest.values(), *times.values(), *times, machine.cores]
-            if len(times) < 2 or not all(number > 0 and math.isfinite(number) for number in numbers):
+            times: dict[str, Any] = {
+                name: {int(n): float(s) for n, s in told[name].items()} for name in _TIMES
+            }
+            rest: dict[str, Any] = {
+                name: float(told[name]) for name in names if name not in (*_TIMES, "cores")
+            }
+            machine = cls(**{**rest, **times, "cores": int(told["cores"])})
+            numbers = [*rest.values(), machine.cores]
+            numbers += [number for one in times.values() for pair in one.items() for number in pair]
+            if min(map(len, times.values())) < 2 or not all(
+                number > 0 and math.isfinite(number) for number in numbers
+            ):
                 raise ValueError("a constant that is not positive, or fewer than two assignments")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingError(
@@ -121,3 +151,8 @@ class Machine:
                 hint="write one on that machine: transfusion plan --measure-machine -o FILE.json",
             ) from error
         return machine
+
+
+def _power(times: Mapping[int, float], low: int, high: int) -> float:
+    """The power of its size by which an assignment takes longer between two sizes."""
+    return math.log(times[high] / times[low]) / math.log(high / low)

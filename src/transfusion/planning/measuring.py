@@ -14,15 +14,21 @@ from statistics import fmean, median
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from transfusion.checkpoint import all_finite, content, row_blocks
+from transfusion.evidence.weights import NUMBERS
 from transfusion.layouts import parse
 from transfusion.maps import Permutation, move
 from transfusion.planning.machine import Machine
 from transfusion.solvers.assignment import assign
+from transfusion.solvers.candidates import assign_among_candidates
+from transfusion.solvers.prices import InMemory
 
 ASSIGNED = (4, 64, 512, 1024, 2048, 4096)
 """Sizes at which assignments are timed."""
+AMONG_CANDIDATES = (2048, 4096)
+"""Sizes at which those among candidates are timed: what huge ones take follows from their growth."""
 _HEIGHT, _WIDTH, _INNER = 512, 2048, 1024
 _ROWS, _FILES = 1024, 6
 """The file that is read: as many tensors of such rows, 8192 wide."""
@@ -51,9 +57,11 @@ def measure(folder: str | Path | None = None, sizes: Iterable[int] | None = None
             moving=_moving(),
             comparing=_comparing(),
             eigen=_eigen(),
+            fresh=_fresh(),
             storage=storage,
             writing=writing,
-            assignments={size: _assignment(size) for size in sizes or ASSIGNED},
+            assignments={size: _assignment(size, assign) for size in sizes or ASSIGNED},
+            candidates={size: _assignment(size, _among_candidates) for size in AMONG_CANDIDATES},
         )
     finally:
         torch.set_num_threads(threads)
@@ -134,7 +142,9 @@ def _reading(file: Path) -> float:
     def read() -> None:
         for number in range(_FILES):
             with safe_open(file, framework="pt") as opened:
-                opened.get_tensor(str(number)).to(torch.float32)
+                tensor = opened.get_tensor(str(number))
+                for rows in row_blocks(tensor.shape, NUMBERS):
+                    tensor[rows].to(torch.float32)
 
     return file.stat().st_size / _seconds(read, 3)
 
@@ -189,11 +199,23 @@ def _eigen() -> float:
     return 512**3 / _seconds(lambda: torch.linalg.eigvalsh(square), 3)
 
 
-def _assignment(size: int) -> float:
-    """Between units that have nothing in common, which takes longest."""
+def _fresh() -> float:
+    """So large that the C library does not keep it for later; what filling it takes anyway does not count."""
+    count = 2**24
+    known = torch.empty(count)
+    filling = _seconds(lambda: known.zero_())
+    return 4 * count / max(_seconds(lambda: torch.empty(count).fill_(0.0)) - filling, 1e-6)
+
+
+def _assignment(size: int, solve: Callable[[Tensor], object]) -> float:
+    """Between units that have nothing in common."""
     gain = torch.randn(1, size, size, generator=torch.Generator().manual_seed(size))
     if size > 1024:
         begun = time.thread_time()
-        assign(gain)
+        solve(gain)
         return time.thread_time() - begun
-    return _seconds(lambda: assign(gain), 3)
+    return _seconds(lambda: solve(gain), 3)
+
+
+def _among_candidates(gain: Tensor) -> object:
+    return assign_among_candidates(InMemory(gain[0]))

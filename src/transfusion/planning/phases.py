@@ -9,11 +9,12 @@ from transfusion.engines import Local
 from transfusion.evidence.sections import Section
 from transfusion.evidence.weights import Weights
 from transfusion.matching.advice import middle_of
+from transfusion.matching.budget import Budget
 from transfusion.matching.search import Search
 from transfusion.methods import Method, Start
 from transfusion.planning.assumptions import MOVING
 from transfusion.planning.costs import Costs
-from transfusion.planning.sweeping import Rehearsed, Sweep
+from transfusion.planning.sweeping import Rehearsed, Sweep, kept_gains
 from transfusion.planning.work import Task, Wave, Work, total
 from transfusion.workers import Workers
 
@@ -36,10 +37,11 @@ class Phase:
 class Rehearsal:
     """A search on paper, from hashing to advice."""
 
-    def __init__(self, weights: Weights, method: Method, kept: Sequence[str]) -> None:
-        self.weights, self.method, self.kept = weights, method, set(kept)
+    def __init__(self, weights: Weights, method: Method, budget: Budget) -> None:
+        self.weights, self.method, self.budget = weights, method, budget
         self.costs = Costs(weights)
-        self.search = Search(weights, method, seed=0, engine=Local(Workers(1)))
+        self.kept = kept_gains(self.costs, budget.kept)
+        self.search = Search(weights, method, seed=0, engine=Local(Workers(1)), room=budget.room)
 
     def phases(
         self, sweeps: int, moving: Sequence[float] = MOVING, *, advice: bool = True
@@ -58,6 +60,8 @@ class Rehearsal:
             dropped = self.method.screen and start is Start.IDENTITY
             again = Rehearsed(self.search, self.costs, self.kept).sweep(start)
             yield replace(_phase(f"sweep 1 from {start}", again), counted=not dropped)
+            if not dropped:
+                rehearsed.forget()
         for number in range(2, sweeps + 1):
             share = moving[min(number - 2, len(moving) - 1)]
             yield _phase(f"sweep {number}", rehearsed.sweep(share=share))
@@ -65,7 +69,12 @@ class Rehearsal:
             yield Phase("advice", [*self._agreed(self.costs, names), *self._null()])
 
     def _hashed(self) -> Wave:
-        return [Task(Work(hashed=model.checkpoint.nbytes)) for model in (self.weights.a, self.weights.b)]
+        """Every tensor, those that take no part in the search as well."""
+        return [
+            Task(Work(hashed=model.info(name).nbytes))
+            for model in (self.weights.a, self.weights.b)
+            for name in model.architecture.tensors
+        ]
 
     def _kinship(self) -> Wave:
         found: dict[str, list[Section]] = {}
@@ -82,7 +91,8 @@ class Rehearsal:
         costs = Costs(self.weights, shuffled=True)
         brief = replace(self.method, starts=self.method.starts[:1], restarts=0, max_sweeps=2, screen=False)
         middle, whole = middle_of(self.search)
-        search = Search(self.weights, brief, seed=0, engine=Local(Workers(1)), only=middle)
+        room = self.budget.room
+        search = Search(self.weights, brief, seed=0, engine=Local(Workers(1)), room=room, only=middle)
         yield [costs.scoring(name, moved=False) for name in self.weights.tensors]
         rehearsed = Rehearsed(search, costs, self.kept)
         for sweep in (rehearsed.sweep(brief.starts[0]), rehearsed.sweep(share=MOVING[0])):

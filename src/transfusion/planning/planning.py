@@ -10,19 +10,19 @@ from typing import Any
 from transfusion.architecture import Inner, Residual
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
+from transfusion.matching.budget import PROGRAM, Budget
 from transfusion.methods import DEFAULT, METHODS, Method, preset
 from transfusion.model import Model, require_same_shape
 from transfusion.planning import assumptions
 from transfusion.planning.costs import Costs
 from transfusion.planning.machine import Machine
 from transfusion.planning.measuring import measure
-from transfusion.planning.memory import block_needs, working_set
 from transfusion.planning.moving import moving as moved
 from transfusion.planning.paper import sketch
 from transfusion.planning.phases import Phase, Rehearsal
 from transfusion.planning.schedule import makespan
-from transfusion.planning.sweeping import gain_sizes, kept_gains
-from transfusion.planning.work import Wave
+from transfusion.planning.sweeping import gain_sizes
+from transfusion.planning.work import Task, Wave
 
 GIGA = 10**9
 
@@ -34,14 +34,12 @@ class Cluster:
     machine: Machine
     nodes: int = 1
     cores: int = 1
-    memory: float = 16 * GIGA
-    """Bytes of a node."""
+    memory: float | None = None
+    """Bytes of a node that may be taken; as many as it takes, if there is no limit."""
     network: float = 1.25 * GIGA
     """Bytes in a second between storage and a node, where there are several."""
     at_once: int = 1
-    """How many blocks a node works on at a time: as many as it has cores, unless memory is short. Cores that
-    have none share the rows of the others' products.
-    """
+    """How many cores of a node are at work: all of them, unless memory is short."""
 
     @property
     def storage(self) -> float:
@@ -53,12 +51,20 @@ class Cluster:
         return sum(self._wave(wave) for wave in waves if wave)
 
     def _wave(self, wave: Wave) -> float:
-        if len(wave) == 1:
-            return self.machine.seconds_alone(wave[0], self.cores)
+        workers = self.nodes * self.at_once
+        if self.nodes == 1 and len(wave) == 1:
+            return self.machine.seconds_alone(wave[0], workers)
+        if self.nodes > 1 and wave[0].shares and 2 * len(wave) <= workers:
+            return sum(self._divided(task, workers) for task in wave)
         pace = self.machine.pace(min(self.at_once, -(-len(wave) // self.nodes)))
-        each = self.cores // self.at_once
-        seconds = (self.machine.seconds_alone(task, each) / pace for task in wave)
-        return makespan(seconds, self.nodes * self.at_once)
+        return makespan((self.machine.seconds(task.work) / pace for task in wave), workers)
+
+    def _divided(self, task: Task, workers: int) -> float:
+        """One block by all workers of several nodes, which send their rows of its gain to one of them."""
+        shares = min(task.shares, workers)
+        pace = self.machine.pace(min(self.at_once, -(-shares // self.nodes)))
+        sent = 0.0 if shares == 1 else assumptions.COMPUTED * task.height**2 / self.network
+        return self.machine.seconds_divided(task.work, shares) / pace + sent
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def plan(
     *,
     nodes: int = 1,
     cores: int | None = None,
-    memory: float = 16 * GIGA,
+    memory: float | None = None,
     network: float = 1.25 * GIGA,
     method: str | Method = DEFAULT,
     residual: Residual | str | None = None,
@@ -145,7 +151,7 @@ def plan(
         if value is not None and value < 1:
             raise SettingError(f"{name} = {value}: nothing could be done", hint="give 1 or more")
     for name, amount in (("memory", memory), ("network", network)):
-        if not amount > 0:
+        if amount is not None and not amount > 0:
             raise SettingError(f"{name} = {amount}: nothing could be done", hint="give some bytes")
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = chosen.changed(residual=residual, inner=inner)
@@ -170,32 +176,44 @@ class _Planning:
         self.weights = Weights(a.under(method.policy), b.under(method.policy), vectors=method.vectors)
         self.costs = Costs(self.weights)
         self.stored = a.checkpoint.nbytes + b.checkpoint.nbytes
-        self._needs = block_needs(Rehearsal(self.weights, method, ()).search, self.costs)
-        self.cluster = replace(cluster, at_once=self._at_once(cluster))
+        self.budget, at_once = self._budget(cluster)
+        self.cluster = replace(cluster, at_once=at_once)
+        share = assumptions.NEW if cluster.memory is None and cluster.nodes == 1 else 1.0
+        self.cluster = replace(self.cluster, machine=cluster.machine.with_new_memory(share))
 
-    def _at_once(self, cluster: Cluster) -> int:
-        """As many blocks as there are cores for, and memory."""
-        left = cluster.memory - assumptions.PROGRAM
-        fitting = (n for n in range(cluster.cores, 1, -1) if working_set(self._needs, n) <= left)
-        return next(fitting, 1)
+    def _budget(self, cluster: Cluster) -> tuple[Budget, int]:
+        """The memory of a process, and how many cores of a node are at work: threads of one process, or on
+        several nodes as many processes as fit.
+        """
+        memory = None if cluster.memory is None else int(cluster.memory)
+        if cluster.nodes == 1:
+            budget = Budget.of(self.weights, self.method, cluster.cores, memory)
+            return budget, budget.threads
+        if memory is None:
+            return Budget.of(self.weights, self.method, 1), cluster.cores
+        for count in range(cluster.cores, 1, -1):
+            try:
+                return Budget.of(self.weights, self.method, 1, memory // count), count
+            except SettingError:
+                continue
+        return Budget.of(self.weights, self.method, 1, memory), 1
 
     def plan(self, sweeps: int, moving: Sequence[float], finetunes: int, *, advice: bool) -> Plan:
-        cluster, nodes = self.cluster, self.cluster.nodes
-        working = working_set(self._needs, cluster.at_once)
-        left = max(0.0, nodes * (cluster.memory - working - assumptions.PROGRAM))
-        kept = kept_gains(self.costs, min(left, assumptions.SHARE_OF_GAINS * self.weights.nbytes))
-        gains = sum(kept.values())
-        cached = self.stored <= left - gains
-        phases = Rehearsal(self.weights, self.method, list(kept)).phases(sweeps, moving, advice=advice)
+        cluster, nodes, budget = self.cluster, self.cluster.nodes, self.budget
+        processes = cluster.at_once if nodes > 1 else 1
+        total = processes * budget.total
+        cached = cluster.memory is None or self.stored <= nodes * (cluster.memory - total)
+        rehearsal = Rehearsal(self.weights, self.method, budget)
+        phases = rehearsal.phases(sweeps, moving, advice=advice)
         timed = tuple(self._timed(phase, cached) for phase in phases)
         moved_ = moved(self.a, self.b, self.method.policy)
         memory = {
-            "working": working,
-            "gains": -(-gains // nodes),
+            "working": processes * budget.threads * budget.block,
+            "gains": processes * budget.kept,
             "largest_gain": max(gain_sizes(self.costs).values(), default=0),
-            "program": int(assumptions.PROGRAM),
-            "total": int(working + gains / nodes + assumptions.PROGRAM),
-            "transport": int(moved_.memory + assumptions.PROGRAM),
+            "program": processes * PROGRAM,
+            "total": total,
+            "transport": moved_.memory + PROGRAM,
         }
         stored = sum(phase.stored for phase in timed if phase.counted)
         maps = 8 * sum(

@@ -7,13 +7,25 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from transfusion.evidence.gains import CORRECTED
+from transfusion.evidence.products import BLOCK
 from transfusion.evidence.sections import Section
-from transfusion.matching.blocks import Block, Household, Spectral, blocks
+from transfusion.evidence.spilling import rows_at_a_time
+from transfusion.matching.blocks import Alone, Block, Household, Spectral, blocks
 from transfusion.matching.search import Search, Trial
 from transfusion.methods import Accept, Start
 from transfusion.planning.assumptions import COMPUTED, SEEN
 from transfusion.planning.costs import Costs
 from transfusion.planning.work import Task, Wave, Work, total
+
+
+@dataclass(frozen=True)
+class _Step:
+    """How a gain was brought up to date once."""
+
+    work: Work
+    moved: float
+    """The columns that were corrected."""
 
 
 @dataclass
@@ -40,6 +52,8 @@ class Rehearsed:
         self.trial = Trial("paper", {}, [0.0])
         self.changes: Counter[str] = Counter()
         self._seen: dict[str, dict[Section, tuple[int, ...]]] = {}
+        self._past: dict[str, list[_Step]] = {}
+        """What each gain has gone through since it was last computed from nothing."""
         self._visits: dict[str, list[int]] = {}
         every = blocks(search.weights, search.method)
         self._inside = {id for block in every if isinstance(block, Household) for id in block.children}
@@ -111,7 +125,9 @@ class Rehearsed:
             self._known.setdefault(id, self._share(id, counted))
             first = not self.trial.sweeps
             work = self._gain(id, counted, share) + self.costs.assigning(id, first=first)
-        return Task(work, self.costs.height(block))
+        height = self.costs.height(block)
+        divided = isinstance(block, Alone) and self._pieces(block.id) == 1
+        return Task(work, height, -(-height // BLOCK) if divided else 1)
 
     def _household(self, block: Household, settled: set[str] | None, share: float) -> Work:
         grounds, parts = self.search.grounds, [self.costs.assigning(block.parent)]
@@ -127,20 +143,38 @@ class Rehearsed:
         return total(parts)
 
     def _gain(self, id: str, sections: list[Section], share: float) -> Work:
-        """A gain brought up to date, as `Gains.of` does it."""
-        seen = self._seen.get(id, {})
+        """A gain brought up to date, as `Gains` does it: from its past, where it is not kept."""
+        seen, past = self._seen.get(id, {}), self._past.get(id, [])
         if seen.keys() - set(sections):
-            seen = {}
+            seen, past = {}, []
         stale = {one: one in seen for one in sections if seen.get(one) != self._state(one)}
         columns = {one: one.rows * one.width for one in sections}
         moved = sum(columns[one] * (share if again else 1.0) for one, again in stale.items())
-        if seen and moved > sum(columns.values()) / 2:
-            stale = dict.fromkeys(sections, False)
-        if id in self.kept:
-            self._seen[id] = {**seen, **{one: self._state(one) for one in stale}}
-        return total(
-            self.costs.section(one, share if again else 1.0, again=again) for one, again in stale.items()
-        )
+        if seen and moved + sum(step.moved for step in past) > CORRECTED * sum(columns.values()):
+            seen, past, stale = {}, [], dict.fromkeys(sections, False)
+        pieces = self._pieces(id)
+        if stale:
+            work = total(
+                self.costs.section(one, share if again else 1.0, again=again, pieces=pieces)
+                for one, again in stale.items()
+            )
+            past = [*past, _Step(work, moved if past else 0.0)]
+        self._seen[id] = {**seen, **{one: self._state(one) for one in stale}}
+        self._past[id] = past
+        if id in self.kept and pieces == 1:
+            return past[-1].work if stale else Work()
+        written = self.costs.spilling(id) if pieces > 1 else Work()
+        return total([*(step.work for step in past), written])
+
+    def _pieces(self, id: str) -> int:
+        """In how many pieces a gain is computed that does not fit into memory."""
+        step = rows_at_a_time(self.search.weights, id, self.search.grounds.room)
+        return 1 if step is None else -(-self.costs.architecture.sizes[id] // step)
+
+    def forget(self) -> None:
+        """What is kept is another's: every gain is computed anew."""
+        self._seen.clear()
+        self._past.clear()
 
     def _share(self, id: str, counted: list[Section]) -> float:
         every = sum(one.rows * one.width for one in self.search.grounds.counted(id, None))
@@ -150,13 +184,13 @@ class Rehearsed:
         return tuple(self.changes[id] for id in section.others)
 
 
-def kept_gains(costs: Costs, limit: float) -> dict[str, int]:
-    """The axes whose gains are kept within so many bytes, and what each takes."""
-    kept: dict[str, int] = {}
+def kept_gains(costs: Costs, limit: float) -> set[str]:
+    """The axes whose gains are kept within so many bytes."""
+    kept: set[str] = set()
     for id, size in gain_sizes(costs).items():
         limit -= size
         if limit >= 0:
-            kept[id] = size
+            kept.add(id)
     return kept
 
 

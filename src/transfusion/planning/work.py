@@ -19,6 +19,8 @@ class Work:
     """Numbers of gains that products were added to."""
     read: float = 0
     """Bytes of weights as they are stored, read and converted."""
+    apart: float = 0
+    """Those among them that cores read side by side where they share the products of one task."""
     hashed: float = 0
     """Bytes of weights, read, looked through and hashed."""
     picked: float = 0
@@ -69,6 +71,8 @@ class Task:
     work: Work
     height: int = 1
     """Rows of its products, some of which another core may take over if the task is alone."""
+    shares: int = 0
+    """Of a block: among how many workers it can be divided that have no memory in common."""
 
 
 Wave = list[Task]

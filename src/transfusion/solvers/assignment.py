@@ -48,10 +48,9 @@ def solve(gain: Tensor | Sequence[ByRows], *, known: Permutation | None = None) 
     """
     if not isinstance(gain, Tensor):
         return _among_candidates(gain, known)
-    huge = gain.shape[1] >= HUGE
-    if huge or wants_candidates(gain):
+    if wants_candidates(gain):
         solution = _among_candidates([InMemory(one) for one in gain], known)
-        if huge or solution.exact:
+        if solution.exact or gain.shape[1] >= HUGE:
             return solution
     return Solution(_among_all(gain), 0.0, exact=True)
 
@@ -69,11 +68,10 @@ def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
 
 
 def wants_candidates(gain: Tensor) -> bool:
-    """Whether a gain that is there as a whole is solved faster among candidates."""
+    """Whether a gain that is there as a whole is solved among candidates."""
     size = gain.shape[1]
-    if size < LARGE:
-        return False
-    return min(map(_wanted, gain)) < CROWDED * size
+    crowded = LARGE <= size < HUGE and min(map(_wanted, gain)) < CROWDED * size
+    return crowded or size >= HUGE
 
 
 def _wanted(gain: Tensor) -> int:

@@ -74,13 +74,13 @@ def cli(capsys):
 @pytest.fixture(scope="session")
 def ray():
     """Ray on this machine, started once; whoever hires workers then gets them from it."""
-    from transfusion.engines.joining import STORE, prepared
+    from transfusion.engines.joining import STORE, prepared, start
 
     ray = prepared()
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
+    start(
+        ray,
         num_cpus=6,
-        include_dashboard=False,
         log_to_driver=False,
         object_store_memory=STORE // 4,
         runtime_env={"env_vars": {"PYTHONPATH": path}},

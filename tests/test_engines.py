@@ -15,6 +15,7 @@ import torch
 from families import PRINCIPAL
 from transfusion.alignment import random_maps
 from transfusion.engines import Local, cluster, hired
+from transfusion.engines.joining import start
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, SettingError
 from transfusion.evidence.gains import Gains
 from transfusion.evidence.weights import Weights
@@ -152,6 +153,31 @@ def test_an_address_where_nobody_listens_is_refused_at_once(address, monkeypatch
         hired("ray", address=address),
     ):
         pass
+
+
+class Reluctant:
+    """A Ray that starts when it has been asked often enough."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals, self.asked = refusals, 0
+
+    def init(self, **settings) -> None:
+        self.asked += 1
+        if self.asked <= self.refusals:
+            raise Exception("The current node timed out during startup.\nmore")
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_cluster_that_does_not_start_is_asked_again_and_then_given_up():
+    reluctant = Reluctant(2)
+    start(reluctant, num_cpus=1)
+    assert reluctant.asked == 3
+    with pytest.raises(
+        ClusterError, match=r"could not be started on this machine \(The current node timed out"
+    ):
+        start(Reluctant(3), num_cpus=1)
 
 
 @pytest.mark.parametrize(("asked", "about"), [({"engine": "dask"}, "dask"), ({"address": "h:1"}, "h:1")])

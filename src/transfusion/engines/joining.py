@@ -15,6 +15,8 @@ from transfusion.libraries import library
 
 STORE = 2**29
 """Bytes for what workers hand to each other, on a cluster that is started here."""
+ATTEMPTS = 3
+"""How often it is tried to start one."""
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
@@ -28,6 +30,22 @@ def prepared() -> Any:
     return library("ray")
 
 
+def start(ray: Any, **settings: Any) -> None:
+    """Start a cluster on this machine, where it may be too busy to do so in time: then once more."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            ray.init(include_dashboard=False, **settings)
+        except Exception as error:  # nothing more specific is raised then
+            ray.shutdown()
+            if not left:
+                raise ClusterError(
+                    f"Ray could not be started on this machine ({str(error).splitlines()[0]})",
+                    hint="try again when less is going on here; /tmp/ray/session_latest/logs may say more",
+                ) from error
+        else:
+            return
+
+
 @contextmanager
 def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any, int]]:
     """Ray, connected, and how many cores there are; one that was running already goes on running."""
@@ -39,13 +57,7 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
         return
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        try:
-            ray.init(num_cpus=cores, include_dashboard=False, object_store_memory=STORE, **quiet)
-        except Exception as error:  # that is what it raises when the machine is too busy
-            raise ClusterError(
-                f"Ray could not be started on this machine ({str(error).splitlines()[0]})",
-                hint="try again when less is going on here; its logs are in /tmp/ray/session_latest/logs",
-            ) from error
+        start(ray, num_cpus=cores, object_store_memory=STORE, **quiet)
     else:
         _require_listener(address)
         try:

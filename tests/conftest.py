@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -77,7 +78,7 @@ def ray():
     from transfusion.engines.joining import STORE, prepared, start
 
     ray = prepared()
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(filter(None, sys.path))  # workers import what these tests define
     start(
         ray,
         num_cpus=6,

@@ -380,7 +380,7 @@ def test_workers_that_do_not_come_leave_what_is_finished(workers, inputs, tmp_pa
     def gone(self, hand, place, errand, error):
         raise ClusterError("4 workers died", hint="look at the memory")
 
-    monkeypatch.setattr(Cluster, "_mourn", gone)
+    monkeypatch.setattr(Cluster, "_again", gone)
     output = Watched.of(moved(inputs), tmp_path / "signs")
 
     killing(output, tmp_path / ".out.partial/making")

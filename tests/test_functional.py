@@ -19,13 +19,13 @@ from families import CASES, FIRST, VIT, finetuned
 from planting import ANATOMIES, Plant, plant
 from test_adapter import outputs_with, train_adapter
 from test_every_family import OFTEN, adapted, loaded, stored, with_adapter
-from transfusion import functional, live
+from transfusion import functional, libraries, live
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.functional import Quality
 from transfusion.functional.listening import HELD_OUT
-from transfusion.live import Live, largest_difference, libraries
+from transfusion.live import Live, largest_difference
 from transfusion.maps import Permutation, Rotation
 from transfusion.matching import align, turning
 from transfusion.methods import METHODS, Functional, Method, Mlp, preset

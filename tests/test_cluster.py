@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -136,3 +137,28 @@ def test_a_node_without_the_storage_is_named_and_nothing_is_written(address, sha
         assert not (shared / "pi.safetensors").exists()
     finally:
         stopped(other)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_on_ray_that_is_asked_to_stop_says_so_and_goes_on_when_asked_again(number, code, shared):
+    """Once the journal has a sweep, it is interrupted; what is found in the end is the same."""
+    from transfusion.alignment import Alignment
+
+    command = [sys.executable, "-m", "transfusion", "align", "a", "b", "-o", "pi.safetensors", "--json"]
+    command += ["--engine", "ray", "--jobs", "1", "--method", "transfusion"]
+    run = subprocess.Popen(
+        command, cwd=shared, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while run.poll() is None and not (shared / "pi.safetensors.journal").exists():
+        time.sleep(0.01)
+    os.kill(run.pid, number)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == code, err
+    assert "interrupted; no output was written" in err
+    assert out == ""
+    assert [path.name for path in shared.glob("pi*")] == ["pi.safetensors.journal"]
+    again = subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=300, check=True)
+    assert json.loads(again.stdout)["sha256"] == Alignment.load(shared / "pi.safetensors").digest
+    assert (
+        json.loads(again.stdout)["sha256"] == align(shared / "a", shared / "b", method="transfusion").digest
+    )

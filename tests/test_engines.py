@@ -186,6 +186,38 @@ def test_settings_that_make_no_sense_are_refused(asked, about):
         pass
 
 
+class Waiting:
+    """A Ray in which nothing is ever said, or a signal comes while it waits."""
+
+    def __init__(self, signal: BaseException | None = None) -> None:
+        self.signal, self.times = signal, []
+
+    def wait(self, waited_for, timeout):
+        self.times.append(timeout)
+        if self.signal is not None:
+            raise SystemError("wait returned a result with an exception set") from self.signal
+        return [], waited_for
+
+
+def waiting(ray: Waiting) -> cluster.Cluster:
+    engine = cluster.Cluster.__new__(cluster.Cluster)
+    engine.ray = ray
+    return engine
+
+
+def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog):
+    ray = Waiting()
+    with pytest.raises(ClusterError, match="no worker came within 120 seconds"):
+        waiting(ray)._next([1], anybody=False)
+    assert ray.times == [20.0, 100.0]
+    assert "the cluster has no free core" in caplog.text
+
+
+def test_a_signal_that_comes_while_ray_waits_is_that_signal():
+    with pytest.raises(KeyboardInterrupt):
+        waiting(Waiting(KeyboardInterrupt()))._next([1], anybody=True)
+
+
 # ── what is sent ─────────────────────────────────────────────────────────────────────────────
 
 

@@ -25,13 +25,13 @@ from test_merging import lora
 from test_workshop import in_shards
 from transfusion.alignment import Alignment
 from transfusion.engines import hired
-from transfusion.engines.means import Means
+from transfusion.engines.means import PROGRAM, WORKER, Means
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.maps import Rotation
 from transfusion.matching import align
 from transfusion.model import Model, take_hashes
 from transfusion.transportation import Transport, apply, merge, transport
-from transfusion.transportation.bounds import PROGRAM, WORKER, Bound
+from transfusion.transportation.bounds import Bound
 
 
 @pytest.fixture(scope="module")

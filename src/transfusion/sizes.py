@@ -42,3 +42,13 @@ def as_words(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def at_least(count: int) -> str:
+    """A number of bytes in words that do not mean less.
+
+    >>> at_least(337_650_000), at_least(2_001_000_000)
+    ('338.0 MB', '2.01 GB')
+    """
+    digit = 10**6 if count < 999 * 10**6 else 10**7
+    return as_words(-(-count // digit) * digit)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from transfusion import __version__
-from transfusion.cli.console import Talk, command, out, print_json
+from transfusion.cli.console import Talk, command, out, print_json, results_apart
 from transfusion.cli.demonstrating import demo
 from transfusion.cli.evaluating import evaluate
 from transfusion.cli.journeys import merge, transport
@@ -218,7 +218,8 @@ def apply(
 
     require_writable(output, force=force, inputs=files_of(pi, a))
     moved = prepare(pi, Model.open(a, config=config))
-    moved.save(output, force=force, jobs=jobs, engine=engine, address=address, memory=memory)
+    with results_apart():
+        moved.save(output, force=force, jobs=jobs, engine=engine, address=address, memory=memory)
     show({"written": str(output)}, as_json, f"π(A) written to {output}")
 
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,3 +150,10 @@ def print_error(error: TransfusionError) -> None:
 
 def _plain(text: str) -> str:
     return text.replace("[", r"\[")
+
+
+@contextmanager
+def results_apart() -> Iterator[None]:
+    """Within the block, what libraries print goes to stderr: stdout is for results."""
+    with redirect_stdout(sys.stderr):
+        yield

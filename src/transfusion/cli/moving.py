@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from transfusion.cli.console import Talk
+from transfusion.cli.console import Talk, results_apart
 from transfusion.cli.work import Choices, files_of, report_transport, show
 from transfusion.sizes import as_words
 
@@ -53,7 +53,7 @@ class Moving:
         if self.dry_run:
             self._plan(prepare(Journey.planned(*models, given, assumed=True)).plan(self.means))
             return
-        with self.means.connected():
+        with results_apart(), self.means.connected():
             with self.means.hired() as engine:
                 take_hashes(*models, engine=engine)
             if given is None:  # complain about anything else before the long work

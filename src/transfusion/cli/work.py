@@ -11,7 +11,7 @@ import typer
 
 from transfusion.alpha import Alpha
 from transfusion.architecture import Inner, Residual
-from transfusion.cli.console import Talk, out, print_json
+from transfusion.cli.console import Talk, out, print_json, results_apart
 from transfusion.errors import OutputError, listing
 from transfusion.methods import DEFAULT, Method, preset
 from transfusion.sizes import as_words
@@ -64,7 +64,7 @@ class Choices:
         clock = Clock()
         if journal is not None and journal.exists():
             talk.note(f"note: going on from {journal}, if it belongs to the same models and method")
-        with talk.sweeps() as on_step:
+        with results_apart(), talk.sweeps() as on_step:
             pi = align(
                 *models,
                 method=self.chosen(),

@@ -7,6 +7,7 @@ costs the piece that it was at: another takes that up, and a new worker is hired
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,9 @@ from transfusion.workers import Workers
 
 ATTEMPTS = 4
 """How many workers may die at one piece before it counts as what kills them."""
-PATIENCE = 120.0
-"""Seconds to wait for a worker when there is none."""
+SOON, PATIENCE = 20.0, 100.0
+"""Seconds to wait for a worker when there is none: until that is said, and then until it is given up."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -141,13 +143,7 @@ class Cluster(Engine):
                 for hand in self._idle[: len(errand.waiting)]:
                     self._give(hand, errand)
                 waited_for = [*errand.busy, *self._expected]
-                done, _ = self.ray.wait(waited_for, timeout=None if errand.busy else PATIENCE)
-                if not done:
-                    raise ClusterError(
-                        f"no worker came within {PATIENCE:.0f} seconds",
-                        hint="the cluster has no free core: see `ray status`, or ask for fewer --jobs",
-                    )
-                for told in done:
+                for told in self._next(waited_for, anybody=bool(errand.busy)):
                     if told in self._expected:
                         self._welcome(told)
                     else:
@@ -157,6 +153,29 @@ class Cluster(Engine):
                 self.ray.kill(hand.actor)
                 self._hire()
         return [errand.values[place] for place in range(len(errand.tasks))]
+
+    def _next(self, waited_for: list[Any], *, anybody: bool) -> list[Any]:
+        """What has been said next; if nobody is at work, it is waited for only so long."""
+        if anybody:
+            return self._heard(waited_for, None)
+        if not (done := self._heard(waited_for, SOON)):
+            _log.warning("waiting for a worker: the cluster has no free core")
+            done = self._heard(waited_for, PATIENCE)
+        if not done:
+            raise ClusterError(
+                f"no worker came within {SOON + PATIENCE:.0f} seconds",
+                hint="the cluster has no free core: see `ray status`, or ask for fewer --jobs",
+            )
+        return done
+
+    def _heard(self, waited_for: list[Any], timeout: float | None) -> list[Any]:
+        try:
+            done: list[Any] = self.ray.wait(waited_for, timeout=timeout)[0]
+        except SystemError as error:  # a signal came while Ray's own code was waiting
+            if error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
+        return done
 
     def _give(self, hand: _Hired, errand: _Errand) -> None:
         place = self._chosen(hand, errand)

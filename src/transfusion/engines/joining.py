@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +58,7 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
         yield ray, _cores(ray)
         return
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    handlers = _handlers()
     if address is None:
         start(ray, num_cpus=cores, object_store_memory=STORE, **quiet)
     else:
@@ -64,10 +67,20 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _unreachable(address, str(error).splitlines()[0]) from error
+    for number, handler in handlers.items():  # it has put its own there
+        signal.signal(number, handler)
     try:
         yield ray, _cores(ray)
     finally:
         ray.shutdown()
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """What this program itself does when it is asked to stop, if it does anything special."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: handler for number, handler in found.items() if callable(handler)}
 
 
 def _has_token() -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from transfusion.engines import Engine, Local
+from transfusion.engines.means import PROGRAM, WORKER
 from transfusion.errors import SettingError
 from transfusion.evidence import products, weights
 from transfusion.evidence.sections import Section
@@ -20,11 +21,9 @@ from transfusion.evidence.weights import Weights
 from transfusion.matching.blocks import Alone, Block, Household, blocks
 from transfusion.methods import Method
 from transfusion.model import Model
-from transfusion.sizes import as_words
+from transfusion.sizes import as_words, at_least
 from transfusion.solvers.assignment import HUGE
 
-PROGRAM = 320 * 2**20
-"""Bytes of the program itself: 261 MiB were measured with a tiny model, and large products take more."""
 COPIES = 7
 """How often what is read of a tensor is in memory at most: as stored and converted on both sides, with its
 columns moved as they are and as they were, and their difference."""
@@ -45,14 +44,23 @@ class Budget:
     """Bytes that a block may take, if that is limited."""
     spilled: int = 0
     """How many axes have gains that go to temporary files."""
+    program: int = PROGRAM
+    """Bytes that the process takes before it has a model."""
 
     @property
     def total(self) -> int:
         """What all of it takes at most."""
-        return PROGRAM + self.threads * self.block + self.kept
+        return self.program + self.threads * self.block + self.kept
 
     @classmethod
-    def of(cls, weights: Weights, method: Method, threads: int, memory: int | None = None) -> Budget:
+    def of(
+        cls,
+        weights: Weights,
+        method: Method,
+        threads: int,
+        memory: int | None = None,
+        program: int = PROGRAM,
+    ) -> Budget:
         """As many threads as asked for and fit into the memory, and then as many gains as fit beside them."""
         found = blocks(weights, method)
         needs = {block.ids[0]: need(weights, block) for block in found}
@@ -61,21 +69,22 @@ class Budget:
         every = _gains(weights)
         if memory is None:
             demanding = max(needs, key=needs.__getitem__)
-            return cls(threads, needs[demanding], demanding, min(every, weights.nbytes * 3 // 4))
+            kept = min(every, weights.nbytes * 3 // 4)
+            return cls(threads, needs[demanding], demanding, kept, program=program)
         demanding = max(least, key=least.__getitem__)
-        if PROGRAM + least[demanding] > memory:
+        if program + least[demanding] > memory:
             raise SettingError(
                 f"memory of {as_words(memory)} is too little: {demanding} takes"
-                f" {as_words(least[demanding])} at a time, and the program itself {as_words(PROGRAM)}",
-                hint=f"give at least {as_words(PROGRAM + least[demanding])}",
+                f" {as_words(least[demanding])} at a time, and the program itself {as_words(program)}",
+                hint=f"give at least {at_least(program + least[demanding])}",
             )
-        threads = max(1, min(threads, (memory - PROGRAM) // max(*needs.values(), 1)))
-        room = (memory - PROGRAM) // threads
+        threads = max(1, min(threads, (memory - program) // max(*needs.values(), 1)))
+        room = (memory - program) // threads
         spilled = [id for id in needs if needs[id] > room]
         most = {id: min(needs[id], max(least[id], room)) for id in needs}
         demanding = max(most, key=most.__getitem__)
-        kept = min(every, memory - PROGRAM - threads * most[demanding])
-        return cls(threads, most[demanding], demanding, kept, room, len(spilled))
+        kept = min(every, memory - program - threads * most[demanding])
+        return cls(threads, most[demanding], demanding, kept, room, len(spilled), program)
 
     def as_dict(self) -> dict[str, int | str]:
         """As plain data, for a plan."""
@@ -115,11 +124,12 @@ def budgeted(
 ) -> Budget:
     """How the memory is divided; only what searches alone keeps to a limit, and has work for a cluster."""
     runs = method.fusion is not None or method.functional is not None
-    idle = [f"memory = {memory}"] * (memory is not None) + [f"engine = {engine!r}"] * (engine != "local")
+    idle = [f"memory of {as_words(memory)}"] if memory is not None else []
+    idle += [f"engine = {engine!r}"] if engine != "local" else []
     if runs and idle:
         raise SettingError(
             f"{idle[0]}: the method {method.name} holds whole models in this process",
-            hint="leave it out, or choose a method that compares weights, such as guarded",
+            hint="leave out --memory and --engine, or choose a method that compares weights, such as guarded",
         )
     match engine:
         case Local():
@@ -128,10 +138,12 @@ def budgeted(
             threads = jobs or torch.get_num_threads()
         case _:
             threads = 1
-    budget = Budget.of(weights, method, threads, memory)
+    here = engine == "local" or isinstance(engine, Local)
+    budget = Budget.of(weights, method, threads, memory, PROGRAM if here else WORKER)
     if isinstance(engine, Local) and budget.threads < engine.count:
         raise SettingError(
-            f"memory = {memory}: enough for {budget.threads} thread(s), and the engine has {engine.count}",
+            f"memory of {as_words(memory or 0)}: enough for {budget.threads} thread(s), and the engine has"
+            f" {engine.count}",
             hint=f"hire {budget.threads}, or give more memory",
         )
     return budget

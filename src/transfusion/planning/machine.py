@@ -130,8 +130,10 @@ class Machine:
         names = [one.name for one in fields(cls)]
         try:
             told = json.loads(Path(path).read_text())
-            if told[_KEY] != 1:
-                raise ValueError(f"of version {told[_KEY]}")
+            if _KEY not in told:
+                raise ValueError("it holds something else")
+            if told[_KEY] != 1 or not {*names, *_TIMES} <= told.keys():
+                raise ValueError("it is of another release")
             times: dict[str, Any] = {
                 name: {int(n): float(s) for n, s in told[name].items()} for name in _TIMES
             }
@@ -147,7 +149,7 @@ class Machine:
                 raise ValueError("a constant that is not positive, or fewer than two assignments")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingError(
-                f"{path}: no file of a machine's constants ({error})",
+                f"{path}: not a file of a machine's constants that can be used here ({error})",
                 hint="write one on that machine: transfusion plan --measure-machine -o FILE.json",
             ) from error
         return machine

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.architecture import Inner, Residual
+from transfusion.engines.means import PROGRAM
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
-from transfusion.matching.budget import PROGRAM, Budget
+from transfusion.matching.budget import Budget
 from transfusion.methods import DEFAULT, METHODS, Method, preset
 from transfusion.model import Model, require_same_shape
 from transfusion.planning import assumptions

@@ -13,15 +13,11 @@ from transfusion.checkpoint import BLOCK, MAPPED
 from transfusion.engines.means import Means
 from transfusion.errors import SettingError
 from transfusion.references import PICKLES
-from transfusion.sizes import as_words
+from transfusion.sizes import as_words, at_least
 
 if TYPE_CHECKING:
     from transfusion.transportation.output import EntryT, Output
 
-PROGRAM = 300 * 2**20
-"""Bytes of the program itself: the peak with a tiny model was 258 MiB (benchmarks/transporting.py)."""
-WORKER = 400 * 2**20
-"""The same of a worker of Ray, whose peak with a tiny model was 338 MiB."""
 _COPIES, _COPIES_OF_EACH = 20, 16
 """How many blocks a thread has at the most, for the result and for each change. About half of them are free
 already, and kept by the allocator: measured by benchmarks/transporting.py.
@@ -44,14 +40,14 @@ class Bound:
 
     def require(self, means: Means) -> None:
         """Refuse a limit within which not even one thread can work."""
-        program = program_of(means)
+        program = means.program
         least = program + self.at(1)
         if means.memory is not None and means.memory < least:
             of = f" ({self.largest} asks for most)" if self.largest else ""
             raise SettingError(
                 f"memory of {as_words(means.memory)} is too little: tensors take {as_words(self.at(1))} on"
                 f" one thread{of}, and the program itself {as_words(program)}",
-                hint=f"give at least {as_words(_rounded_up(least))}",
+                hint=f"give at least {at_least(least)}",
             )
 
     def within(self, means: Means) -> Means:
@@ -61,7 +57,7 @@ class Bound:
             return means
         threads = means.jobs or torch.get_num_threads()
         if means.memory is not None and self.of_a_thread:
-            threads = min(threads, (means.memory - PROGRAM - self.fixed) // self.of_a_thread)
+            threads = min(threads, (means.memory - means.program - self.fixed) // self.of_a_thread)
         return replace(means, jobs=threads)
 
     def as_dict(self, means: Means) -> dict[str, int]:
@@ -71,19 +67,8 @@ class Bound:
         return {
             "memory": self.at(threads),
             "threads": threads,
-            "memory_in_all": program_of(means) + self.at(threads),
+            "memory_in_all": means.program + self.at(threads),
         }
-
-
-def program_of(means: Means) -> int:
-    """Bytes that each process takes without a model."""
-    return PROGRAM if means.shared else WORKER
-
-
-def _rounded_up(count: int) -> int:
-    """A number of bytes that is not less when it has been put into words."""
-    digit = 10**6 if count < 999 * 10**6 else 10**7
-    return -(-count // digit) * digit
 
 
 def streamed(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.architecture import Inner, Residual
-from transfusion.engines.means import PROGRAM
+from transfusion.engines.means import PROGRAM, WORKER
 from transfusion.errors import SettingError
 from transfusion.evidence.weights import Weights
 from transfusion.matching.budget import Budget
@@ -191,13 +191,13 @@ class _Planning:
             budget = Budget.of(self.weights, self.method, cluster.cores, memory)
             return budget, budget.threads
         if memory is None:
-            return Budget.of(self.weights, self.method, 1), cluster.cores
+            return Budget.of(self.weights, self.method, 1, program=WORKER), cluster.cores
         for count in range(cluster.cores, 1, -1):
             try:
-                return Budget.of(self.weights, self.method, 1, memory // count), count
+                return Budget.of(self.weights, self.method, 1, memory // count, WORKER), count
             except SettingError:
                 continue
-        return Budget.of(self.weights, self.method, 1, memory), 1
+        return Budget.of(self.weights, self.method, 1, memory, WORKER), 1
 
     def plan(self, sweeps: int, moving: Sequence[float], finetunes: int, *, advice: bool) -> Plan:
         cluster, nodes, budget = self.cluster, self.cluster.nodes, self.budget
@@ -212,7 +212,7 @@ class _Planning:
             "working": processes * budget.threads * budget.block,
             "gains": processes * budget.kept,
             "largest_gain": max(gain_sizes(self.costs).values(), default=0),
-            "program": processes * PROGRAM,
+            "program": processes * budget.program,
             "total": total,
             "transport": moved_.memory + PROGRAM,
         }

@@ -35,7 +35,7 @@ from transfusion.planning import measure
 LIMITS = {"tiny": 400_000_000, "0.1B": 1_000_000_000, "0.3B": 1_000_000_000, "1.1B": 3_000_000_000}
 """Bytes that a run gets by with."""
 LARGE = "1.1B"
-"""The size of which Ray does two sweeps only, unless another number is asked for."""
+"""The size of which two sweeps are done, unless another number is asked for, and no planted pair."""
 THREADS = 2
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="0.1B,0.3B,1.1B", help="of models, on threads")
     parser.add_argument("--ray-sizes", help="on Ray; as --sizes, or nothing")
     parser.add_argument("--kill-sizes", help="with a worker killed; the smallest of --ray-sizes")
-    parser.add_argument("--sweeps", type=int, help="at most so many; 4, and 2 of the largest on Ray")
+    parser.add_argument("--sweeps", type=int, help="at most so many; 4, and 2 of the largest")
     parser.add_argument("--keep", type=Path, help="a folder for the models")
     parser.add_argument("--output", type=Path, help="also write the results, .json")
     parser.add_argument("--write-docs", type=Path, metavar="FILE.json", help="only this")
@@ -60,10 +60,10 @@ def main() -> None:
     with ExitStack() as stack:
         folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for size in dict.fromkeys([*sizes, *on_ray]):
+            sweeps = asked.sweeps or (2 if size == LARGE else 4)
             if size in sizes:
-                told["local"] += on_threads(folder, size, asked.sweeps or 4)
+                told["local"] += on_threads(folder, size, sweeps)
             if size in on_ray:
-                sweeps = asked.sweeps or (2 if size == LARGE else 4)
                 told["ray"] += on_workers(folder, size, sweeps, told["local"], kill=size in killed)
             if asked.output:
                 asked.output.write_text(json.dumps(told, indent=1) + "\n")
@@ -84,10 +84,11 @@ def on_threads(folder: Path, name: str, sweeps: int) -> list[dict[str, Any]]:
     """Without a limit, within one, and where there is something to be found."""
     before = measure(folder)
     runs = []
+    planted = [] if name == LARGE else [("planted", True, None)]
     for what, related, memory in (
         ("unrelated", False, None),
         ("unrelated, limited", False, LIMITS[name]),
-        ("planted", True, None),
+        *planted,
     ):
         a, b = pair(folder, SIZES[name], related=related)
         task = Task(str(a), str(b), jobs=THREADS, memory=memory, sweeps=sweeps, related=related)

@@ -20,7 +20,7 @@ from transfusion.evidence.gains import Gains, Past
 from transfusion.evidence.kinship import Kinship, kinship
 from transfusion.evidence.weights import Weights
 from transfusion.maps import Map, Permutation
-from transfusion.matching.blocks import Block, Grounds, Situation, Spectral, blocks
+from transfusion.matching.blocks import Block, Grounds, Proposal, Situation, Spectral, blocks
 from transfusion.matching.proposing import proposals
 from transfusion.matching.scores import Scores
 from transfusion.methods import Accept, Method, Order, Score, Start
@@ -161,7 +161,12 @@ class Search:
         for wave in waves:
             due = [block for block in wave if self._due(trial, block)]
             tasks = [(block, self._situation(trial, block, settling=settling)) for block in due]
-            for block, proposal in zip(due, proposals(self.engine, self.grounds, tasks), strict=True):
+            found = proposals(self.engine, self.grounds, tasks)
+            for id in (id for proposal in found for id in proposal.maps):
+                trial.maps.setdefault(id, self._home(id))
+            if not always:
+                self._score(trial.maps, found)
+            for block, proposal in zip(due, found, strict=True):
                 if not settling or isinstance(block, Spectral):
                     trial.visits[str(block)] = self._surroundings(trial, block)
                 trial.past.update(proposal.past)
@@ -188,10 +193,15 @@ class Search:
             {id: trial.past[id] for id in block.ids if id in trial.past},
         )
 
+    def _score(self, maps: Mapping[str, Map], found: Sequence[Proposal]) -> None:
+        """Score what the blocks of a wave propose, all at once: they share no tensor."""
+        fresh = {id: map_ for proposal in found for id, map_ in proposal.maps.items() if map_ != maps[id]}
+        names = list(dict.fromkeys(name for id in fresh for name in self.weights.tensors_of[id]))
+        self.scores.of(names, maps)
+        self.scores.of(names, {**maps, **fresh})
+
     def _take(self, trial: Trial, proposal: Mapping[str, Map], *, always: bool) -> bool:
         """Take a proposal, or leave it; says whether anything moved."""
-        for id in proposal:
-            trial.maps.setdefault(id, self._home(id))
         fresh = {id: map_ for id, map_ in proposal.items() if map_ != trial.maps[id]}
         if not fresh or not (always or self._rises(trial.maps, fresh)):
             return False

@@ -16,7 +16,7 @@ from transfusion.evidence import spilling
 from transfusion.evidence.gains import Gains
 from transfusion.evidence.weights import Weights
 from transfusion.matching import align, blocks, planned
-from transfusion.matching.budget import Budget, need
+from transfusion.matching.budget import Budget, budgeted, need
 from transfusion.methods import preset
 from transfusion.model import Model
 from transfusion.sizes import as_bytes
@@ -93,6 +93,12 @@ def test_a_plan_is_known_from_the_headers(llamas, monkeypatch):
 def test_what_holds_whole_models_cannot_be_limited_nor_sent(method, asked, named, llamas):
     with pytest.raises(SettingError, match=f"{named}: the method {method} holds whole models"):
         align(*llamas, method=method, **asked)
+
+
+def test_workers_elsewhere_have_no_device(weights):
+    weights.place["device"] = "cuda"
+    with pytest.raises(SettingError, match="device 'cuda': workers of Ray compute on cpu"):
+        budgeted(weights, GUARDED, None, "ray", None)
 
 
 def test_an_engine_that_is_there_must_fit(llamas):

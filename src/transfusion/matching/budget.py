@@ -131,6 +131,12 @@ def budgeted(
             f"{idle[0]}: the method {method.name} holds whole models in this process",
             hint="leave out --memory and --engine, or choose a method that compares weights, such as guarded",
         )
+    here = engine == "local" or isinstance(engine, Local)
+    if not here and str(weights.place["device"]) != "cpu":
+        raise SettingError(
+            f"device {str(weights.place['device'])!r}: workers of Ray compute on cpu",
+            hint="leave out --device, or --engine",
+        )
     match engine:
         case Local():
             threads = engine.count
@@ -138,7 +144,6 @@ def budgeted(
             threads = jobs or torch.get_num_threads()
         case _:
             threads = 1
-    here = engine == "local" or isinstance(engine, Local)
     budget = Budget.of(weights, method, threads, memory, PROGRAM if here else WORKER)
     if isinstance(engine, Local) and budget.threads < engine.count:
         raise SettingError(

@@ -176,8 +176,9 @@ def show_plan(choices: Choices, models: tuple[Model, Model], output: Path, as_js
     ]
     if "memory" in plan:
         whose = "this process" if choices.engine == "local" else "each worker"
+        sure = "about" if choices.memory is None else "at most"
         lines.append(
-            f"{whose}: at most {as_words(plan['memory'])} of memory: {plan['threads']} thread(s) with"
+            f"{whose}: {sure} {as_words(plan['memory'])} of memory: {plan['threads']} thread(s) with"
             f" {as_words(plan['memory_of_a_block'])} each (the most for {plan['most_demanding']}),"
             f" {as_words(plan['memory_of_kept_gains'])} for gains that are kept, and the program"
         )

@@ -35,6 +35,10 @@ from transfusion.scratch import give_back_at_once
 
 __all__ = ["Advice", "Step", "Verdict", "align", "planned"]
 
+MUCH = 2**32
+"""Bytes of two models from which memory that is not in use is given back at once, even without a limit: it
+costs a share of the time that falls with the size, and would come to gigabytes."""
+
 
 def align(
     a: Model | Reference,
@@ -80,7 +84,7 @@ def align(
     require_same_shape(a, b)
     weights = Weights(a, b, vectors=chosen.vectors, dtype=dtype, device=device, clock=clock)
     budget = budgeted(weights, chosen, memory, engine, jobs)
-    if memory is not None:
+    if memory is not None or weights.nbytes > MUCH:
         give_back_at_once()
     with hired(engine, jobs=budget.threads if engine == "local" else jobs, address=address) as hands:
         take_hashes(a, b, engine=hands, checked=True)

@@ -100,7 +100,10 @@ def test_without_ray_one_line_says_how_to_get_it(inputs, tmp_path, cli, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_an_address_where_nobody_listens_is_refused_and_nothing_is_written(inputs, tmp_path, cli):
+def test_an_address_where_nobody_listens_is_refused_and_nothing_is_written(
+    inputs, tmp_path, cli, monkeypatch
+):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # that of other tests
     asked = ("--engine", "ray", "--address", "127.0.0.1:1")
     for verb in (
         ("transport", inputs["tuned"], *options(inputs)),

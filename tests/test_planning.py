@@ -251,12 +251,13 @@ def test_a_machine_is_written_and_read(tmp_path: Path):
     ("content", "reason"),
     [
         ("no json", "Expecting value"),
-        ("{}", "transfusion-machine"),
-        ("[1]", "list indices"),
+        ("{}", "it holds something else"),
+        ("[1]", "it holds something else"),
         (json.dumps({**MACHINE.as_dict(), "product": 0}), "not positive"),
         (json.dumps({**MACHINE.as_dict(), "assignments": {"4": 1}}), "fewer than two"),
         (json.dumps({**MACHINE.as_dict(), "candidates": {}}), "fewer than two"),
-        (json.dumps({**MACHINE.as_dict(), "transfusion-machine": 2}), "of version 2"),
+        (json.dumps({**MACHINE.as_dict(), "transfusion-machine": 2}), "it is of another release"),
+        (json.dumps({"transfusion-machine": 1, "cores": 2}), "it is of another release"),
     ],
 )
 def test_what_is_no_machine_is_refused(content: str, reason: str, tmp_path: Path):

@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +53,19 @@ def start(ray: Any, **settings: Any) -> None:
 @contextmanager
 def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any, int]]:
     """Ray, connected, and how many cores there are; one that was running already goes on running."""
-    if address is not None and _has_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # before it is imported
-    ray = prepared()
-    if ray.is_initialized():
-        yield ray, _cores(ray)
+    known = sys.modules.get("ray")
+    if known is not None and known.is_initialized():
+        yield known, _cores(known)
         return
+    if address is not None:
+        _require_listener(address)
+        _bring_token()
+    ray = prepared()
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     handlers = _handlers()
     if address is None:
         start(ray, num_cpus=cores, object_store_memory=STORE, **quiet)
     else:
-        _require_listener(address)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -83,10 +86,15 @@ def _handlers() -> dict[signal.Signals, Any]:
     return {number: handler for number, handler in found.items() if callable(handler)}
 
 
-def _has_token() -> bool:
-    """Whether this user has the word by which clusters know their own; they may ask for it."""
+def _bring_token() -> None:
+    """If this user has the word by which clusters know their own, say it: they may ask for it."""
     given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return given or (Path.home() / ".ray" / "auth_token").is_file()
+    if "RAY_AUTH_MODE" in os.environ or not (given or (Path.home() / ".ray" / "auth_token").is_file()):
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "ray" in sys.modules:  # it has read its settings already
+        with suppress(ImportError, AttributeError):
+            import_module("ray._raylet").Config.initialize("")
 
 
 def _cores(ray: Any) -> int:

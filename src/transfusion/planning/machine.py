@@ -149,7 +149,7 @@ class Machine:
                 raise ValueError("a constant that is not positive, or fewer than two assignments")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingError(
-                f"{path}: not a file of a machine's constants that can be used here ({error})",
+                f"{path}: no file of a machine's constants that can be used here ({error})",
                 hint="write one on that machine: transfusion plan --measure-machine -o FILE.json",
             ) from error
         return machine

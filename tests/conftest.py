@@ -77,6 +77,7 @@ def ray():
     """Ray on this machine, started once; whoever hires workers then gets them from it."""
     from transfusion.engines.joining import STORE, prepared, start
 
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # two that start at once would mix up their tokens
     ray = prepared()
     path = os.pathsep.join(filter(None, sys.path))  # workers import what these tests define
     start(

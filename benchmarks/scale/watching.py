@@ -55,8 +55,10 @@ class Run:
         return {name: value for name, value in self.seconds.items() if name.startswith("sweep")}
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return {**asdict(self), "total": self.total}
+        """As plain data; models by their names, wherever they were kept."""
+        told = {**asdict(self), "total": self.total}
+        told["task"] |= {"a": Path(self.task.a).name, "b": Path(self.task.b).name}
+        return told
 
 
 def watched(task: Task, *, kill: bool = False) -> Run:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transfusion.cli.checks import as_size
 from transfusion.cli.console import Talk, command, out, print_json
 from transfusion.cli.options import (
     AdviceOption,
@@ -19,7 +20,6 @@ from transfusion.cli.options import (
     Quiet,
     ResidualOption,
 )
-from transfusion.sizes import as_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,8 +59,13 @@ Other = Annotated[str | None, typer.Argument(show_default="like A", help="B, in 
 Nodes = Annotated[int, typer.Option(help="How many machines share the work.")]
 Cores = Annotated[int | None, typer.Option(show_default="the machine's", help="Cores of a node.")]
 Memory = Annotated[
-    str | None,
-    typer.Option(show_default="no limit", help="What may be taken of a node's memory, such as 16GB."),
+    int | None,
+    typer.Option(
+        metavar="SIZE",
+        parser=as_size,
+        show_default="no limit",
+        help="What may be taken of a node's memory, such as 16GB.",
+    ),
 ]
 Network = Annotated[
     str, typer.Option(help="Between storage and each node, in a second, where there are several nodes.")
@@ -125,7 +130,7 @@ def plan(
         raise typer.BadParameter("give A: a model, or its config.json")
     if measure_machine and machine is not None:
         raise typer.BadParameter("--machine has been measured already")
-    limit, pace = None if memory is None else as_bytes(memory), amount(network)
+    pace = amount(network)
     shares = _shares(moving)
     from transfusion.planning import Machine, measure
     from transfusion.planning import plan as predict
@@ -158,7 +163,7 @@ def plan(
         b,
         nodes=nodes,
         cores=cores,
-        memory=limit,
+        memory=memory,
         network=pace,
         method=method or DEFAULT,
         residual=residual,

@@ -19,8 +19,8 @@ from torch import nn
 from transfusion.alignment import Alignment, random_maps
 from transfusion.architecture import Architecture, Inner, Policy, Residual
 from transfusion.architectures import register
-from transfusion.checkpoint import read_json
 from transfusion.errors import ArchitectureError
+from transfusion.inputs import read_json
 from transfusion.live import Live, largest_difference, library
 from transfusion.planes import random_turns
 from transfusion.provenance import Provenance

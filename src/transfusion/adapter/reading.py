@@ -29,8 +29,9 @@ from transfusion.adapter.prompts import prompt_layout
 from transfusion.adapter.settings import Settings
 from transfusion.architecture import Architecture
 from transfusion.binding import bind
-from transfusion.checkpoint import Checkpoint, headers, read_json, tensor_digest
+from transfusion.checkpoint import Checkpoint, headers, tensor_digest
 from transfusion.errors import AdapterError, CheckpointError, listing
+from transfusion.inputs import read_json
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
 from transfusion.naming import Naming, unwrapped

@@ -16,10 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from transfusion.checkpoint.files import FLOATS, SAFETENSORS_DTYPES, TensorInfo, headers, read_json, unpickle
+from transfusion.checkpoint.files import FLOATS, SAFETENSORS_DTYPES, TensorInfo, headers, unpickle
 from transfusion.checkpoint.folders import WEIGHTS, weights_in
 from transfusion.checkpoint.numbers import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.errors import CheckpointError, listing
+from transfusion.inputs import read_json
 from transfusion.references import PICKLES, resolve
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
     "all_finite",
     "content",
     "headers",
-    "read_json",
     "row_blocks",
     "tensor_digest",
 ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -46,19 +44,6 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"{path}: not readable as JSON ({error})", hint="fetch the file again"
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: a JSON object was expected", hint="fetch the file again")
-    return value
 
 
 def headers(file: Path) -> dict[str, TensorInfo]:

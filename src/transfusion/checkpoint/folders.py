@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from transfusion.checkpoint.files import TensorInfo, headers, read_json
+from transfusion.checkpoint.files import TensorInfo, headers
 from transfusion.errors import CheckpointError, listing
+from transfusion.inputs import read_json
 from transfusion.references import PICKLES
 
 WEIGHTS = (

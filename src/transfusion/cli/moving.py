@@ -73,7 +73,7 @@ class Moving:
         via: str | None,
     ) -> None:
         """Write once more what a story tells of, and compare; inputs may lie elsewhere by now."""
-        from transfusion.checkpoint import read_json
+        from transfusion.inputs import read_json
         from transfusion.transportation.repeating import Rerun
         from transfusion.writer import workshop
 

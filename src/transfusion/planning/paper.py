@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from transfusion.checkpoint import CONFIGS, WEIGHTS, Checkpoint, TensorInfo, read_json
+from transfusion.checkpoint import CONFIGS, WEIGHTS, Checkpoint, TensorInfo
 from transfusion.errors import ArchitectureError
+from transfusion.inputs import read_json
 from transfusion.live.outlining import outline
 from transfusion.model import Model
 from transfusion.recognition import told_family

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.checkpoint import read_json
 from transfusion.errors import ArchitectureError
+from transfusion.inputs import read_json
 from transfusion.live import library
 from transfusion.probes import probes
 from transfusion.proposal.labels import counts_blocks

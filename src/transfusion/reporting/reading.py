@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.alignment import Alignment
-from transfusion.checkpoint import read_json
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
+from transfusion.inputs import read_json
 
 STORY = "transfusion.json"
 STORIES = ("transport", "merge")

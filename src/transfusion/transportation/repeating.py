@@ -11,8 +11,8 @@ import torch
 
 from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment
-from transfusion.checkpoint import read_json
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
+from transfusion.inputs import read_json
 from transfusion.matching import align
 from transfusion.methods import Method
 from transfusion.model import Model, take_hashes

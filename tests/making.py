@@ -6,6 +6,7 @@ hide a mistake; biases and norm weights are far from their defaults.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,16 @@ from typing import Any
 import torch
 
 from transfusion.certification import randomise
+
+
+def written_by_us(folder: Path, files: dict[str, str]) -> Path:
+    """A folder that looks like an older output of the program."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    listed = {"transfusion": "0", "contents": [*files, "transfusion.json"]}
+    (folder / "transfusion.json").write_text(json.dumps(listed))
+    return folder
 
 
 @dataclass(frozen=True)

@@ -349,6 +349,5 @@ def test_other_libraries_take_all_tensors_or_none_too(case, made):
 def test_a_checkpoint_in_memory_shares_its_tensors():
     tensor = torch.ones(3)
     checkpoint = Checkpoint.of({"x": tensor})
-    checkpoint.release()
     assert checkpoint.read("x").data_ptr() == tensor.data_ptr()
     assert checkpoint.companions() == []

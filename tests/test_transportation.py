@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, PRINCIPAL, finetuned
+from making import written_by_us
 from transfusion.errors import AlignmentError, MismatchError, OutputError, SettingError
 from transfusion.live import Live, largest_difference
 from transfusion.matching import align
@@ -357,10 +359,8 @@ def occupied(made, tmp_path):
     """A transport, and a place that an older model occupies."""
     a, b = made("vit", 1), made("vit", 2)
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "moved" / "config.json").write_text("{}")
-    (tmp_path / "moved" / "precious").write_text("mine")
-    return transport(tuned, base=a, onto=b, method="naive"), tmp_path / "moved"
+    old = written_by_us(tmp_path / "moved", {"config.json": "{}", "old": "output"})
+    return transport(tuned, base=a, onto=b, method="naive"), old
 
 
 def test_an_output_that_exists_is_kept_unless_forced(occupied):
@@ -368,18 +368,36 @@ def test_an_output_that_exists_is_kept_unless_forced(occupied):
     with pytest.raises(OutputError, match="exists already") as caught:
         moved.save(place)
     assert "--force" in str(caught.value.hint)
-    assert (place / "precious").read_text() == "mine"
+    assert (place / "old").read_text() == "output"
     moved.save(place, force=True)
-    assert not (place / "precious").exists()
+    assert not (place / "old").exists()
     assert (place / "model.safetensors").exists()
+    moved.save(place, force=True)  # its own output is known again
 
 
-def test_force_replaces_only_what_looks_like_a_model(occupied):
+@pytest.mark.parametrize("marker", ["ours", "absent", "damaged", "odd", "of a model"])
+def test_force_deletes_nothing_that_this_program_did_not_write(marker, occupied):
     moved, place = occupied
-    (place / "config.json").unlink()
-    with pytest.raises(OutputError, match="does not look like a model, so it is not replaced"):
+    (place / "notes").mkdir()
+    (place / "notes" / "thesis.tex").write_text("mine")
+    told = {"damaged": "{", "odd": '{"contents": [3]}', "of a model": '{"contents": "thesis.tex"}'}
+    if marker == "absent":
+        (place / "transfusion.json").unlink()
+    elif marker in told:
+        (place / "transfusion.json").write_text(told[marker])
+    with pytest.raises(OutputError, match=r"did not write, so it is not replaced: .*thesis\.tex"):
         moved.save(place, force=True)
-    assert (place / "precious").read_text() == "mine"
+    assert (place / "notes" / "thesis.tex").read_text() == "mine"
+
+
+def test_force_does_not_replace_what_is_neither_a_file_nor_a_folder(occupied, tmp_path):
+    moved, _ = occupied
+    os.mkfifo(pipe := tmp_path / "moved.safetensors")
+    with pytest.raises(OutputError, match="not a regular file"):
+        moved.save(pipe, force=True)
+    assert pipe.is_fifo()
+    with pytest.raises(OutputError, match="not a regular file"):
+        moved.alignment.save("/dev/null", force=True)
 
 
 def test_an_interrupted_run_leaves_the_old_output_whole(occupied, tmp_path):
@@ -391,7 +409,7 @@ def test_an_interrupted_run_leaves_the_old_output_whole(occupied, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         moved.save(place, force=True, on_tensor=interrupt)
-    assert sorted(path.name for path in place.iterdir()) == ["config.json", "precious"]
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "old", "transfusion.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "tuned"]
 
 

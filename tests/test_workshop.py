@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
+from making import written_by_us
 from transfusion.errors import CheckpointError, OutputError
+from transfusion.live.building import build
 from transfusion.model import Model
 from transfusion.transportation import Transport, transport
 from transfusion.writer import Parcel, Workshop, workshop, write_shard
@@ -117,6 +120,64 @@ def test_a_single_file_has_the_same_tensors(inputs, undisturbed, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["moved.safetensors"]
 
 
+# ── every tensor once ────────────────────────────────────────────────────────────────────────
+
+
+def split_as(folder: Path, place: Path, names: tuple[str, str]) -> Path:
+    """The same model in two files of these names, with an index."""
+    shutil.copytree(folder, place)
+    (whole,) = place.glob("*.safetensors")
+    state = load_file(whole)
+    whole.unlink()
+    halves = [dict(list(state.items())[half::2]) for half in range(2)]
+    for name, part in zip(names, halves, strict=True):
+        (place / name).parent.mkdir(exist_ok=True)
+        if name.endswith(".bin"):
+            torch.save(part, place / name)
+        else:
+            save_file(part, place / name, {"format": "pt"})
+    placed = {tensor: name for name, part in zip(names, halves, strict=True) for tensor in part}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("llama", ("p/m.safetensors", "q/m.safetensors")),
+        ("llama", ("pytorch_model-00001.bin", "model-00001.bin")),
+        ("llama", ("w.bin", "w.safetensors")),
+        ("llama", ("W.safetensors", "w.safetensors")),
+        (
+            "open_clip",
+            ("open_clip_model-00001-of-00002.safetensors", "open_clip_model-00002-of-00002.safetensors"),
+        ),
+    ],
+)
+def test_shards_whose_names_collide_lose_no_tensor(case, names, made, tmp_path):
+    b = split_as(made(case, 2), tmp_path / "b", names)
+    tuned = finetuned(CASES[case], made(case, 1), tmp_path / "tuned")
+    place = transport(tuned, base=made(case, 1), onto=b, method="random").save(tmp_path / "moved")
+    found = [name for file in place.glob("*.safetensors") for name in load_file(file)]
+    assert sorted(found) == sorted(Model.open(b).checkpoint.tensors)
+    assert Model.open(place).checkpoint.tensors.keys() == set(found)
+    build(Model.open(place))  # its library loads it
+
+
+def test_an_output_that_lacks_a_tensor_does_not_appear(inputs, tmp_path, monkeypatch):
+    """Whatever may lose one: before anything is published, the tensors are counted."""
+    real = write_shard
+
+    def forgetful(path: Path, tensors: dict[str, Parcel], *more: object) -> str:
+        kept = list(tensors)[1:] if path.name.startswith("model-00002") else list(tensors)
+        return real(path, {name: tensors[name] for name in kept}, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("transfusion.writer.models.write_shard", forgetful)
+    with pytest.raises(OutputError, match="would not hold every planned tensor once"):
+        prepared(inputs).save(tmp_path / "moved")
+    assert not list(tmp_path.iterdir())
+
+
 # ── interruptions ────────────────────────────────────────────────────────────────────────────
 
 
@@ -160,9 +221,7 @@ MOMENTS = [
 def test_killed_at_any_moment_the_old_output_is_whole_and_the_next_run_goes_on(
     owner, name, call, after, inputs, undisturbed, tmp_path, monkeypatch
 ):
-    place = tmp_path / "moved"
-    place.mkdir()
-    (place / "config.json").write_text("the old one")
+    place = written_by_us(tmp_path / "moved", {"config.json": "the old one"})
     with monkeypatch.context() as patch:
         kill_at(patch, owner, name, call, after=after)
         dies(lambda: prepared(inputs).save(place, force=True, jobs=1))
@@ -223,18 +282,34 @@ def test_a_shard_made_from_other_inputs_is_never_used(changed, inputs, made, tmp
     assert content(tmp_path / "moved") == content(tmp_path / "anew")
 
 
-@pytest.mark.parametrize("role", ["a", "b", "tuned"])
-def test_an_input_that_changes_during_the_run_spoils_it(role, inputs, tmp_path):
-    import shutil
+def touch(file: Path) -> None:
+    os.utime(file, ns=(1, 1))
 
+
+def overwrite(file: Path) -> None:
+    """Change the last number in place, and set the time back."""
+    told = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(-2, os.SEEK_END)
+        opened.write(b"\x01\x3f")
+    os.utime(file, ns=(told.st_atime_ns, told.st_mtime_ns))
+
+
+def truncate(file: Path) -> None:
+    """Tensors that were mapped would end the program by a signal when they are looked at."""
+    os.truncate(file, 4096)
+
+
+@pytest.mark.parametrize("change", [touch, overwrite, truncate])
+@pytest.mark.parametrize("role", ["a", "b", "tuned"])
+def test_an_input_that_changes_during_the_run_spoils_it(role, change, inputs, tmp_path):
     now = {name: shutil.copytree(place, tmp_path / name) for name, place in inputs.items()}
     moved, touched = prepared(now), []
 
     def meddle(name: str) -> None:
         if not touched:
             touched.append(name)
-            file = sorted(now[role].glob("*.safetensors"))[0]
-            os.utime(file, ns=(1, 1))
+            change(sorted(now[role].glob("*.safetensors"))[0])
 
     with pytest.raises(CheckpointError, match="changed while it was being read"):
         moved.save(tmp_path / "moved", on_tensor=meddle)
@@ -243,8 +318,6 @@ def test_an_input_that_changes_during_the_run_spoils_it(role, inputs, tmp_path):
 
 def _slightly_other(folder: Path, place: Path) -> Path:
     """The same model but for one number in its last shard."""
-    import shutil
-
     shutil.copytree(folder, place)
     file = sorted(place.glob("*.safetensors"))[-1]
     state = load_file(file)
@@ -254,11 +327,24 @@ def _slightly_other(folder: Path, place: Path) -> Path:
     return place
 
 
-def test_a_damaged_journal_means_beginning_anew(inputs, undisturbed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: '{"recipe": ',
+        lambda text: text[:-20],
+        lambda text: text.replace('"sha256"', '"sha"'),
+        lambda text: text.replace('"bytes": ', '"bytes": -'),
+        lambda text: text.replace('{"file"', '[{"file"'),
+        lambda text: "[" * 100_000,
+        lambda text: "",
+    ],
+)
+def test_a_damaged_journal_is_believed_up_to_the_damage(damage, inputs, undisturbed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, Workshop, "finish", 2, after=True)
         dies(lambda: prepared(inputs).save(tmp_path / "moved", jobs=1))
-    (tmp_path / ".moved.partial" / "journal.json").write_text('{"recipe": ')
+    journal = tmp_path / ".moved.partial" / "journal.jsonl"
+    journal.write_text(damage(journal.read_text()))
     prepared(inputs).save(tmp_path / "moved")
     assert content(tmp_path / "moved") == content(undisturbed)
 
@@ -271,6 +357,22 @@ def test_a_truncated_shard_is_made_again(inputs, undisturbed, tmp_path, monkeypa
     shard.write_bytes(shard.read_bytes()[:-1])
     prepared(inputs).save(tmp_path / "moved")
     assert content(tmp_path / "moved") == content(undisturbed)
+
+
+def test_the_journal_grows_by_a_line_for_each_file(tmp_path):
+    """Written whole after every shard, it took most of the time of a model with hundreds of them."""
+    with workshop(tmp_path / "moved", force=False) as shop:
+        shop.begin({"made": "of"})
+        (journal,) = (path for path in shop.root.iterdir() if path.is_file() and "journal" in path.name)
+        before = journal.read_text()
+        for number in range(3):
+            (shop.output / f"{number}.safetensors").write_bytes(b"x")
+            shop.finish(f"{number}.safetensors", sha256="00", remarks=[f"tensor {number}"])
+            now = journal.read_text()
+            assert now.startswith(before)
+            assert now.count("\n") == before.count("\n") + 1
+            assert f"tensor {number - 1}" not in now.removeprefix(before), "what is there is said again"
+            before = now
 
 
 def test_two_runs_to_one_place_do_not_meet(inputs, tmp_path):
@@ -298,8 +400,7 @@ def test_a_full_disk_is_reported_and_the_run_goes_on_when_there_is_room(
     inputs, undisturbed, tmp_path, monkeypatch
 ):
     """The system itself refuses to let a file grow."""
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "moved" / "config.json").write_text("the old one")
+    written_by_us(tmp_path / "moved", {"config.json": "the old one"})
     largest = max(file.stat().st_size for file in undisturbed.glob("*.safetensors"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

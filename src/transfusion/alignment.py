@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from transfusion.architecture import Architecture, Shortcut
@@ -22,7 +21,7 @@ from transfusion.layouts import Index, Layout, names_in
 from transfusion.maps import KINDS, Map, Permutation, Rotation, RowMover, move, moves_by_rows
 from transfusion.model import Model
 from transfusion.provenance import Provenance
-from transfusion.writer import publish_file
+from transfusion.writer import publish_file, write_tensors
 
 FORMAT = 1
 _KEY = "transfusion"
@@ -206,7 +205,7 @@ class Alignment:
         tensors = {id: map_.to_tensor() for id, map_ in self.maps.items()}
         return publish_file(
             Path(path),
-            lambda staged: save_file(tensors, staged, {_KEY: json.dumps(story)}),
+            lambda staged: write_tensors(staged, tensors, {_KEY: json.dumps(story)}),
             force=force,
         )
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from transfusion.inputs import inside, regular
+
 Story: TypeAlias = Mapping[str, Any]
 
 _HOSTILE = re.compile(r"([\\`*_{}\[\]<>|#~&])")
@@ -48,15 +50,15 @@ def licence_of(root: Path) -> str | None:
     from huggingface_hub import metadata_load
 
     try:
-        told = metadata_load(root / "README.md") or {}
+        told = metadata_load(regular(inside(root, root / "README.md"))) or {}
     except Exception:  # no file, or one that only looks as if it had front matter: nothing is stated
         return None
     licence, name = told.get("license"), told.get("license_name")
-    if isinstance(licence, list):
-        licence = ", ".join(map(str, licence))
-    if licence == "other" and name:
+    if isinstance(licence, list) and all(isinstance(one, str) for one in licence):
+        licence = ", ".join(licence)
+    if licence == "other" and isinstance(name, str):
         return f"other ({name})"
-    return str(licence) if licence else None
+    return licence if isinstance(licence, str) and licence else None
 
 
 # ── front matter ─────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,6 @@ program has been checked once, at the door.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG
@@ -22,9 +21,9 @@ Value = TypeVar("Value")
 
 
 def inside(folder: Path, path: Path) -> Path:
-    """The path, if it stays inside the folder; links of a hub cache may lead to that cache's blobs."""
-    root, target = folder.resolve(), path.resolve()
-    if not any(target.is_relative_to(place) for place in (root, *_blobs(root))):
+    """The path, if it stays inside the folder. Links of a hub cache may lead to that cache's blobs."""
+    target = path.resolve()
+    if not (target.is_relative_to(folder.resolve()) or _is_blob(target)):
         raise CheckpointError(
             f"{path}: it leads outside {folder} (to {target}), and is not followed",
             hint="put the file itself into the folder, or give the path of the file that you mean",
@@ -32,13 +31,17 @@ def inside(folder: Path, path: Path) -> Path:
     return path
 
 
-def _blobs(root: Path) -> Iterable[Path]:
-    """Where a hub cache keeps the files that a snapshot links to."""
-    return (
-        place.parent / "blobs"
-        for place in root.parents
-        if place.name == "snapshots" and place.parent.name.startswith("models--")
-    )
+def require_closed(folder: Path) -> Path:
+    """The folder, if it has regular files only, and no link that leads outside: libraries read them too."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            regular(inside(folder, path))
+    return folder
+
+
+def _is_blob(target: Path) -> bool:
+    """Whether a file lies where huggingface_hub keeps those that the folders of its cache link to."""
+    return target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
 
 
 def regular(path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
@@ -93,7 +96,7 @@ def validate(
     hint: str,
     error: type[TransfusionError] = CheckpointError,
 ) -> Value:
-    """The value, if it fits the schema: a `TypedDict`, a dataclass or any other annotation.
+    """The value, if it fits the schema: a `TypedDict` (of typing_extensions) or any other annotation.
 
     Nothing is converted: a text is no number, and a number no text.
     """

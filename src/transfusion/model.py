@@ -198,11 +198,6 @@ class _Read:
         for model in self.models:
             model.checkpoint.require_unchanged()
 
-    def rest(self) -> None:
-        """Close the files."""
-        for model in self.models:
-            model.checkpoint.release()
-
 
 def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
     number, name, checked = tensor

@@ -17,9 +17,15 @@ _HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w][\
 
 def resolve(reference: str | Path) -> Path:
     """The path that a reference means; a hub id is fetched, unless a path of that name exists."""
-    path = Path(reference).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(reference).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{reference}: it cannot be looked at ({getattr(error, 'strerror', None) or error})",
+            hint="give a path that exists, or a hub id such as org/name or org/name@revision",
+        ) from error
     match = _HUB_ID.fullmatch(str(reference))
     if match is None or path.suffix in PICKLES | {".safetensors", ".json"}:
         raise CheckpointError(

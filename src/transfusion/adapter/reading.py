@@ -31,7 +31,7 @@ from transfusion.architecture import Architecture
 from transfusion.binding import bind
 from transfusion.checkpoint import Checkpoint, headers, tensor_digest
 from transfusion.errors import AdapterError, CheckpointError, listing
-from transfusion.inputs import read_json
+from transfusion.inputs import read_json, require_closed
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
 from transfusion.naming import Naming, unwrapped
@@ -89,7 +89,7 @@ class Adapter:
     def open(cls, reference: str | Path) -> Adapter:
         """Read the headers of an adapter; refuse the kinds that cannot be moved, by name."""
         root = resolve(reference)
-        config = read_json(root / CONFIG)
+        config = read_json(require_closed(root) / CONFIG)
         kind = kind_that_moves(str(reference), config)
         refuse_odd_settings(str(reference), kind, config)
         file = next((root / name for name in WEIGHTS if (root / name).exists()), None)

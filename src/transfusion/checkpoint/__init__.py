@@ -10,24 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from transfusion.checkpoint.files import FLOATS, SAFETENSORS_DTYPES, TensorInfo, headers, unpickle
+from transfusion.checkpoint.files import (
+    FLOATS,
+    SAFETENSORS_DTYPES,
+    Rows,
+    Stamp,
+    TensorInfo,
+    headers,
+    read_tensor,
+    stamp,
+    unpickle,
+)
 from transfusion.checkpoint.folders import WEIGHTS, weights_in
 from transfusion.checkpoint.numbers import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.errors import CheckpointError, listing
-from transfusion.inputs import read_json
+from transfusion.inputs import inside, read_json
 from transfusion.references import PICKLES, resolve
 
 __all__ = [
     "BLOCK",
     "CONFIGS",
     "FLOATS",
-    "MAPPED",
     "MEMORY",
     "SAFETENSORS_DTYPES",
     "WEIGHTS",
@@ -45,13 +53,6 @@ CONFIGS = ("config.json", "open_clip_config.json")
 MEMORY = Path("<memory>")
 """Where a checkpoint is that no file holds."""
 
-MAPPED = 2**25
-"""After so many bytes files are mapped anew: what was read through a mapping counts as memory in use."""
-
-
-Rows: TypeAlias = slice | Tensor
-"""Some of the first dimension: from one place to another, or by their numbers."""
-
 
 @dataclass
 class Checkpoint:
@@ -68,11 +69,10 @@ class Checkpoint:
     config_name: str | None = None
     module: nn.Module | None = field(default=None, repr=False)
     """The module whose tensors these are, if it was given in memory."""
-    _open: dict[Path, Any] = field(default_factory=dict, repr=False)
-    _seen: int = field(default=0, repr=False)
-    """How much has been read through the files that are open now."""
-    _stamps: dict[Path, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
-    """The size and the time of every file when it was opened."""
+    _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    """The pickles that are in memory, or mapped."""
+    _stamps: dict[Path, Stamp | None] = field(default_factory=dict, init=False, repr=False)
+    """What the files were when they were opened."""
 
     def __post_init__(self) -> None:
         self._stamps = {file: _stamp(file) for file in self.files}
@@ -92,8 +92,7 @@ class Checkpoint:
             "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
             "_stamps": {where[file]: stamp for file, stamp in self._stamps.items()},
             "module": None,
-            "_open": {},
-            "_seen": 0,
+            "_pickles": {},
         }
 
     def require_unchanged(self) -> None:
@@ -112,37 +111,25 @@ class Checkpoint:
             )
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        """One tensor, or some of its rows, as it is stored."""
+        """One tensor, or some of its rows, as it is stored; refused if the file has changed."""
         info = self.tensors[name]
         try:
-            tensor: Tensor = (
-                self._unpickled(info.file)[name]
-                if info.file.suffix in PICKLES
-                else self._mapped(info.file).get_tensor(name)
-            )
-        except (SafetensorError, OSError) as error:
+            if info.file.suffix not in PICKLES:
+                return read_tensor(info, rows, self._stamps.get(info.file))
+            tensor = self._unpickled(info.file)[name]
+        except (OSError, KeyError) as error:
             raise CheckpointError(
                 f"{info.file}: {name} cannot be read ({error})",
-                hint="the file changed or was damaged after it was opened; fetch it again",
+                hint="run again when nobody is writing to it, or fetch the file again",
             ) from error
-        if rows is not None:
-            tensor = tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
-        self._seen += tensor.nbytes
-        return tensor
+        if rows is None:
+            return tensor
+        return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
     def _unpickled(self, file: Path) -> dict[str, Tensor]:
-        if file not in self._open:
-            self._open[file] = unpickle(file)
-        state: dict[str, Tensor] = self._open[file]
-        return state
-
-    def _mapped(self, file: Path) -> Any:
-        if self._seen > MAPPED:
-            self.release()
-        opened = self._open.get(file)
-        if opened is None:
-            opened = self._open[file] = safe_open(file, framework="pt")
-        return opened
+        if file not in self._pickles:
+            self._pickles[file] = unpickle(file)
+        return self._pickles[file]
 
     def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
         """One tensor, or some of its rows; values that are not numbers are refused."""
@@ -154,12 +141,6 @@ class Checkpoint:
                 hint="the model is broken, or was saved in a type too small for it",
             )
         return tensor
-
-    def release(self) -> None:
-        """Close the files that are read by mapping them; they are opened again when they are needed."""
-        for file in [file for file in list(self._open) if file.suffix not in PICKLES]:
-            self._open.pop(file, None)
-        self._seen = 0
 
     @property
     def in_memory(self) -> bool:
@@ -210,7 +191,7 @@ class Checkpoint:
         if config is not None:
             checkpoint.configure(config)
         elif beside is not None:
-            checkpoint.config, checkpoint.config_name = read_json(beside), beside.name
+            checkpoint.config, checkpoint.config_name = read_json(inside(folder, beside)), beside.name
         return checkpoint
 
     @classmethod
@@ -226,13 +207,13 @@ class Checkpoint:
         checkpoint = cls(label, MEMORY, {}, (), module=module)
         if config is not None:
             checkpoint.configure(config)
-        # Named as a pickle that is open already: `read` and `release` need not know that there is no file.
+        # Named as a pickle that is open already: `read` need not know that there is no file.
         file = MEMORY / WEIGHTS[3 if checkpoint.config_name == CONFIGS[1] else 2]
         here = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         checkpoint.tensors = {
             name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file) for name, tensor in here.items()
         }
-        checkpoint.files, checkpoint._open = (file,), {file: here}
+        checkpoint.files, checkpoint._pickles = (file,), {file: here}
         return checkpoint
 
     def configure(self, config: str | Path | Mapping[str, Any]) -> None:
@@ -257,9 +238,8 @@ def _refuse_what_holds_no_values(tensors: Mapping[str, Tensor], label: str) -> N
         )
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
+def _stamp(file: Path) -> Stamp | None:
     try:
-        told = file.stat()
+        return stamp(file.stat())
     except OSError:
         return None
-    return told.st_size, told.st_mtime_ns

@@ -1,18 +1,28 @@
-"""Files of weights: what their headers say; pickles go through the restricted unpickler only."""
+"""Files of weights: what their headers say, and tensors by position.
+
+Tensors of safetensors files are read, not mapped: a file that shrinks meanwhile gives a known error, where a
+mapping would end the program by a signal. Pickles go through the restricted unpickler only.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import warnings
 import zipfile
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from transfusion.checkpoint.numbers import content
 from transfusion.errors import CheckpointError
+from transfusion.inputs import regular
 from transfusion.references import PICKLES
 
 SAFETENSORS_DTYPES = {
@@ -31,6 +41,17 @@ SAFETENSORS_DTYPES = {
 }
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
+Rows: TypeAlias = slice | Tensor
+"""Some of the first dimension: from one place to another, or by their numbers."""
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Size, time of the last write and time of the last change of a file; only the second can be set back."""
+
+_LARGEST_HEADER = 100_000_000
+"""As in the library: a longer header is refused before it is read."""
+_SPAN = 2**22
+"""Up to so many bytes, scattered rows are picked from one read of everything between them."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -40,6 +61,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: Path
+    offset: int = 0
+    """Where its bytes begin in a safetensors file."""
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +71,7 @@ class TensorInfo:
 
 def headers(file: Path) -> dict[str, TensorInfo]:
     """What a file of weights says that it holds."""
+    regular(file)
     if file.suffix in PICKLES:
         return {
             name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file)
@@ -55,6 +79,7 @@ def headers(file: Path) -> dict[str, TensorInfo]:
         }
     result: dict[str, TensorInfo] = {}
     try:
+        offsets = _offsets(file)
         with safe_open(file, framework="pt") as opened:
             if "transfusion" in (opened.metadata() or {}):
                 raise CheckpointError(
@@ -68,13 +93,99 @@ def headers(file: Path) -> dict[str, TensorInfo]:
                         f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
                         hint="quantised checkpoints cannot be moved; use the original weights",
                     )
-                result[name] = TensorInfo(name, tuple(piece.get_shape()), dtype, file)
-    except (SafetensorError, OSError) as error:
+                result[name] = TensorInfo(name, tuple(piece.get_shape()), dtype, file, offsets[name])
+    except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: not a whole safetensors file ({error})",
             hint="it may be truncated by an interrupted download; fetch it again",
         ) from error
     return result
+
+
+def _offsets(file: Path) -> dict[str, int]:
+    """Where every tensor begins. The library checks the header as a whole, and does not tell this."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > min(_LARGEST_HEADER, file.stat().st_size):
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(opened.read(length))
+    return {
+        name: 8 + length + told["data_offsets"][0] for name, told in header.items() if name != "__metadata__"
+    }
+
+
+def stamp(told: os.stat_result) -> Stamp:
+    """What tells whether a file is still the one that was opened."""
+    return told.st_size, told.st_mtime_ns, told.st_ctime_ns
+
+
+def read_tensor(info: TensorInfo, rows: Rows | None, opened: Stamp | None) -> Tensor:
+    """A tensor of a safetensors file, or some of its rows, if the file is still the one that was opened."""
+    with FileIO(info.file) as file:
+        if stamp(os.fstat(file.fileno())) != opened:
+            raise OSError("the file changed while it was being read")
+        return _Reader(file, info)(rows)
+
+
+def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """A tensor of any file of weights, or some of its rows, whatever happened to the file since."""
+    if info.file.suffix in PICKLES:
+        tensor = unpickle(info.file)[info.name]
+        return tensor if rows is None else tensor[rows]
+    return read_tensor(info, rows, stamp(info.file.stat()))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads rows of one tensor from an open file."""
+
+    file: FileIO
+    info: TensorInfo
+
+    def __call__(self, rows: Rows | None) -> Tensor:
+        if rows is None:
+            return self._fill(self._empty(self.info.shape), 0)
+        if isinstance(rows, slice):
+            first, last, _ = rows.indices(self.info.shape[0])
+            return self._between(first, max(first, last))
+        return self._picked(rows)
+
+    @property
+    def _row(self) -> int:
+        """The bytes of one row."""
+        return self.info.dtype.itemsize * torch.Size(self.info.shape[1:]).numel()
+
+    def _between(self, first: int, last: int) -> Tensor:
+        return self._fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
+
+    def _picked(self, rows: Tensor) -> Tensor:
+        if not rows.numel():
+            return self._between(0, 0)
+        first, last = (int(end) for end in torch.aminmax(rows))
+        if (last + 1 - first) * self._row <= _SPAN:
+            return self._between(first, last + 1).index_select(0, rows - first)
+        picked = self._empty((len(rows), *self.info.shape[1:]))
+        into, row = content(picked), self._row
+        starts = (rows * row).tolist()
+        for place, start in zip(range(0, len(into), row), starts, strict=True):
+            self._into(into[place : place + row], start)
+        return picked
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self.info.dtype)
+
+    def _fill(self, tensor: Tensor, start: int) -> Tensor:
+        self._into(content(tensor), start)
+        return tensor
+
+    def _into(self, buffer: memoryview, start: int) -> None:
+        self.file.seek(self.info.offset + start)
+        count = self.file.readinto(buffer)
+        while count < len(buffer):  # a signal, or more than the system reads at once
+            more = self.file.readinto(buffer[count:])
+            if not more:
+                raise OSError("the file ends too early")
+            count += more
 
 
 def unpickle(file: Path) -> dict[str, Tensor]:
@@ -87,9 +198,9 @@ def unpickle(file: Path) -> dict[str, Tensor]:
             f"{file}: this pickle holds more than tensors and would execute code; it was not loaded",
             hint="convert it to safetensors where you trust it, or save only its state_dict()",
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{file}: not a whole checkpoint ({str(error).splitlines()[0]})",
+            f"{file}: not a whole checkpoint ({(str(error) or type(error).__name__).splitlines()[0]})",
             hint="it may be truncated by an interrupted download; fetch it again",
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):

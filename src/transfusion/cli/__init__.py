@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from io import TextIOWrapper
 from types import FrameType
+from typing import NoReturn
+
+from transfusion.errors import TransfusionError
 
 
 class Interrupted(BaseException):
     """Somebody asked the program to stop; whatever it was writing is withdrawn on the way out."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.exit_code = 128 + signum
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,17 +21,19 @@ def main(arguments: list[str] | None = None) -> None:
 
     0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 130 or 143 interrupted.
     """
+    signals: list[int] = []
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
+        signals.append(signum)
+        raise Interrupted
 
     before = {name: signal.signal(name, interrupt) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
         _run(arguments)
-    except Interrupted as stop:
-        notes = getattr(stop, "__notes__", [])
-        print("; ".join(["interrupted", "no output was written", *notes]), file=sys.stderr)
-        sys.exit(stop.exit_code)
+    except (Interrupted, Exception) as error:
+        if signals:  # whatever native code has made of the exception that it was interrupted by
+            _stop(error, signals[0])
+        _fail(error)
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
@@ -39,22 +41,44 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str] | None) -> None:
     from transfusion.cli.app import app
-    from transfusion.cli.console import print_error, typed
-    from transfusion.errors import TransfusionError
+    from transfusion.cli.console import typed
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files need not be text
+            stream.reconfigure(errors="backslashreplace")
     typed.set(sys.argv[1:] if arguments is None else arguments)
-    debug = bool(os.environ.get("TRANSFUSION_DEBUG"))
-    try:
-        app(arguments)
-    except TransfusionError as error:
-        if debug:
-            raise
-        print_error(error)
-        sys.exit(error.exit_code)
-    except Exception as error:
-        if debug:
-            raise
-        what = f"unexpected: {type(error).__name__}: {error}"
-        hint = "set TRANSFUSION_DEBUG=1 for the traceback, and report it"
-        print_error(TransfusionError(what, hint=hint))
-        sys.exit(1)
+    app(arguments)
+
+
+def _stop(error: BaseException, signum: int) -> NoReturn:
+    notes = getattr(error, "__notes__", [])
+    print("; ".join(["interrupted", "no output was written", *notes]), file=sys.stderr)
+    sys.exit(128 + signum)
+
+
+def _fail(error: BaseException) -> NoReturn:
+    from transfusion.cli.console import print_error
+
+    if os.environ.get("TRANSFUSION_DEBUG"):
+        raise error
+    known = _known(error)
+    print_error(known)
+    sys.exit(known.exit_code)
+
+
+def _known(error: BaseException) -> TransfusionError:
+    """An error in the form that users see."""
+    match error:
+        case TransfusionError():
+            return error
+        case OSError():
+            what = f"{error.filename}: " if error.filename else ""
+            return TransfusionError(
+                f"{what}{error.strerror or error}", hint="check free disk space, permissions and paths"
+            )
+        case MemoryError():
+            return TransfusionError("not enough memory", hint="give a limit with --memory, or fewer --jobs")
+    return TransfusionError(
+        f"unexpected: {type(error).__name__}: {error}",
+        hint="set TRANSFUSION_DEBUG=1 for the traceback, and report it",
+    )

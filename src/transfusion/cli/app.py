@@ -169,7 +169,7 @@ def align(
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
     from transfusion.record import Record
-    from transfusion.writer import require_writable
+    from transfusion.writer import beside, require_writable
 
     record = Record("align", command())
     talk = Talk(quiet=quiet, verbose=verbose)
@@ -191,7 +191,7 @@ def align(
     if dry_run:
         show_plan(choices, models, output, as_json)
         return
-    pi = choices.align(models, talk, output.with_name(f"{output.name}.journal"))
+    pi = choices.align(models, talk, beside(output, ".journal"))
     pi = timed(pi, record)
     pi.save(output, force=force)
     report_alignment(pi, output, record, as_json)

@@ -20,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from transfusion.errors import TransfusionError
 
@@ -51,11 +52,11 @@ class Talk:
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            err.print(text, style="dim", markup=False)
+            err.print(one_line(text), style="dim", markup=False)
 
     def detail(self, text: str) -> None:
         if self.verbose and not self.quiet:
-            err.print(text, style="dim", markup=False)
+            err.print(one_line(text), style="dim", markup=False)
 
     def assumptions(self, *models: Model) -> None:
         """Say aloud what was assumed about models that came without a configuration."""
@@ -143,13 +144,21 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: TransfusionError) -> None:
-    err.print(f"[bold red]error:[/] {_plain(error.message)}")
+    err.print(Text.assemble(("error:", "bold red"), " ", one_line(error.message)))
     if error.hint:
-        err.print(f"[bold]hint:[/] {_plain(error.hint)}")
+        err.print(Text.assemble(("hint:", "bold"), " ", one_line(error.hint)))
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+def one_line(text: str) -> str:
+    """A text as one line that a terminal only prints: names in files may hold its control sequences."""
+    return " ".join(printable(line) for line in text.splitlines())
+
+
+def printable(text: str) -> str:
+    """A text in which only line breaks are more than letters."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
+    )
 
 
 @contextmanager

@@ -48,14 +48,14 @@ class Proof:
 def draft(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
     """Propose a table, and write or print it with its certificate."""
     from transfusion.proposal import propose_for
-    from transfusion.writer import publish_file, require_writable
+    from transfusion.writer import publish_file, require_writable, write_text
 
     if output is not None:
         require_writable(output, force=force, inputs=files_of(model), folder=False)
     proposal = propose_for(model, config=config).require()
     checks = proposal.certificate.checks
     if output is not None:
-        publish_file(output, lambda staged: staged.write_text(proposal.text), force=force)
+        publish_file(output, lambda staged: write_text(staged, proposal.text), force=force)
     if as_json:
         written = {} if output is None else {"written": str(output)}
         told = [{**asdict(check), "passed": check.passed} for check in checks]

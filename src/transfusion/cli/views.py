@@ -33,7 +33,7 @@ def model(description: dict[str, Any]) -> RenderableType:
     )
     if description["heads"]:
         heads = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in description["heads"]))
-        tree.add(f"heads       {', '.join(heads)}")
+        tree.add(Text(f"heads       {', '.join(heads)}"))
     groups = {
         "[green]axes that may move[/]": ("permutation",),
         "[green]axes whose units turn in pairs[/]": ("rotary", "interleaved"),

@@ -11,7 +11,7 @@ import typer
 
 from transfusion.alpha import Alpha
 from transfusion.architecture import Inner, Residual
-from transfusion.cli.console import Talk, out, print_json, results_apart
+from transfusion.cli.console import Talk, out, print_json, printable, results_apart
 from transfusion.errors import OutputError, listing
 from transfusion.methods import DEFAULT, Method, preset
 from transfusion.sizes import as_words
@@ -153,7 +153,7 @@ def show(result: dict[str, Any], as_json: bool, text: str) -> None:
     if as_json:
         print_json(result)
     else:
-        out.print(text, markup=False)
+        out.print(printable(text), markup=False)
 
 
 def show_plan(choices: Choices, models: tuple[Model, Model], output: Path, as_json: bool) -> None:

@@ -61,9 +61,6 @@ class Hand:
             subject = pickle.loads(packed)
             if hasattr(subject, "require_unchanged"):
                 subject.require_unchanged()
-            for other in self._subjects.values():
-                if hasattr(other, "rest"):
-                    other.rest()
             while len(self._subjects) >= SUBJECTS:
                 self._subjects.popitem(last=False)
             self._subjects[number] = subject

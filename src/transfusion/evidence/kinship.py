@@ -61,11 +61,8 @@ def _of_tensor(weights: Weights, item: tuple[str, Sequence[str]]) -> list[_Part]
     sections = [section for id in ids for section in weights.sections[id] if section.tensor == tensor]
     with weights.clock.phase("kinship"):
         if all(section.plain for section in sections):
-            found = [(section.id, _some_rows_at_a_time(weights, section)) for section in sections]
-        else:
-            found = _at_once(weights, tensor, sections)
-        weights.release()
-        return found
+            return [(section.id, _some_rows_at_a_time(weights, section)) for section in sections]
+        return _at_once(weights, tensor, sections)
 
 
 def _some_rows_at_a_time(weights: Weights, section: Section) -> tuple[Tensor, Tensor]:

@@ -55,11 +55,6 @@ class Weights:
         """The rows of a tensor that are looked at together."""
         return row_blocks(self.a.info(name).shape, NUMBERS)
 
-    def release(self) -> None:
-        """Let go of the files, so that what was read of them no longer counts as memory in use."""
-        self.a.checkpoint.release()
-        self.b.checkpoint.release()
-
     def require_unchanged(self) -> None:
         """Refuse files that are not those that were opened."""
         for model in (self.a, self.b):
@@ -82,7 +77,6 @@ class Weights:
             for moved, of_b in self._side_by_side(name, maps):
                 rows = torch.linalg.vecdot(moved, of_b)  # short sums: no digits are lost
                 total += float(rows.sum(dtype=torch.float64))
-            self.release()
         if not isfinite(total):
             for model in (self.a, self.b):
                 model.read(name)

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transfusion.model import Model
 from transfusion.naming import Naming, without_part
 from transfusion.probes import run
+from transfusion.writer import write_tensors
 
 READ, MADE = "read", "made"
 HELD_OUT = 5
@@ -85,7 +85,7 @@ def listen(
             ear.begin(number)
             ear.end(run(module, model.family, inputs, double=False))
             files.append(folder / f"{number}.safetensors")
-            save_file({key: torch.cat(parts) for key, parts in ear.kept.items()}, files[-1])
+            write_tensors(files[-1], {key: torch.cat(parts) for key, parts in ear.kept.items()})
     finally:
         for handle in handles:
             handle.remove()

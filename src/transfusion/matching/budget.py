@@ -168,15 +168,15 @@ def need(weights: Weights, block: Block, *, spilled: bool = False) -> int:
 
 
 def _of_alone(weights: Weights, id: str, *, spilled: bool = False) -> int:
-    """A gain and what the solver makes of it, what is read at a time, and the pages around scattered rows."""
+    """A gain and what the solver makes of it, what is read at a time, and the tensor as it is stored."""
     sections = weights.sections[id]
     read = COPIES * max((_at_a_time(weights, section) for section in sections), default=0)
-    mapped = max((weights.a.info(section.tensor).nbytes for section in sections), default=0)
+    stored = max((weights.a.info(section.tensor).nbytes for section in sections), default=0)
     size, rows = weights.architecture.sizes[id], weights.architecture.rows(id)
     if size < HUGE:
-        return 2 * _gain(weights, id) + read + mapped
+        return 2 * _gain(weights, id) + read + stored
     at_once = _gain(weights, id) * products.BLOCK // size if spilled else _gain(weights, id)
-    return 2 * (at_once + solving(rows, size)) + read + mapped
+    return 2 * (at_once + solving(rows, size)) + read + stored
 
 
 def _of_pairs(weights: Weights, child: str) -> int:

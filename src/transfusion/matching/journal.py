@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from transfusion.checkpoint import tensor_digest
@@ -18,7 +17,7 @@ from transfusion.errors import TransfusionError
 from transfusion.evidence.gains import View
 from transfusion.maps import KINDS, Map
 from transfusion.matching.search import Trial
-from transfusion.writer import publish_file
+from transfusion.writer import publish_file, write_tensors
 
 _KEY = "transfusion-journal"
 
@@ -81,9 +80,8 @@ class Journal:
                 for name, one in self.trials.items()
             },
         }
-        publish_file(
-            self.path, lambda staged: save_file(maps.tensors, staged, {_KEY: json.dumps(story)}), force=True
-        )
+        metadata = {_KEY: json.dumps(story)}
+        publish_file(self.path, lambda staged: write_tensors(staged, maps.tensors, metadata), force=True)
 
     def recall(self) -> Mapping[str, Trial]:
         """The trials of an earlier run of the same search; none, if there was another or none."""

@@ -35,7 +35,6 @@ def _propose(grounds: Grounds, task: Task) -> Proposal:
     block, now = task
     with grounds.clock.phase("gains"):
         proposal = block.propose(grounds, now)
-    grounds.weights.release()
     return proposal
 
 
@@ -70,7 +69,6 @@ def _rows(grounds: Grounds, share: _Share) -> np.ndarray:
     id, past, rows = share
     with grounds.clock.phase("gains"):
         gain = grounds.gains.of(id, past, rows)
-    grounds.weights.release()
     return gain.cpu().numpy()
 
 

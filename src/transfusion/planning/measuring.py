@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import fmean, median
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transfusion.checkpoint import all_finite, content, row_blocks
+from transfusion.checkpoint import Checkpoint, all_finite, content, row_blocks
 from transfusion.evidence.weights import NUMBERS
 from transfusion.layouts import parse
 from transfusion.maps import Permutation, move
@@ -139,24 +138,25 @@ def _cold(file: Path) -> float:
 
 
 def _reading(file: Path) -> float:
+    opened = Checkpoint.open(file)
+
     def read() -> None:
         for number in range(_FILES):
-            with safe_open(file, framework="pt") as opened:
-                tensor = opened.get_tensor(str(number))
-                for rows in row_blocks(tensor.shape, NUMBERS):
-                    tensor[rows].to(torch.float32)
+            for rows in row_blocks(opened.tensors[str(number)].shape, NUMBERS):
+                opened.read(str(number), rows).to(torch.float32)
 
     return file.stat().st_size / _seconds(read, 3)
 
 
 def _hashing(file: Path) -> float:
+    opened = Checkpoint.open(file)
+
     def read() -> None:
         digest = hashlib.sha256()
-        with safe_open(file, framework="pt") as opened:
-            tensor = opened.get_tensor("0")
-            for rows in row_blocks(tensor.shape):
-                all_finite(tensor[rows])
-                digest.update(content(tensor[rows]))
+        for rows in row_blocks(opened.tensors["0"].shape):
+            block = opened.read("0", rows)
+            all_finite(block)
+            digest.update(content(block))
 
     return _ROWS * 8192 * 2 / _seconds(read, 3)
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from transfusion import __version__
 from transfusion.reporting.parts import Command, Hero, Section
-from transfusion.writer import publish_file, require_writable
+from transfusion.writer import publish_file, require_writable, write_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ class Report:
         """Write the page; an existing file is replaced only with ``force``, and what was read never."""
         require_writable(Path(path), force=force, inputs=self.inputs, folder=False)
         text = self.html()
-        return publish_file(Path(path), lambda staged: staged.write_text(text, encoding="utf-8"), force=force)
+        return publish_file(Path(path), lambda staged: write_text(staged, text), force=force)
 
 
 @cache

@@ -18,7 +18,7 @@ from transfusion.model import Model
 from transfusion.transportation.account import Account
 from transfusion.transportation.bounds import Bound
 from transfusion.transportation.saved import Saved, nobody_watching
-from transfusion.writer import Parcel, Workshop, write_json, write_shard
+from transfusion.writer import Parcel, Workshop, write_json, write_shard, write_text
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -93,7 +93,8 @@ class AdapterOutput(Saved):
         for key, get in self.tensors().items():
             on_tensor(key)
             made[key] = Parcel.of(get())
+        shop.planned = {key: (parcel.shape, parcel.dtype) for key, parcel in made.items()}
         digest = write_shard(shop.output / WEIGHTS, made)
         write_json(shop.output / CONFIG, self.config())
         for name, text in self.account.texts({**self.story(), "files": {WEIGHTS: digest}}).items():
-            (shop.output / name).write_text(text)
+            write_text(shop.output / name, text)

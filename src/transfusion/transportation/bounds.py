@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from transfusion.alignment import Alignment
-from transfusion.checkpoint import BLOCK, MAPPED
+from transfusion.checkpoint import BLOCK
 from transfusion.engines.means import Means
 from transfusion.errors import SettingError
 from transfusion.references import PICKLES
@@ -26,7 +26,7 @@ already, and kept by the allocator: measured by benchmarks/transporting.py.
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on the memory for tensors, those in mapped files included; the program comes on top."""
+    """A bound on the memory for tensors, those of mapped pickles included; the program comes on top."""
 
     fixed: int
     """Bytes, however many threads there are."""
@@ -86,7 +86,7 @@ def streamed(
         for entry in output.entries
     }
     largest = max(needs, key=needs.__getitem__)
-    mapped = max(
+    stored = max(
         entry.shape.nbytes if scattered(entry) else _at_a_time(output, entry) * entry.shape.dtype.itemsize
         for entry in output.entries
     )
@@ -96,7 +96,7 @@ def streamed(
         for info in checkpoint.tensors.values()
         if info.file.suffix in PICKLES
     )
-    fixed = 2 * maps + (MAPPED + mapped) * len(output.checkpoints) + pickles + holds
+    fixed = 2 * maps + stored * len(output.checkpoints) + pickles + holds
     return Bound(fixed, needs[largest] * (_COPIES + _COPIES_OF_EACH * changes), largest)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +16,22 @@ from torch import Tensor
 from transfusion.checkpoint import BLOCK, Checkpoint, all_finite, row_blocks
 from transfusion.engines import Engine
 from transfusion.engines.means import HERE, Means
-from transfusion.errors import OutputError
+from transfusion.errors import OutputError, listing
 from transfusion.model import Model, take_hashes
 from transfusion.storage import Stored
 from transfusion.transportation.bounds import Bound
 from transfusion.transportation.saved import Saved, nobody_watching
 from transfusion.transportation.sending import send_shards
-from transfusion.writer import Block, Files, Parcel, Workshop, complete_model, named, write_shards
+from transfusion.writer import (
+    Block,
+    Files,
+    Parcel,
+    TensorShape,
+    Workshop,
+    complete_model,
+    named,
+    write_shards,
+)
 
 
 @dataclass(frozen=True)
@@ -108,11 +118,6 @@ class Output(Saved, Generic[EntryT]):
         for checkpoint in self.checkpoints:
             checkpoint.require_unchanged()
 
-    def rest(self) -> None:
-        """Close the files: what was read through a mapping counts as memory in use."""
-        for checkpoint in self.checkpoints:
-            checkpoint.release()
-
     def conclude(self) -> None:
         """Look back, once everything is made, and refuse what should not be kept."""
 
@@ -172,6 +177,7 @@ class Output(Saved, Generic[EntryT]):
         with self.bound().within(means).hired() as engine:
             take_hashes(*self.models, engine=engine)
             shop.begin({**self.recipe(), "files": _contents(files)})
+            shop.planned = self._planned()
             self.prepare(engine)
             if engine.shares_memory:
                 write_shards(shop, files, remarks=self.remarks, workers=engine.workers)
@@ -185,6 +191,21 @@ class Output(Saved, Generic[EntryT]):
                 companions=self.companions(),
                 texts=self._epilogue,
             )
+
+    def _planned(self) -> dict[str, TensorShape]:
+        """Every tensor that the files must hold, by the name that it is stored under."""
+        planned = [
+            (name, (parcel.shape, parcel.dtype))
+            for entry in self.entries
+            for name, parcel in self._parcels(entry, nobody_watching).items()
+        ]
+        names = Counter(name for name, _ in planned)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise OutputError(
+                f"{listing(twice)} would be written more than once",
+                hint="this is a fault of the program; please report it with the names of B's tensors",
+            )
+        return dict(planned)
 
     def files(self, path: Path, on_tensor: Callable[[str], None] = nobody_watching) -> Files:
         """The files with weights of an output at this place, and what goes into them."""

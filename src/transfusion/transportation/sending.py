@@ -47,10 +47,6 @@ class Sent:
         """Refuse inputs that cannot be seen here, or have changed."""
         self.output.require_unchanged()
 
-    def rest(self) -> None:
-        """Close the files of the inputs."""
-        self.output.rest()
-
 
 def send_shards(
     output: Output[Any], shop: Workshop, engine: Engine, on_tensor: Callable[[str], None]

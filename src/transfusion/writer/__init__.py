@@ -5,15 +5,24 @@ interrupted, `shards` streams tensors into files, and `models` puts a model toge
 """
 
 from transfusion.writer.models import Files, complete_model, named, remarks_in, write_shards
-from transfusion.writer.places import publish_file, require_writable, write_json
+from transfusion.writer.places import (
+    beside,
+    publish_file,
+    require_writable,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from transfusion.writer.shards import Block, Parcel, write_shard
-from transfusion.writer.workshop import Workshop, staged_folder, workshop
+from transfusion.writer.workshop import TensorShape, Workshop, staged_folder, workshop
 
 __all__ = [
     "Block",
     "Files",
     "Parcel",
+    "TensorShape",
     "Workshop",
+    "beside",
     "complete_model",
     "named",
     "publish_file",
@@ -24,4 +33,6 @@ __all__ = [
     "write_json",
     "write_shard",
     "write_shards",
+    "write_tensors",
+    "write_text",
 ]

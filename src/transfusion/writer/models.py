@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from transfusion.checkpoint import Checkpoint
 from transfusion.workers import Workers
-from transfusion.writer.places import write_json
+from transfusion.writer.places import write_json, write_text
 from transfusion.writer.shards import Parcel, write_shard
 from transfusion.writer.workshop import Workshop
 
@@ -24,7 +24,11 @@ def named(shards: Mapping[Path, dict[str, Parcel]], path: Path) -> Files:
     """
     if path.suffix == ".safetensors":
         return {path.name: {name: one for parts in shards.values() for name, one in parts.items()}}
-    return {as_safetensors(original, alone=len(shards) == 1): parts for original, parts in shards.items()}
+    names = _names(list(shards))
+    files: Files = {name: {} for name in names}
+    for name, parts in zip(names, shards.values(), strict=True):
+        files[name] |= parts
+    return files
 
 
 def write_shards(shop: Workshop, files: Files, *, remarks: set[str], workers: Workers | None = None) -> None:
@@ -35,8 +39,9 @@ def write_shards(shop: Workshop, files: Files, *, remarks: set[str], workers: Wo
     remarks |= remarks_in(shop)
     for name, parts in files.items():
         if name not in shop.finished:
+            before = set(remarks)
             digest = write_shard(shop.output / name, parts, workers)
-            shop.finish(name, sha256=digest, remarks=sorted(remarks))
+            shop.finish(name, sha256=digest, remarks=sorted(remarks - before))
 
 
 def remarks_in(shop: Workshop) -> set[str]:
@@ -56,7 +61,7 @@ def complete_model(
     """Write what belongs beside the weights; ``texts`` gets the SHA-256 of every shard, and gives the text
     of further files.
     """
-    told = texts({name: str(told["sha256"]) for name, told in shop.finished.items()})
+    told = texts({name: told["sha256"] for name, told in shop.finished.items()})
     if shop.path.suffix == ".safetensors":
         return
     if len(files) > 1:
@@ -69,13 +74,19 @@ def complete_model(
     for companion in companions:
         shutil.copy2(companion, shop.output / companion.name)
     for name, text in told.items():
-        (shop.output / name).write_text(text)
+        write_text(shop.output / name, text)
 
 
-def as_safetensors(original: Path, *, alone: bool) -> str:
-    """The name under which the libraries look for what was in ``original``."""
-    if original.name.startswith("open_clip"):
-        return "open_clip_model.safetensors"
-    if alone:
-        return "model.safetensors"
-    return f"{original.stem.replace('pytorch_model', 'model')}.safetensors"
+def _names(originals: Sequence[Path]) -> list[str]:
+    """The names under which the libraries look for what was in these files, one for each.
+
+    open_clip reads a single file, so all go there. Shards keep their names, unless two would then share one.
+    """
+    if any(original.name.startswith("open_clip") for original in originals):
+        return ["open_clip_model.safetensors"] * len(originals)
+    if len(originals) == 1:
+        return ["model.safetensors"]
+    names = [f"{original.stem.replace('pytorch_model', 'model')}.safetensors" for original in originals]
+    if len({name.casefold() for name in names}) == len(names):
+        return names
+    return [f"model-{number:05}-of-{len(names):05}.safetensors" for number in range(1, len(names) + 1)]

@@ -12,18 +12,44 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from filelock import FileLock, Timeout
+from typing_extensions import TypedDict
 
-from transfusion.errors import ClusterError, OutputError, TransfusionError
-from transfusion.writer.places import reported, require_writable, write_json
+from transfusion import __version__
+from transfusion.checkpoint import headers
+from transfusion.errors import CheckpointError, ClusterError, OutputError, TransfusionError, listing
+from transfusion.inputs import parse_json, read_json, read_text, validate
+from transfusion.writer.places import (
+    CONTENTS,
+    MARKER,
+    beside,
+    contents,
+    reported,
+    require_writable,
+    write_json,
+)
 
 _AT_CWD, _EXCHANGE = -100, 2
+
+TensorShape: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+
+
+class Finished(TypedDict):
+    """A file of an output that is complete."""
+
+    file: str
+    bytes: int
+    sha256: str
+    remarks: list[str]
+    """What was remarked while it was made, and is not with a file before it."""
 
 
 @dataclass
@@ -33,9 +59,10 @@ class Workshop:
     path: Path
     """The place of the output, untouched until all of it is there."""
     root: Path
-    finished: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finished: dict[str, Finished] = field(default_factory=dict)
     """What is known about each file that is finished."""
-    _recipe: Any = None
+    planned: Mapping[str, TensorShape] | None = None
+    """The tensors that the output must hold; none, if it is not a model or an adapter."""
 
     @property
     def output(self) -> Path:
@@ -49,47 +76,70 @@ class Workshop:
 
     @property
     def _journal(self) -> Path:
-        return self.root / "journal.json"
+        return self.root / "journal.jsonl"
 
     def begin(self, recipe: Mapping[str, Any] | None = None) -> None:
         """Take up what an earlier run of the same recipe has finished, or begin anew."""
-        self._recipe = json.loads(json.dumps(recipe))
-        known = _read(self._journal)
-        same = recipe is not None and known.get("recipe") == self._recipe
+        first, *lines = [*_lines(self._journal), None]
+        same = recipe is not None and first == {"recipe": json.loads(json.dumps(recipe))}
         self.finished = {
-            name: told
-            for name, told in (known.get("finished", {}) if same else {}).items()
-            if (file := self.output / name).is_file() and file.stat().st_size == told["bytes"]
+            told["file"]: told
+            for told in _finished(lines if same else ())
+            if (file := self.output / told["file"]).is_file() and file.stat().st_size == told["bytes"]
         }
         self.output.mkdir(exist_ok=True)
         shutil.rmtree(self.making, ignore_errors=True)
         for file in self.output.iterdir():
             if file.name not in self.finished:
                 _remove(file)
-        self._write_down()
-
-    def finish(self, name: str, **told: Any) -> None:
-        """Write down that a file of the output is complete."""
-        self.finished[name] = {"bytes": (self.output / name).stat().st_size, **told}
-        self._write_down()
-
-    def _write_down(self) -> None:
         staged = self._journal.with_suffix(".new")
-        write_json(staged, {"recipe": self._recipe, "finished": self.finished})
+        staged.write_text("".join(_line(told) for told in ({"recipe": recipe}, *self.finished.values())))
         os.replace(staged, self._journal)
+
+    def finish(self, name: str, *, sha256: str, remarks: Iterable[str]) -> None:
+        """Write down that a file of the output is complete."""
+        size = (self.output / name).stat().st_size
+        told = Finished(file=name, bytes=size, sha256=sha256, remarks=list(remarks))
+        with self._journal.open("a") as journal:
+            journal.write(_line(told))
+        self.finished[name] = told
 
     def publish(self) -> None:
         """Put the output in its place in one step.
 
         The journal goes first: after the exchange an older output lies here, and nobody may go on with that.
         """
-        self._journal.unlink(missing_ok=True)
+        self._require_all_tensors()
         single = self.output / self.path.name
         made = single if single.is_file() and self.path.suffix == ".safetensors" else self.output
+        if made.is_dir():
+            self._mark()
+        self._journal.unlink(missing_ok=True)
         if self.path.is_dir() and made.is_dir():
             _exchange(made, self.path, self.root / "replaced")
         else:
             os.replace(made, self.path)
+
+    def _require_all_tensors(self) -> None:
+        """Refuse an output that does not hold every planned tensor exactly once, whatever the reason."""
+        if self.planned is None:
+            return
+        found = [info for file in self.output.glob("*.safetensors") for info in headers(file).values()]
+        counts = Counter(info.name for info in found)
+        odd = {name for name in {*counts, *self.planned} if counts[name] != 1 or name not in self.planned}
+        odd |= {info.name for info in found if self.planned.get(info.name) != (info.shape, info.dtype)}
+        if odd:
+            raise OutputError(
+                f"{self.path} would not hold every planned tensor once, as it must: {listing(sorted(odd))};"
+                " nothing was written",
+                hint="this is a fault of the program; please report it with the names of B's files",
+            )
+
+    def _mark(self) -> None:
+        """List all files, so that only what this program wrote is ever replaced."""
+        marker = self.output / MARKER
+        told = read_json(marker) if marker.exists() else {"transfusion": __version__}
+        write_json(marker, {**told, CONTENTS: sorted({MARKER, *contents(self.output)})})
 
     def keep(self, name: str) -> Path:
         """A place for a file that is worth keeping when this run fails, and is not part of the output."""
@@ -132,7 +182,7 @@ def staged_folder(path: Path, *, force: bool) -> Iterator[Path]:
 
 
 def _root(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
+    return beside(path, ".partial", hidden=True)
 
 
 @contextmanager
@@ -167,7 +217,7 @@ def _explained(shop: Workshop) -> Iterator[None]:
         if isinstance(error, OSError) and shop.root.exists():
             raise OutputError(
                 f"{shop.path} could not be written ({error.strerror or error}); nothing was changed",
-                hint=f"check the space and the rights there; {going_on}",
+                hint=f"check free disk space and permissions; {going_on}",
             ) from error
         if shop.root.exists():
             error.add_note(going_on)
@@ -202,9 +252,23 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _read(journal: Path) -> dict[str, Any]:
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value) + "\n"
+
+
+def _lines(journal: Path) -> Iterator[Any]:
+    """What a journal says, up to a line that was cut off."""
     try:
-        value = json.loads(journal.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        for line in read_text(journal).splitlines():
+            yield parse_json(line, journal)
+    except CheckpointError:
+        return
+
+
+def _finished(lines: Iterable[Any]) -> Iterator[Finished]:
+    """The files that a journal calls finished, up to anything that it cannot have meant."""
+    try:
+        for line in lines:
+            yield validate(line, Finished, "the journal", hint="")
+    except CheckpointError:
+        return

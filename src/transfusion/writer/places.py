@@ -63,9 +63,15 @@ def _require_name(path: Path) -> None:
         if not path.name or "\0" in str(path):
             raise OutputError(f"{path} cannot be an output", hint="give a name for the output")
         path.exists()
+        str(path).encode()
     except OSError as error:
         raise OutputError(
             f"{path} cannot be an output ({error.strerror or error})", hint="give another name for the output"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise OutputError(
+            f"{path} cannot be an output: its name is not UTF-8, and safetensors opens no such file",
+            hint="give another name for the output",
         ) from error
 
 

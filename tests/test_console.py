@@ -1,0 +1,115 @@
+"""The command line under odd names, full disks and signals."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+from safetensors import SafetensorError
+
+from families import CASES, finetuned
+from transfusion.cli.console import one_line, printable
+
+
+@pytest.mark.parametrize(
+    "name", [r"no\[/b] such", "[/]", "[bold]x", "\\", "[red", "a\nb", "x\x1b[2Jy", "\x07"]
+)
+def test_names_are_shown_as_they_are_and_control_nothing(name, cli):
+    code, _, err = cli("inspect", name)
+    assert code == 1
+    assert one_line(name) in err.replace("\n", " ")
+    assert "\x1b[2J" not in err
+    assert "unexpected" not in err
+
+
+def test_only_line_breaks_are_more_than_letters():
+    assert printable("π\tand\nτ\x1b[2J\udcff") == "π\\tand\nτ\\x1b[2J\\udcff"
+    assert one_line("one\r\ntwo") == "one two"
+
+
+NAMES = [
+    pytest.param(b"x" * 250, id="long"),
+    pytest.param(b"**", id="pattern"),
+    pytest.param(b"a[b]?", id="brackets"),
+    pytest.param("π\u0301 ñ".encode(), id="accents"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_may_have_any_name_that_a_file_may_have(name, cli, made, tmp_path):
+    a, b, tuned = made("vit", 1), made("vit", 2), finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
+    (place := tmp_path / "place").mkdir()
+    pi, moved = place / f"{os.fsdecode(name)[:-1]}p", place / os.fsdecode(name)
+    assert cli("align", a, b, "--method", "naive", "-o", pi)[0] == 0
+    code, _, err = cli("transport", tuned, "--base", a, "--onto", b, "--via", pi, "-o", moved)
+    assert code == 0, err
+    assert cli("transport", "--from", moved, "-o", place / "again")[0] == 0
+    assert sorted(place.iterdir()) == sorted([pi, moved, place / "again"])
+
+
+@pytest.mark.parametrize("name", [b"x" * 256, b"x" * 5000])
+def test_a_name_that_no_file_can_have_is_refused(name, cli, made, tmp_path):
+    place = tmp_path / os.fsdecode(name)
+    for arguments in (("align", made("vit", 1), made("vit", 2), "-o", place), ("inspect", place)):
+        code, _, err = cli(*arguments)
+        assert code == 1
+        assert "File name too long" in err
+        assert "unexpected" not in err
+
+
+@pytest.mark.parametrize("method", ["guarded", "functional"])
+def test_a_full_disk_is_a_known_error_of_align(method, cli, made, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        code, _, err = cli("align", made("vit", 1), made("vit", 2), "--method", method, "-o", tmp_path / "pi")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert code == 1
+    assert "File too large" in err
+    assert "check free disk space" in err
+    assert "unexpected" not in err
+    assert not (tmp_path / "pi").exists()
+
+
+def test_no_memory_left_is_a_known_error(cli, monkeypatch):
+    def demanding(arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("transfusion.cli.app.app", demanding)
+    code, _, err = cli("inspect", "x")
+    assert code == 1
+    assert "not enough memory" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_told_by_the_exit_code_whatever_native_code_makes_of_it(number, code, cli, monkeypatch):
+    def native(arguments: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except BaseException as error:
+            raise SafetensorError("Error while serializing: interrupted") from error
+
+    monkeypatch.setattr("transfusion.cli.app.app", native)
+    found, _, err = cli("inspect", "x")
+    assert found == code
+    assert err.startswith("interrupted; no output was written")
+
+
+def test_names_that_are_no_text_are_known_errors(made, tmp_path):
+    """safetensors opens no such file. In a process of its own: what is under test is how stderr is written."""
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    folder.symlink_to(made("vit", 1))
+    script = "import sys; from transfusion.cli import main; main(sys.argv[1:])"
+    for arguments in (["inspect", folder], ["align", made("vit", 1), made("vit", 2), "-o", folder / "pi"]):
+        run = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True)
+        assert run.returncode == 1
+        assert b"not " in run.stderr
+        assert b"UTF-8" in run.stderr
+        assert b"unexpected" not in run.stderr

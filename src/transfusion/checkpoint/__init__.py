@@ -71,11 +71,6 @@ class Checkpoint:
     """The module whose tensors these are, if it was given in memory."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The pickles that are in memory, or mapped."""
-    _stamps: dict[Path, Stamp | None] = field(default_factory=dict, init=False, repr=False)
-    """What the files were when they were opened."""
-
-    def __post_init__(self) -> None:
-        self._stamps = {file: _stamp(file) for file in self.files}
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to read the same files; it opens them itself."""
@@ -90,20 +85,20 @@ class Checkpoint:
             "root": self.root.absolute(),
             "files": tuple(where.values()),
             "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
-            "_stamps": {where[file]: stamp for file, stamp in self._stamps.items()},
             "module": None,
             "_pickles": {},
         }
 
     def require_unchanged(self) -> None:
         """Refuse files that somebody has changed since they were opened, here or in another process."""
-        now = {file: _stamp(file) for file in self._stamps}
-        if unseen := [file for file, stamp in self._stamps.items() if stamp and now[file] is None]:
+        opened = {info.file: info.stamp for info in self.tensors.values() if info.stamp}
+        now = {file: _stamp(file) for file in opened}
+        if unseen := [file for file in opened if now[file] is None]:
             raise CheckpointError(
                 f"{self.label}: {listing(unseen, 2)} cannot be seen",
                 hint="it was moved meanwhile, or the storage that holds it is not mounted at this path",
             )
-        changed = [file.name for file, stamp in self._stamps.items() if now[file] != stamp]
+        changed = [file.name for file in opened if now[file] != opened[file]]
         if changed:
             raise CheckpointError(
                 f"{self.label}: {listing(changed)} changed while it was being read",
@@ -115,7 +110,7 @@ class Checkpoint:
         info = self.tensors[name]
         try:
             if info.file.suffix not in PICKLES:
-                return read_tensor(info, rows, self._stamps.get(info.file))
+                return read_tensor(info, rows)
             tensor = self._unpickled(info.file)[name]
         except (OSError, KeyError) as error:
             raise CheckpointError(
@@ -240,6 +235,6 @@ def _refuse_what_holds_no_values(tensors: Mapping[str, Tensor], label: str) -> N
 
 def _stamp(file: Path) -> Stamp | None:
     try:
-        return stamp(file.stat())
+        return stamp(file)
     except OSError:
         return None

@@ -63,6 +63,8 @@ class TensorInfo:
     file: Path
     offset: int = 0
     """Where its bytes begin in a safetensors file."""
+    stamp: Stamp | None = None
+    """What the file was before its header was read; none, if there is no file."""
 
     @property
     def nbytes(self) -> int:
@@ -71,10 +73,10 @@ class TensorInfo:
 
 def headers(file: Path) -> dict[str, TensorInfo]:
     """What a file of weights says that it holds."""
-    regular(file)
+    told = stamp(regular(file))
     if file.suffix in PICKLES:
         return {
-            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file)
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file, stamp=told)
             for name, tensor in unpickle(file).items()
         }
     result: dict[str, TensorInfo] = {}
@@ -93,7 +95,7 @@ def headers(file: Path) -> dict[str, TensorInfo]:
                         f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
                         hint="quantised checkpoints cannot be moved; use the original weights",
                     )
-                result[name] = TensorInfo(name, tuple(piece.get_shape()), dtype, file, offsets[name])
+                result[name] = TensorInfo(name, tuple(piece.get_shape()), dtype, file, offsets[name], told)
     except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: not a whole safetensors file ({error})",
@@ -114,25 +116,26 @@ def _offsets(file: Path) -> dict[str, int]:
     }
 
 
-def stamp(told: os.stat_result) -> Stamp:
-    """What tells whether a file is still the one that was opened."""
+def stamp(file: Path | int) -> Stamp:
+    """What tells whether a file, by its path or its descriptor, is still the one whose header was read."""
+    told = os.stat(file)
     return told.st_size, told.st_mtime_ns, told.st_ctime_ns
 
 
-def read_tensor(info: TensorInfo, rows: Rows | None, opened: Stamp | None) -> Tensor:
-    """A tensor of a safetensors file, or some of its rows, if the file is still the one that was opened."""
+def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """A tensor of a safetensors file, or some of its rows, if the file is the one whose header was read."""
     with FileIO(info.file) as file:
-        if stamp(os.fstat(file.fileno())) != opened:
+        if stamp(file.fileno()) != info.stamp:
             raise OSError("the file changed while it was being read")
         return _Reader(file, info)(rows)
 
 
 def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
-    """A tensor of any file of weights, or some of its rows, whatever happened to the file since."""
+    """A tensor of any file of weights, or some of its rows."""
     if info.file.suffix in PICKLES:
         tensor = unpickle(info.file)[info.name]
         return tensor if rows is None else tensor[rows]
-    return read_tensor(info, rows, stamp(info.file.stat()))
+    return read_tensor(info, rows)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -673,6 +674,7 @@ def test_classes_that_do_not_match(two_towers, pets, named, tmp_path):
     assert refusal(folder, Data(pets)) == f"{pets}: CLIPModel has no classes of its own"
     bare = Classes("file", PETS, ())
     assert refusal(folder, Data(pets, classes=bare)) == "file: no templates in it"
+    pets = shutil.copytree(pets, tmp_path / "pets")  # a table shows images beside it only
     rows = [{"image": str(one), "label": number} for number, one in enumerate(sorted(pets.rglob("*.png")))]
     many = table(tmp_path / "many.jsonl", rows)
     assert refusal(folder, Data(many, classes=named)) == (

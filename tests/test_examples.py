@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from transfusion.errors import DataError
-from transfusion.examples import Columns, Examples, lines, read
+from transfusion.examples import Columns, Examples, Picture, lines, read
 
 ROWS = [("a warm day", "positive"), ('a cold, "wet" day', "negative"), ("a day", "positive")]
 
@@ -340,3 +341,42 @@ def test_folders_of_datasets(saved):
     assert refusal(saved / "single", "dev") == f"{saved / 'single'}: no split dev; it has no splits"
     (saved / "single" / "state.json").write_text("{}")
     assert refusal(saved / "single").startswith(f"{saved / 'single'}: cannot be read as a folder of datasets")
+
+
+# ── nothing outside, no other programs ───────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("cell", ["../secret.png", "{}", "link.png"])
+def test_a_table_shows_only_images_beside_it(cell, tmp_path):
+    Image.new("RGB", (4, 4)).save(secret := tmp_path / "secret.png")
+    (place := tmp_path / "place").mkdir()
+    (place / "link.png").symlink_to(secret)
+    (place / "data.csv").write_text(f"image,label\n{cell.format(secret)},0\n")
+    with pytest.raises(DataError, match="leads outside .* and is not followed"):
+        read(place / "data.csv")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_folder_of_classes_shows_only_regular_files_in_it(kind, tmp_path):
+    Image.new("RGB", (4, 4)).save(secret := tmp_path / "secret.png")
+    (place := tmp_path / "data" / "cat").mkdir(parents=True)
+    if kind == "link":
+        (place / "x.png").symlink_to(secret)
+    else:
+        os.mkfifo(place / "x.png")
+    with pytest.raises(DataError, match=r"x\.png: (it leads outside|not a regular file)"):
+        read(tmp_path / "data")
+
+
+def test_no_other_program_is_started_to_show_a_picture(tmp_path, monkeypatch):
+    """Pillow would let Ghostscript render PostScript, whatever the file is called."""
+    (tmp_path / "x.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    )
+
+    def start(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr("subprocess.Popen.__init__", start)
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        Picture.at(tmp_path / "x.png").opened()

@@ -20,11 +20,11 @@ LARGEST_TEXT = 2**28
 Value = TypeVar("Value")
 
 
-def inside(folder: Path, path: Path) -> Path:
+def inside(folder: Path, path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
     """The path, if it stays inside the folder. Links of a hub cache may lead to that cache's blobs."""
     target = path.resolve()
     if not (target.is_relative_to(folder.resolve()) or _is_blob(target)):
-        raise CheckpointError(
+        raise error(
             f"{path}: it leads outside {folder} (to {target}), and is not followed",
             hint="put the file itself into the folder, or give the path of the file that you mean",
         )

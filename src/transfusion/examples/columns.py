@@ -100,7 +100,7 @@ def _picture(label: str, name: str, value: Any, beside: Path | None) -> Picture:
         path = path if path.is_absolute() or beside is None else beside / path
         if not path.is_file():
             raise DataError(f"{label}: no image {path}", hint="paths are relative to the file that has them")
-        return Picture.at(path)
+        return Picture.at(path, beside)
     raise DataError(f"{label}: no image in the column {name}", hint="give paths of files, or their bytes")
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.errors import DataError
+from transfusion.inputs import inside, regular
 from transfusion.live import library
 
 PICTURES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+"""Whatever a file is called: for some other formats Pillow starts other programs."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +25,18 @@ class Picture:
     source: Path | bytes
 
     @classmethod
-    def at(cls, file: Path) -> Picture:
-        """The picture in a file."""
-        return cls(str(file), file)
+    def at(cls, file: Path, folder: Path | None = None) -> Picture:
+        """The picture in a regular file, which must lie inside the folder if one is given."""
+        if folder is not None:
+            inside(folder, file, DataError)
+        return cls(str(file), regular(file, DataError))
 
     def opened(self, mode: str = "RGB") -> Any:
         """The image as Pillow has it, in this mode."""
         pillow = library("PIL.Image", "images")
         source = self.source if isinstance(self.source, Path) else BytesIO(self.source)
         try:
-            with pillow.open(source) as found:
+            with pillow.open(source, formats=_FORMATS) as found:
                 return found.convert(mode)
         except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -83,7 +83,7 @@ def _classes(path: Path) -> Examples:
         )
     return Examples(
         str(path),
-        images=[Picture.at(file) for files in found.values() for file in files],
+        images=[Picture.at(file, path) for files in found.values() for file in files],
         labels=[name for name, files in found.items() for _ in files],
         names=tuple(found),
     )
@@ -107,10 +107,12 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
         raise DataError(
             f"{path}: cannot be read as a folder of datasets ({reason})", hint="save it again"
         ) from error
-    return _of_library(str(path), found, split, asked)
+    return _of_library(str(path), found, split, asked, path)
 
 
-def _of_library(label: str, found: Any, split: str | None, asked: Columns) -> Examples:
+def _of_library(
+    label: str, found: Any, split: str | None, asked: Columns, beside: Path | None = None
+) -> Examples:
     datasets = _datasets()
     if isinstance(found, datasets.DatasetDict):
         found = found[_split_of(Path(label), list(found), split)]
@@ -125,5 +127,11 @@ def _of_library(label: str, found: Any, split: str | None, asked: Columns) -> Ex
             found = found.cast_column(name, datasets.Image(decode=False))
             pictures.append(name)
     return examples_of(
-        label, found.column_names, lambda name: found[name][:], asked, classes=classes, pictures=pictures
+        label,
+        found.column_names,
+        lambda name: found[name][:],
+        asked,
+        beside=beside,
+        classes=classes,
+        pictures=pictures,
     )

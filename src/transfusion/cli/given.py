@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any
+from typing import Any, get_type_hints
 
 
 def given(**makers: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -43,10 +43,13 @@ def given(**makers: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 def _flags(verb: Callable[..., Any], makers: dict[str, Callable[..., Any]]) -> Iterator[Parameter]:
     """The parameters that the command line has, by name, those of makers in place of what they make."""
-    for name, parameter in signature(verb).parameters.items():
+    parameters = signature(verb).parameters
+    told = {name: one.annotation for name, one in parameters.items() if name not in makers}
+    kinds = get_type_hints(  # of these alone: what makers make may be of a type that is imported late
+        type("Flags", (), {"__annotations__": told}), verb.__globals__, include_extras=True
+    )
+    for name, parameter in parameters.items():
         if name in makers:
             yield from _flags(makers[name], {})
         else:
-            kind = parameter.annotation
-            told = eval(kind, verb.__globals__) if isinstance(kind, str) else kind
-            yield parameter.replace(annotation=told, kind=Parameter.KEYWORD_ONLY)
+            yield parameter.replace(annotation=kinds[name], kind=Parameter.KEYWORD_ONLY)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
 from transfusion.libraries import library
+from transfusion.live.classes import class_of_transformers, require_plain_folder
 from transfusion.model import Model
 from transfusion.naming import Naming
 from transfusion.tables import Config, Family
@@ -46,30 +47,10 @@ def _from_folder(model: Model) -> nn.Module:
 
 
 def _build_transformers(model: Model, root: Path) -> nn.Module:
-    made_by = _class_of_transformers(model.config, model.label)
-    module: nn.Module = made_by.from_pretrained(root, dtype=torch.float32)
+    made_by = class_of_transformers(model.config, model.label)
+    require_plain_folder(root)
+    module: nn.Module = made_by.from_pretrained(root, dtype=torch.float32, trust_remote_code=False)
     return module
-
-
-def _transformers() -> Any:
-    """The library, without its progress bars."""
-    transformers = library("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-def _class_of_transformers(config: Config, label: str) -> Any:
-    """The class that a configuration names."""
-    transformers = _transformers()
-    names = config.get("architectures") or []
-    made_by = getattr(transformers, names[0], None) if names else transformers.AutoModel
-    if made_by is None:
-        raise ArchitectureError(
-            f"{label}: config.json names a class {names[0]} that transformers"
-            f" {transformers.__version__} does not have",
-            hint="correct 'architectures' in config.json, or install the version that wrote it",
-        )
-    return made_by
 
 
 def _build_open_clip(model: Model, root: Path) -> nn.Module:
@@ -126,10 +107,7 @@ def _assemble_transformers(
     config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
 ) -> nn.Module:
     """As from a folder: the library translates the names that files have, and ties what is tied."""
-    transformers = _transformers()
-    made_by: Any = type(like) if like else _class_of_transformers(config, label)
-    if made_by is transformers.AutoModel:  # which wants a path
-        made_by = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[config["model_type"]]]
+    made_by: Any = type(like) if like else class_of_transformers(config, label)
     module: nn.Module
     module, told = made_by.from_pretrained(
         None,

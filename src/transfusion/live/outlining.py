@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transfusion.errors import ArchitectureError, TransfusionError
 from transfusion.libraries import library
-from transfusion.live.building import _class_of_transformers, _transformers
+from transfusion.live.classes import class_of_transformers
 from transfusion.memory import held_tensors
 from transfusion.tables import Config, Family
 
@@ -34,10 +33,7 @@ def outline(family: Family, config: Config, label: str) -> dict[str, Tensor]:
 
 
 def _of_transformers(config: Config, label: str) -> nn.Module:
-    transformers = _transformers()
-    made_by: Any = _class_of_transformers(config, label)
-    if made_by is transformers.AutoModel:  # which wants a path
-        made_by = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[config["model_type"]]]
+    made_by = class_of_transformers(config, label)
     module: nn.Module = made_by(made_by.config_class.from_dict(dict(config)))
     return module
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transfusion.errors import VerificationError, listing
+from transfusion.proposal.counts import Count
 from transfusion.proposal.labels import LETTERS, Labels
 from transfusion.proposal.parts import Kind
 from transfusion.proposal.shortcuts import find_passage
@@ -16,7 +17,7 @@ from transfusion.tables import Axis
 
 @dataclass
 class Draft:
-    """The parts of a table, as text and declarations, before they are written into a file."""
+    """The parts of a table, from which its objects are made and its file is written."""
 
     rows: list[tuple[str, str]]
     heads: list[tuple[str, str]]
@@ -24,8 +25,8 @@ class Draft:
     axes: list[Axis]
     outer_axes: list[Axis]
     points: tuple[str, ...]
-    depth: str
-    sizes: dict[str, str]
+    depth: Count
+    sizes: dict[str, Count]
     unified: list[tuple[str, str]]
     outputs: dict[str, str]
     ties: dict[str, str]
@@ -57,7 +58,7 @@ class _Drafter:
             axes=list(self.labels.axes.values()),
             outer_axes=list(self.labels.outer.values()),
             points=LETTERS[: self.labels.each],
-            depth=labels.depth_key(),
+            depth=labels.depth_count(),
             sizes=self.labels.sizes,
             unified=[
                 (self.labels.point(a, None), self.labels.point(b, None))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.errors import ArchitectureError
+from transfusion.errors import ArchitectureError, TransfusionError
 from transfusion.inputs import read_json
-from transfusion.live import library
+from transfusion.live.classes import class_named_in, class_of_transformers
 from transfusion.probes import probes
+from transfusion.proposal.declaring import require_word
 from transfusion.proposal.labels import counts_blocks
 from transfusion.proposal.laboratory import nobody
 from transfusion.proposal.proposing import Proposal, propose
@@ -23,6 +27,8 @@ BLOCKS = 2
 """A draft is made on so many blocks, and then certified on as many as the model has."""
 LARGE = 300_000_000
 """With more parameters than this, the certificate is for the model with `BLOCKS` blocks, and says so."""
+MOST = 1000
+"""A model with more blocks than this is not made: it might take forever."""
 
 
 def propose_for(reference: str | Path, *, config: Path | None = None) -> Proposal:
@@ -35,20 +41,21 @@ def propose_for(reference: str | Path, *, config: Path | None = None) -> Proposa
             hint="put the model's config.json beside the weights, or give it with --config",
         )
     settings = read_json(file)
-    transformers = library("transformers")
-    names = settings.get("architectures") or []
-    made_by = getattr(transformers, names[0], None) if names else None
-    if made_by is None:
-        named = f"names a class {names[0]} that transformers does not have" if names else "names no class"
+    class_name = class_named_in(settings, str(file))
+    if class_name is None:
         raise ArchitectureError(
-            f"{file}: it {named}",
+            f"{file}: it names no class",
             hint="give 'architectures' in config.json; or call transfusion.proposal.propose on the module",
         )
-    name = str(settings.get("model_type") or names[0].lower())
-    short, depth = _shortened(made_by, settings)
-    small = _made(made_by, short)
-    config_of_small = small.config.to_dict()
-    proposal = propose(small, config_of_small, name, _inputs(small, config_of_small)).require()
+    name = require_word(settings.get("model_type") or class_name.lower())
+    made_by = class_of_transformers(settings, str(file))
+    _refuse_endless(file, settings)
+    with _understood(file, class_name):
+        short, depth = _shortened(made_by, settings)
+        small = _made(made_by, short)
+        config_of_small = small.config.to_dict()
+        inputs = _inputs(small, config_of_small)
+    proposal = propose(small, config_of_small, name, inputs).require()
     if depth is None:
         return proposal
     if _parameters(made_by, settings) > LARGE:
@@ -57,8 +64,32 @@ def propose_for(reference: str | Path, *, config: Path | None = None) -> Proposa
     return proposal.certified(whole, whole.config.to_dict(), f"all {depth} blocks")
 
 
+def _refuse_endless(file: Path, settings: Config) -> None:
+    for key, depth in settings.items():
+        if counts_blocks(key, depth) and depth > MOST:
+            raise ArchitectureError(
+                f"{file}: {key} = {depth}, and no more than {MOST} blocks are made",
+                hint="give the configuration of a model with fewer blocks; the table is the same",
+            )
+
+
+@contextmanager
+def _understood(file: Path, class_name: str) -> Iterator[None]:
+    """Within the block, whatever the library has to say against a configuration is a known error."""
+    try:
+        yield
+    except TransfusionError:
+        raise
+    except Exception as error:  # libraries have errors of their own for what they do not like
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ArchitectureError(
+            f"{file}: transformers cannot make a {class_name} of it ({reason[0]:.200})",
+            hint="fetch the config.json of the model that is meant",
+        ) from error
+
+
 def _made(made_by: Any, settings: Config) -> Any:
-    return made_by(made_by.config_class.from_dict(dict(settings)))
+    return made_by(made_by.config_class.from_dict(deepcopy(dict(settings))))
 
 
 def _parameters(made_by: Any, settings: Config) -> int:
@@ -69,7 +100,7 @@ def _parameters(made_by: Any, settings: Config) -> int:
 
 def _shortened(made_by: Any, settings: Config) -> tuple[Config, int | None]:
     """The settings of the same model with few blocks, and how many it has; None where it has no more."""
-    given = made_by.config_class.from_dict(dict(settings)).to_dict()
+    given = made_by.config_class.from_dict(deepcopy(dict(settings))).to_dict()
     size = _parameters(made_by, settings)
     for key, depth in given.items():
         if not counts_blocks(key, depth) or depth <= BLOCKS:

@@ -9,6 +9,7 @@ from typing import Any
 
 from transfusion.errors import VerificationError
 from transfusion.proposal.attention import Attention, heads_in
+from transfusion.proposal.counts import Count, Term
 from transfusion.proposal.parts import Kind, Part, Slot
 from transfusion.proposal.survey import Survey
 from transfusion.tables import Axis, fixed
@@ -41,8 +42,8 @@ class Labels:
         self.items: dict[Slot, str] = {}
         self.axes: dict[str, Axis] = {}
         self.outer: dict[str, Axis] = {}
-        self.sizes: dict[str, str] = {}
-        """Sizes that no shape tells, as expressions of the configuration."""
+        self.sizes: dict[str, Count] = {}
+        """Sizes that no shape tells."""
         stream = found.stream
         self.outputs = {name: self.point(point, None) for name, point in stream.outputs.items()}
         """Outputs of the model that lie on an axis which may move."""
@@ -100,12 +101,12 @@ class Labels:
                 )
         heads, groups = attention.heads.heads, attention.heads.groups
         if "rot" in attention.sizes:
-            self.sizes["rot" + suffix] = str(attention.sizes["rot"])
+            self.sizes["rot" + suffix] = Count(attention.sizes["rot"])
         if "head" in attention.sizes:
-            self.sizes["head" + suffix] = self._key(heads)
+            self.sizes["head" + suffix] = Count(self._term(heads))
         else:
-            self.sizes["group" + suffix] = self._key(groups)
-            self.sizes["rep" + suffix] = f"{self._key(heads)} // {self._key(groups)}"
+            self.sizes["group" + suffix] = Count(self._term(groups))
+            self.sizes["rep" + suffix] = Count(self._term(heads), self._term(groups))
 
     def _name_inner(self) -> None:
         seen: dict[int | None, int] = defaultdict(int)
@@ -180,16 +181,14 @@ class Labels:
         """The same, with ``{}`` for the number of the block."""
         return self.short(self.blocks.pattern(name))
 
-    def _key(self, count: int) -> str:
+    def _term(self, count: int) -> Term:
         """A head count as the configuration gives it; a number where it does not."""
-        keys = [key for key, value in heads_in(self.config).items() if value == count]
-        return f'config["{keys[0]}"]' if keys else str(count)
+        return next((key for key, value in heads_in(self.config).items() if value == count), count)
 
-    def depth_key(self) -> str:
+    def depth_count(self) -> Count:
         """The number of blocks, as the configuration gives it; a number where it does not."""
         keys = (k for k, value in self.config.items() if counts_blocks(k, value) and value == self.depth)
-        key = next(keys, None)
-        return f'config["{key}"]' if key else str(self.depth)
+        return Count(next(keys, self.depth))
 
 
 def counts_blocks(key: str, value: object) -> bool:

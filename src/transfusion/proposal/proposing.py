@@ -1,10 +1,9 @@
-"""Proposing: from a live module to a certified draft. What is certified is the text, run as a file is."""
+"""Proposing: from a live module to a certified draft, whose text is written and never run here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,9 @@ from torch import Tensor, nn
 from transfusion.certification import Certificate, certify, free_axes
 from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
 from transfusion.live import Live
+from transfusion.proposal.declaring import declare
 from transfusion.proposal.drafting import draft
+from transfusion.proposal.families import family_of
 from transfusion.proposal.laboratory import Laboratory, drawn
 from transfusion.proposal.survey import survey
 from transfusion.proposal.writing import write
@@ -72,20 +73,12 @@ def propose(module: nn.Module, config: Config, family_name: str, inputs: Mapping
         base = f"{getattr(module, 'base_model_prefix', '')}."
         prefix = base if base != "." and any(name.startswith(base) for name in lab.parameters) else ""
         drafted = draft(survey(lab, config), config, prefix)
-        text = write(drafted, family_name, type(module).__name__, library, config, inputs)
-        family = _run(text, family_name)
+        said = declare(drafted, family_name, type(module).__name__, library, config, inputs)
+        family = family_of(drafted, said)
         live = _bound(lab.module, family, config, inputs)
         certificate = _certificate(live)
     table = family.table(config, frozenset(live.architecture.tensors))
-    return Proposal(family, table, text, certificate, tuple(drafted.lost), inputs)
-
-
-def _run(text: str, name: str) -> Family:
-    """The family that the text of a draft defines."""
-    space: dict[str, Any] = {"__name__": name}
-    exec(compile(text, f"<draft of {name}>", "exec"), space)
-    family: Family = space["FAMILIES"][0]
-    return family
+    return Proposal(family, table, write(drafted, said), certificate, tuple(drafted.lost), inputs)
 
 
 def _bound(module: nn.Module, family: Family, config: Config, inputs: Mapping[str, Tensor]) -> Live:

@@ -1,47 +1,51 @@
-"""Writing: a draft as a file of Python that ``--architecture`` takes."""
+"""Writing: a draft as a file of Python that ``--architecture`` takes, and that defines what `families` makes.
+
+Names have been checked by `declaring`; values are written by `literal` and nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from torch import Tensor
-
-from transfusion.architectures import HARMLESS
+from transfusion.proposal.counts import Count, Term
+from transfusion.proposal.declaring import Declaration, Probe
 from transfusion.proposal.drafting import Draft
+from transfusion.proposal.families import STACK, rows_of
 from transfusion.tables import Axis, Group
 
-PROBES = {"pixel_values": "image", "input_ids": "tokens", "token_type_ids": "tokens"}
-"""Inputs that `live.probes` knows how to make, and the kinds that it knows them by."""
 
-
-def write(
-    draft: Draft,
-    name: str,
-    class_name: str,
-    library: str,
-    config: Mapping[str, Any],
-    inputs: Mapping[str, Tensor],
-) -> str:
+def write(draft: Draft, said: Declaration) -> str:
     """The whole file."""
-    known = library == "transformers" and set(inputs) <= set(PROBES)
     sections = [
-        _head(draft, name, class_name),
-        _imports(draft, known, library),
-        _text("ROWS", _columns(draft.rows)),
-        _text("HEADS", _columns(draft.heads)) if draft.heads else "",
-        _text("SHORTCUTS", _columns(draft.shortcuts)),
+        _head(draft, said),
+        _imports(draft, said),
+        _text("ROWS", draft.rows),
+        _text("HEADS", draft.heads) if draft.heads else "",
+        _text("SHORTCUTS", draft.shortcuts),
         _declarations("AXES", draft.axes),
         _declarations("OUTER_AXES", draft.outer_axes) if draft.outer_axes else "",
         _table(draft),
-        "" if known else _probes(inputs),
-        _family(draft, name, library, config, sorted({PROBES[key] for key in inputs}) if known else None),
+        _probes(said.probes) if said.kinds is None else "",
+        _family(said),
     ]
     return "\n".join(section.rstrip("\n") + "\n" for section in sections if section)
 
 
-def _head(draft: Draft, name: str, class_name: str) -> str:
-    lines = [f'"""{name}, as in {class_name}: a draft, made by trials on a live model.', ""]
+def literal(value: object) -> str:
+    """A value as Python writes it, with double quotes where the text itself has no quotes."""
+    if isinstance(value, tuple):
+        inside = ", ".join(map(literal, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    text = repr(value)
+    return f'"{text[1:-1]}"' if isinstance(value, str) and text[0] == "'" and '"' not in text else text
+
+
+def _head(draft: Draft, said: Declaration) -> str:
+    lines = [f'"""{said.name}, as in {said.class_name}: a draft, made by trials on a live model.', ""]
     lines += [
         "The names are those of the module's parameters in memory; a checkpoint may call them otherwise,"
     ]
@@ -51,27 +55,19 @@ def _head(draft: Draft, name: str, class_name: str) -> str:
     return "\n".join([*lines, '"""'])
 
 
-def _imports(draft: Draft, known: bool, library: str) -> str:
+def _imports(draft: Draft, said: Declaration) -> str:
     lines = ["from __future__ import annotations", ""]
-    if not known:
+    if said.kinds is None:
         lines += ["import torch", "from torch import Tensor", ""]
-    if library == "transformers":
+    if said.of_library:
         lines += ["from transfusion.architectures import HARMLESS"]
     fixed = any(axis.group is Group.FIXED for axis in (*draft.axes, *draft.outer_axes))
     names = ["Axis", "Config", "Family", "Stack", "Table", *(["fixed"] if fixed else [])]
     return "\n".join([*lines, f"from transfusion.tables import {', '.join(names)}"])
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    rows = list(rows)
-    if not rows:
-        return []
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["   ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _text(name: str, lines: list[str]) -> str:
-    return "\n".join([f'{name} = """', *lines, '"""'])
+def _text(name: str, rows: Iterable[tuple[str, ...]]) -> str:
+    return f'{name} = """{rows_of(rows)}"""'
 
 
 def _declarations(name: str, axes: list[Axis]) -> str:
@@ -79,81 +75,72 @@ def _declarations(name: str, axes: list[Axis]) -> str:
 
 
 def _declaration(axis: Axis) -> str:
+    usual = "model" if axis.group is Group.FIXED else "layer"
+    named = {"within": axis.within, "scope": axis.scope if axis.scope != usual else None, "twin": axis.twin}
+    words = [f"{name}={literal(value)}" for name, value in named.items() if value]
     if axis.group is Group.FIXED:
-        scope = "" if axis.scope == "model" else f', scope="{axis.scope}"'
-        return f'fixed("{axis.name}", "{axis.why}"{scope})'
-    words = [f'"{axis.name}"']
-    words += [f'within="{axis.within}"'] if axis.within else []
-    words += [f'scope="{axis.scope}"'] if axis.scope != "layer" else []
-    words += [f'twin="{axis.twin}"'] if axis.twin else []
-    return f"Axis({', '.join(words)})"
+        return f"fixed({', '.join([literal(axis.name), literal(axis.why), *words])})"
+    return f"Axis({', '.join([literal(axis.name), *words])})"
 
 
 def _table(draft: Draft) -> str:
-    sizes = [f'"{axis}": {size}' for axis, size in draft.sizes.items()]
-    points = ", ".join(f'"{point}"' for point in draft.points) + ("," if len(draft.points) == 1 else "")
     lines = ["", "def table(config: Config, names: frozenset[str]) -> Table:"]
-    lines += ["    sizes = {", *(f"        {size}," for size in sizes), "    }"]
-    lines += [f'    stack = Stack("layer", {draft.depth}, ROWS, AXES, sizes, SHORTCUTS, points=({points}))']
+    sizes = (f"        {literal(axis)}: {_count(size)}," for axis, size in draft.sizes.items())
+    lines += ["    sizes = {", *sizes, "    }"]
+    about = f"{literal(STACK)}, {_count(draft.depth)}, ROWS, AXES, sizes, SHORTCUTS"
+    lines += [f"    stack = Stack({about}, points={literal(draft.points)})"]
     lines += ["    return Table(", "        stacks=(stack,),"]
     if draft.outer_axes:
         lines += ["        axes=OUTER_AXES,"]
     if draft.heads:
         lines += ["        heads=HEADS,"]
     if draft.buffers:
-        lines += [f'        buffers="{" ".join(draft.buffers)}",']
+        lines += [f"        buffers={literal(' '.join(draft.buffers))},"]
     if draft.unified:
-        lines += [f"        unified={_literal(tuple(draft.unified))},"]
+        lines += [f"        unified={literal(tuple(draft.unified))},"]
     if draft.ties:
-        lines += [f"        ties={_literal(draft.ties)},"]
+        lines += [f"        ties={literal(draft.ties)},"]
     if draft.outputs:
-        lines += [f"        outputs={_literal(draft.outputs)},"]
+        lines += [f"        outputs={literal(draft.outputs)},"]
     return "\n".join([*lines, "    )"])
 
 
-def _probes(inputs: Mapping[str, Tensor]) -> str:
+def _count(count: Count) -> str:
+    return _term(count.of) if count.per is None else f"{_term(count.of)} // {_term(count.per)}"
+
+
+def _term(term: Term) -> str:
+    return f"config[{literal(term)}]" if isinstance(term, str) else literal(term)
+
+
+def _probes(probes: Mapping[str, Probe]) -> str:
     lines = ["", "def probes(config: Config) -> dict[str, Tensor]:"]
     lines += ["    generator = torch.Generator().manual_seed(0)", "    return {"]
-    for name, value in inputs.items():
-        shape = tuple(value.shape)
-        if value.is_floating_point():
+    for name, probe in probes.items():
+        shape = literal(probe.shape)
+        if probe.below is None:
             made = f"torch.randn({shape}, generator=generator, dtype=torch.float64)"
         else:
-            made = f"torch.randint(0, {int(value.max()) + 1}, {shape}, generator=generator)"
-        lines += [f'        "{name}": {made},']
+            made = f"torch.randint(0, {literal(probe.below)}, {shape}, generator=generator)"
+        lines += [f"        {literal(name)}: {made},"]
     return "\n".join([*lines, "    }"])
 
 
-def _family(draft: Draft, name: str, library: str, config: Mapping[str, Any], kinds: list[str] | None) -> str:
-    of_library = library == "transformers"
-    own = sorted(set(config) - (HARMLESS if of_library else frozenset()) - {"model_type"})
-    required = {key: (config[key],) for key in own if _must_stay(key, config[key], draft)}
-    if draft.ties and "tie_word_embeddings" in config:
-        required["tie_word_embeddings"] = (config["tie_word_embeddings"],)
-    keys = own if of_library else sorted({*config, "model_type"})
+def _family(said: Declaration) -> str:
     lines = ["", "FAMILIES = (", "    Family("]
-    lines += [f'        name="{name}",', f'        library="{library}",', "        table=table,"]
-    lines += [f"        model_types={_literal((config.get('model_type', name),))},"]
-    lines += [f"        inputs={_literal(tuple(kinds))}," if kinds is not None else "        probes=probes,"]
-    if draft.prefix:
-        lines += [f"        prefixes={_literal((draft.prefix,))},"]
-    lines += [f"        known_keys={'HARMLESS' if of_library else 'frozenset()'}"]
-    lines += [f"        | {{{line}}}" for line in _wrapped(_literal(key) for key in keys)]
+    lines += [f"        name={literal(said.name)},", f"        library={literal(said.library)},"]
+    lines += ["        table=table,", f"        model_types={literal(said.model_types)},"]
+    lines += ["        probes=probes," if said.kinds is None else f"        inputs={literal(said.kinds)},"]
+    if said.prefixes:
+        lines += [f"        prefixes={literal(said.prefixes)},"]
+    lines += [f"        known_keys={'HARMLESS' if said.of_library else 'frozenset()'}"]
+    lines += [f"        | {{{line}}}" for line in _wrapped(map(literal, said.keys))]
     lines[-1] += ","
-    if required:
+    if said.required:
         lines += ["        required={"]
-        lines += [f"            {_literal(key)}: {_literal(value)}," for key, value in required.items()]
+        lines += [f"            {literal(key)}: {literal(value)}," for key, value in said.required.items()]
         lines += ["        },"]
     return "\n".join([*lines, "    ),", ")"])
-
-
-def _must_stay(key: str, value: object, draft: Draft) -> bool:
-    """Whether a setting may decide what a model computes, rather than how large it is."""
-    if isinstance(value, list):
-        return False
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value not in draft.extents or "rot" in key or str(value) == draft.sizes.get("rot")
-    return True
 
 
 def _wrapped(words: Iterable[str], width: int = 90) -> list[str]:
@@ -164,17 +151,3 @@ def _wrapped(words: Iterable[str], width: int = 90) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def _literal(value: object) -> str:
-    """A value as Python writes it, with double quotes."""
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, tuple):
-        inside = ", ".join(map(_literal, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
-    return repr(value)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import CASES, Case, transformers_model
+from families import CASES
+from transfusion.architectures import timm_vit
 from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.model import Model, differing_settings
 
@@ -22,62 +22,30 @@ def test_a_configuration_tells_the_family(case, made):
     assert 'says model_type "' in model.why or 'says architecture "' in model.why
 
 
-def with_heads_of_64(name: str, family: str, model: str, config: str, **settings: object) -> Case:
-    return Case(name, partial(transformers_model, model, config, **settings), family)
-
-
-SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
-WITHOUT_CONFIG = (
-    with_heads_of_64("vit", "vit", "ViTForImageClassification", "ViTConfig", **SIZES, image_size=8, patch_size=4),
-    with_heads_of_64("deit", "deit", "DeiTModel", "DeiTConfig", **SIZES, image_size=8, patch_size=4),
-    with_heads_of_64("beit", "beit", "BeitModel", "BeitConfig", **SIZES, image_size=8, patch_size=4),
-    with_heads_of_64("dinov2", "dinov2", "Dinov2Model", "Dinov2Config", hidden_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4),
-    with_heads_of_64("dinov3", "dinov3", "DINOv3ViTModel", "DINOv3ViTConfig", **SIZES, image_size=8, patch_size=4),
-    with_heads_of_64("bert", "bert", "BertForMaskedLM", "BertConfig", **SIZES, vocab_size=31),
-    with_heads_of_64("gpt2", "gpt2", "GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=2, n_head=2, vocab_size=31, bos_token_id=1, eos_token_id=1),
-    with_heads_of_64("clip-text", "clip-text", "CLIPTextModel", "CLIPTextConfig", **SIZES, vocab_size=31, bos_token_id=1, eos_token_id=2),
-    with_heads_of_64("clip", "clip", "CLIPModel", "CLIPConfig", vision_config=SIZES | {"image_size": 8, "patch_size": 4}, text_config=SIZES | {"vocab_size": 31}),
-    with_heads_of_64("clip-vision", "clip-vision", "CLIPVisionModel", "CLIPVisionConfig", **SIZES, image_size=8, patch_size=4),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WITHOUT_CONFIG, ids=lambda case: case.name)
-def test_names_and_shapes_tell_the_family_too_and_the_assumption_is_stated(case, tmp_path):
-    folder = case.save(tmp_path / "model", 1)
-    known = Model.open(folder)
-    alone = Model.open((folder / "model.safetensors").rename(tmp_path / "alone.safetensors"))
-    assert alone.family.name == case.family
-    assert "no config.json, so assuming heads of 64 units" in alone.why
-    assert alone.architecture.tensors == known.architecture.tensors
-    assert alone.architecture.spaces == known.architecture.spaces
-
-
-PUBLISHED = SIZES | {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 1}
-SWIN = {"embed_dim": 12, "depths": [2, 1], "num_heads": [2, 3], "window_size": 3, "image_size": 24}
-
-
-@pytest.mark.parametrize(
-    ("family", "model", "settings"),
-    [
-        ("siglip", "Siglip", {"vision_config": {**PUBLISHED, "image_size": 8, "patch_size": 4}, "text_config": {**PUBLISHED, "vocab_size": 31}}),
-        ("siglip2", "Siglip2", {"vision_config": {**PUBLISHED, "num_patches": 4}, "text_config": {**PUBLISHED, "vocab_size": 31}}),
-        ("swin", "Swin", SWIN),
-        ("swinv2", "Swinv2", SWIN),
-    ],
-)  # fmt: skip
-def test_shapes_tell_enough_where_heads_are_not_of_64(family, model, settings, tmp_path):
-    folder = tmp_path / "model"
-    transformers_model(f"{model}Model", f"{model}Config", **settings).save_pretrained(folder)
-    known = Model.open(folder)
-    alone = Model.open((folder / "model.safetensors").rename(tmp_path / "alone.safetensors"))
-    assert alone.family.name == family
-    assert alone.architecture.spaces == known.architecture.spaces
+@pytest.mark.parametrize("case", CASES)
+def test_without_a_configuration_nothing_is_guessed(case, made, tmp_path):
+    """Shapes rarely tell how many heads there are: then the configuration is asked for."""
+    known = Model.open(made(case))
+    (file,) = known.checkpoint.files
+    weights = tmp_path / f"alone{file.suffix}"
+    weights.write_bytes(file.read_bytes())
+    if known.family.from_shapes is None:
+        with pytest.raises(ArchitectureError, match="no configuration, and") as caught:
+            Model.open(weights)
+        assert "--config" in str(caught.value.hint)
+    elif case.endswith("-untied"):
+        with pytest.raises(ArchitectureError, match="their values differ"):
+            Model.open(weights)
+    else:
+        alone = Model.open(weights)
+        assert alone.why == "the tensors' names and shapes; there is no config.json"
+        assert alone.architecture.spaces == known.architecture.spaces
 
 
 def test_what_shapes_cannot_tell_about_a_timm_model_is_refused(made, tmp_path):
     weights = tmp_path / "alone.safetensors"
     weights.write_bytes((made("timm-vit") / "model.safetensors").read_bytes())
-    with pytest.raises(ArchitectureError, match=r"the number of attention heads \(width 24\) cannot be told"):
+    with pytest.raises(ArchitectureError, match="the number of attention heads cannot be told"):
         Model.open(weights)
     config = json.loads((made("timm-vit") / "config.json").read_text())
     (tmp_path / "rotary.json").write_text(json.dumps(config | {"architecture": "vit_pe_spatial_tiny"}))
@@ -85,16 +53,40 @@ def test_what_shapes_cannot_tell_about_a_timm_model_is_refused(made, tmp_path):
         Model.open(weights, config=tmp_path / "rotary.json")
 
 
-def test_open_clip_weights_without_a_configuration(tmp_path):
-    import open_clip
+@pytest.mark.parametrize(
+    ("about", "width"),
+    [
+        ({"architecture": "vit_base_patch16_224"}, 384),
+        ({"architecture": "vit_base_patch16_224", "model_args": {"embed_dim": 896}}, 896),
+        ({"architecture": "vit_of_tomorrow"}, 768),
+    ],
+)
+def test_a_timm_model_whose_heads_neither_name_nor_arguments_tell_is_refused(about, width):
+    shapes = {"blocks.0.norm1.weight": (width,), "blocks.0.mlp.fc1.weight": (4, width), "blocks.0.mlp.fc2.weight": (width, 4)}  # fmt: skip
+    with pytest.raises(
+        ArchitectureError, match=f"{about['architecture']} of width {width}: neither its name"
+    ):
+        timm_vit.complete(about, shapes)
+    told = {**about, "model_args": {**about.get("model_args", {}), "num_heads": 4}}
+    assert timm_vit.complete(told, shapes)["num_heads"] == 4
 
-    towers = {"vision_cfg": {"layers": 2, "width": 128, "patch_size": 4, "image_size": 8}}
-    text = {"context_length": 9, "vocab_size": 31, "width": 64, "heads": 1, "layers": 2}
-    model = open_clip.CLIP(embed_dim=11, **towers, text_cfg=text)
-    torch.save(model.state_dict(), tmp_path / "clip.pt")
-    found = Model.open(tmp_path / "clip.pt")
-    assert found.family.name == "open_clip"
-    assert found.architecture.sizes["vision.0.head"] == 2
+
+@pytest.mark.parametrize(
+    ("name", "width", "heads"),
+    [
+        ("vit_tiny_patch16_224", 192, 3),
+        ("vit_base_patch16_224", 768, 12),
+        ("vit_base_patch16_gap_224", 768, 16),
+        ("vit_base_patch16_plus_240", 896, 14),
+        ("deit3_huge_patch14_224", 1280, 16),
+        ("vit_giant_patch14_dinov2", 1536, 24),
+        ("vit_giantopt_patch16_siglip_256", 1536, 16),
+    ],
+)
+def test_timm_names_tell_the_number_of_heads(name, width, heads):
+    """As `timm.create_model(name)` has them."""
+    shapes = {"blocks.0.norm1.weight": (width,), "blocks.0.mlp.fc1.weight": (4, width), "blocks.0.mlp.fc2.weight": (width, 4)}  # fmt: skip
+    assert timm_vit.complete({"architecture": name}, shapes)["num_heads"] == heads
 
 
 def test_a_timm_architecture_without_a_table_is_refused_by_its_name(made):
@@ -114,34 +106,6 @@ def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
     assert "--config" in str(caught.value.hint)
     given = Model.open(weights, config=made("llama") / "config.json")
     assert given.digest == Model.open(made("llama")).digest
-
-
-def test_odd_widths_without_a_configuration_are_refused(made, tmp_path):
-    weights = tmp_path / "alone.safetensors"
-    weights.write_bytes((made("vit") / "model.safetensors").read_bytes())
-    with pytest.raises(ArchitectureError, match=r"\(width 24\) cannot be told from the shapes"):
-        Model.open(weights)
-
-
-def test_the_largest_vision_towers_have_larger_heads(tmp_path):
-    """ViT-H has 16 heads of 80 units; 1280 / 64 would be 20."""
-    huge = {"hidden_size": 1280, "num_hidden_layers": 1, "num_attention_heads": 16, "intermediate_size": 96}
-    case = with_heads_of_64("vit", "vit", "ViTModel", "ViTConfig", **huge, image_size=8, patch_size=4)
-    folder = case.save(tmp_path / "model", 1)
-    alone = Model.open((folder / "model.safetensors").rename(tmp_path / "alone.safetensors"))
-    assert alone.architecture.sizes["layer.0.head"] == 16
-    assert "assuming 16 heads, as in the published models of this width" in alone.why
-
-
-def test_a_width_at_which_published_encoders_differ_needs_its_configuration(tmp_path):
-    """MiniLM has 12 heads at a width of 384, others have 6."""
-    mini = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 96}
-    case = with_heads_of_64("bert", "bert", "BertModel", "BertConfig", **mini, vocab_size=31)
-    weights = (case.save(tmp_path / "model", 1) / "model.safetensors").rename(tmp_path / "alone.safetensors")
-    with pytest.raises(
-        ArchitectureError, match=r"the number of attention heads \(width 384\) cannot be told"
-    ):
-        Model.open(weights)
 
 
 def test_unknown_names_without_a_configuration_are_refused(tmp_path):

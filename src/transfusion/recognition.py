@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,7 +21,8 @@ def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
         return _by_names(checkpoint)
     config = checkpoint.config
     family, why = told_family(checkpoint)
-    return family, family.complete(config, _shapes(checkpoint, family)), why
+    with _odd_tensors(checkpoint.label, family):
+        return family, family.complete(config, _shapes(checkpoint, family)), why
 
 
 def told_family(checkpoint: Checkpoint) -> tuple[Family, str]:
@@ -63,7 +65,7 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     for family in families():
         shapes = _shapes(checkpoint, family)
         named = family.signature and all(name in shapes for name in family.signature)
-        if named and family.fits(shapes):
+        if named and _fits(family, shapes):
             found.append((family, shapes))
     found = [
         one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)
@@ -78,26 +80,47 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
             hint=NO_CONFIG,
         )
     family, shapes = found[0]
-    if family.guess is None:
+    if family.from_shapes is None:
         raise ArchitectureError(
             f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
             " the number of attention heads cannot be told from the shapes",
             hint=NO_CONFIG,
         )
-    config, assumption = family.guess(shapes)
-    return family, config, f"the tensors' names; no config.json, so assuming {assumption}"
+    with _odd_tensors(checkpoint.label, family):
+        return family, family.from_shapes(shapes), "the tensors' names and shapes; there is no config.json"
+
+
+def _fits(family: Family, shapes: Shapes) -> bool:
+    try:
+        with _odd_tensors(family.name, family):
+            return family.fits(shapes)
+    except ArchitectureError:
+        return False
 
 
 def _knows_all(family: Family, shapes: Shapes) -> bool:
     """Whether a family's table, with what the shapes tell, describes every one of these tensors."""
-    if family.guess is None:
+    if family.from_shapes is None:
         return False
     try:
-        config, _ = family.guess(shapes)
-        bind(family.table(config, frozenset(shapes)), shapes, family.name)
+        with _odd_tensors(family.name, family):
+            table = family.table(family.from_shapes(shapes), frozenset(shapes))
+        bind(table, shapes, family.name)
     except (ArchitectureError, LayoutError):
         return False
     return True
+
+
+@contextmanager
+def _odd_tensors(label: str, family: Family) -> Iterator[None]:
+    """What a family reads off the shapes may be absent, or have fewer dimensions than it should."""
+    try:
+        yield
+    except (KeyError, IndexError, ValueError) as error:
+        raise ArchitectureError(
+            f"{label}: the tensors do not have the names and shapes of a {family.name} ({error})",
+            hint="is this the right file? the download may be incomplete",
+        ) from error
 
 
 def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:

@@ -118,9 +118,9 @@ class Family:
     signature: tuple[str, ...] = ()
     """Tensors that together give the family away when there is no configuration; the longest of several
     signatures counts. Empty: the family is only known by its configuration."""
-    guess: Callable[[Shapes], tuple[dict[str, Any], str]] | None = None
-    """A configuration read off the shapes, and the assumption that it rests on; None where the shapes
-    leave something open, such as the number of heads."""
+    from_shapes: Callable[[Shapes], dict[str, Any]] | None = None
+    """A configuration read off the shapes; None where they leave anything open, such as the number of
+    heads: what cannot be known is asked for."""
     fits: Callable[[Shapes], bool] = lambda shapes: True
     """Whether the shapes speak for the family too, where another one has the same names."""
     complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config

@@ -165,26 +165,15 @@ def both_ends_below(prefix: str, shortcuts: str) -> str:
 
 def depth(names: Iterable[str], pattern: str) -> int:
     """How many blocks the names count, for a pattern like ``encoder.layer.{}.``."""
-    regex = re.compile(re.escape(pattern).replace(r"\{\}", r"(\d+)"))
+    regex = re.compile(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"))
     found = [int(match.group(1)) for name in names if (match := regex.match(name))]
     return max(found, default=-1) + 1
 
 
-def heads_of_64(width: int, shapes_of: str) -> tuple[int, str]:
-    """A head count for a width, by the convention of the published models, and a note on it."""
-    if width % 64:
-        raise needs_config(shapes_of, f"the number of attention heads (width {width})")
-    return width // 64, "heads of 64 units, as in the published models"
-
-
-def heads_in_vision(width: int, shapes_of: str) -> tuple[int, str]:
-    """The same for a tower of images: the largest have 16 heads of 80, 88 or 104 units."""
-    if width in (1280, 1408, 1664):
-        return 16, "16 heads, as in the published models of this width"
-    return heads_of_64(width, shapes_of)
-
-
-NO_CONFIG = "put the model's config.json beside the weights, or give it with --config (config= in Python)"
+NO_CONFIG = (
+    "put the model's config.json (open_clip_config.json of an open_clip model) beside the weights, or give it"
+    " with --config (config= in Python)"
+)
 
 
 def needs_config(family: str, what: str) -> ArchitectureError:
@@ -201,14 +190,4 @@ def usual_sizes(config: Config) -> dict[str, int]:
         "x": config["hidden_size"],
         "head": config["num_attention_heads"],
         "ffn": config["intermediate_size"],
-    }
-
-
-def usual_config(layers: int, width: int, heads: int, ffn: int) -> dict[str, int]:
-    """The other way round: a configuration with these sizes."""
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
     }

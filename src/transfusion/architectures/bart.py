@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from transfusion.architectures._shared import (
     ATTENTION,
@@ -13,10 +12,8 @@ from transfusion.architectures._shared import (
     PLAIN,
     POSITION,
     VOCAB,
-    depth,
-    heads_of_64,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table
+from transfusion.tables import Axis, Config, Family, Stack, Table
 
 ENCODER = """
 {embeddings}
@@ -146,20 +143,6 @@ def table(config: Config, names: frozenset[str], *, before: bool = False, embedd
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    config: dict[str, Any] = {}
-    for name in ("encoder", "decoder"):
-        ffn, width = shapes[f"{name}.layers.0.fc1.weight"]
-        heads, note = heads_of_64(width, "bart")
-        config |= {
-            "d_model": width,
-            f"{name}_layers": depth(shapes, f"{name}.layers.{{}}."),
-            f"{name}_attention_heads": heads,
-            f"{name}_ffn_dim": ffn,
-        }
-    return config, note
-
-
 SIGNATURE = (
     "shared.weight",
     "encoder.layers.0.fc1.weight",
@@ -187,7 +170,6 @@ FAMILIES = (
         name="bart",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(*SIGNATURE, NORMED),
         fits=lambda shapes: LAST_NORM not in shapes,
         model_types=("bart",),
@@ -200,7 +182,6 @@ FAMILIES = (
         name="mbart",
         library="transformers",
         table=partial(table, before=True),
-        guess=guess,
         signature=(*SIGNATURE, NORMED, LAST_NORM),
         model_types=("mbart",),
         inputs=("tokens",),
@@ -212,7 +193,6 @@ FAMILIES = (
         name="marian",
         library="transformers",
         table=partial(table, embeddings=COMPUTED),
-        guess=guess,
         signature=SIGNATURE,
         fits=lambda shapes: NORMED not in shapes and LAST_NORM not in shapes,
         model_types=("marian",),

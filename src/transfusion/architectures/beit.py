@@ -79,7 +79,6 @@ FAMILIES = (
         name="beit",
         library="transformers",
         table=table,
-        guess=vit.guess,
         signature=(
             "embeddings.cls_token",
             "encoder.layer.0.lambda_1",

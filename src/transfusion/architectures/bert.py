@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -11,10 +9,6 @@ from transfusion.architectures._shared import (
     PLAIN,
     POSITION,
     VOCAB,
-    depth,
-    heads_of_64,
-    needs_config,
-    usual_config,
     usual_sizes,
 )
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
@@ -102,14 +96,6 @@ def with_heads(stack: Stack, config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
-    if width == 384:  # MiniLM has 12 heads of 32 units, others have 6 of 64
-        raise needs_config("this encoder", f"the number of attention heads (width {width})")
-    heads, note = heads_of_64(width, "this encoder")
-    return usual_config(depth(shapes, "encoder.layer.{}."), width, heads, ffn), note
-
-
 def segments(shapes: Shapes) -> int:
     """How many kinds of segments there are: two in BERT and ELECTRA, one in RoBERTa."""
     return shapes["embeddings.token_type_embeddings.weight"][0]
@@ -139,7 +125,6 @@ FAMILIES = (
         name="bert",
         library="transformers",
         table=table,
-        guess=guess,
         signature=SIGNATURE,
         fits=lambda shapes: segments(shapes) > 1 and not narrow(shapes),
         model_types=("bert",),

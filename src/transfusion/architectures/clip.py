@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -14,13 +12,9 @@ from transfusion.architectures._shared import (
     VOCAB,
     below,
     both_ends_below,
-    depth,
-    heads_in_vision,
-    heads_of_64,
-    usual_config,
     usual_sizes,
 )
-from transfusion.tables import Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import Config, Family, Stack, Table, fixed
 
 BLOCKS = """
 encoder.layers.{}.layer_norm1.*          x
@@ -136,19 +130,6 @@ def text_alone(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess_tower(shapes: Shapes, prefix: str = "") -> tuple[dict[str, Any], str]:
-    ffn, width = shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"]
-    sees = f"{prefix}embeddings.class_embedding" in shapes
-    heads, note = (heads_in_vision if sees else heads_of_64)(width, "clip")
-    return usual_config(depth(shapes, prefix + "encoder.layers.{}."), width, heads, ffn), note
-
-
-def guess_both(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    vision, note = guess_tower(shapes, "vision_model.")
-    text, _ = guess_tower(shapes, "text_model.")
-    return {"vision_config": vision, "text_config": text}, note
-
-
 KNOWN = (
     HARMLESS
     | {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
@@ -162,7 +143,6 @@ FAMILIES = (
         name="clip",
         library="transformers",
         table=both_towers,
-        guess=guess_both,
         signature=(
             "vision_model.embeddings.class_embedding",
             "text_model.embeddings.token_embedding.weight",
@@ -178,7 +158,6 @@ FAMILIES = (
         name="clip-vision",
         library="transformers",
         table=vision_alone,
-        guess=guess_tower,
         signature=("embeddings.class_embedding", "encoder.layers.0.self_attn.q_proj.weight"),
         model_types=("clip_vision_model",),
         inputs=("image",),
@@ -190,7 +169,6 @@ FAMILIES = (
         name="clip-text",
         library="transformers",
         table=text_alone,
-        guess=guess_tower,
         signature=("embeddings.token_embedding.weight", "encoder.layers.0.self_attn.q_proj.weight"),
         model_types=("clip_text_model",),
         inputs=("tokens",),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures import bert
 from transfusion.architectures._shared import (
     ATTENTION,
@@ -11,11 +9,9 @@ from transfusion.architectures._shared import (
     LABEL,
     POSITION,
     VOCAB,
-    depth,
-    heads_of_64,
     usual_sizes,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 ROWS = """
 embeddings.word_embeddings.weight                   vocab -> {word}
@@ -104,26 +100,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
-    heads, note = heads_of_64(width, "deberta")
-    return {
-        "num_hidden_layers": depth(shapes, "encoder.layer.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-        "embedding_size": shapes["embeddings.word_embeddings.weight"][1],
-        "relative_attention": "encoder.rel_embeddings.weight" in shapes,
-        "share_att_key": not any(".pos_query_proj." in name or ".pos_key_proj." in name for name in shapes),
-    }, note
-
-
 FAMILIES = (
     Family(
         name="deberta",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.word_embeddings.weight",
             "encoder.layer.0.attention.self.query_proj.weight",

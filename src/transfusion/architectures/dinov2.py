@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     BACKBONE,
@@ -12,10 +10,8 @@ from transfusion.architectures._shared import (
     PATCH,
     PLAIN,
     POSITION,
-    depth,
-    heads_of_64,
 )
-from transfusion.tables import Config, Family, Shapes, Stack, Table
+from transfusion.tables import Config, Family, Stack, Table
 
 ROWS = """
 embeddings.cls_token                            _ _ x@first
@@ -79,22 +75,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    width = shapes["embeddings.cls_token"][-1]
-    heads, note = heads_of_64(width, "dinov2")
-    return {
-        "num_hidden_layers": depth(shapes, "encoder.layer.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-    }, note
-
-
 FAMILIES = (
     Family(
         name="dinov2",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.cls_token",
             "embeddings.position_embeddings",

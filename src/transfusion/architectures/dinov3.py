@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     BACKBONE,
     HARMLESS,
     PATCH,
     PLAIN,
-    depth,
-    heads_of_64,
-    needs_config,
-    usual_config,
     usual_sizes,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, rotary
+from transfusion.tables import Axis, Config, Family, Stack, Table, rotary
 
 ROWS = """
 embeddings.cls_token            _ _ x@first
@@ -66,20 +60,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["layer.0.mlp.up_proj.weight"]
-    if width > 2048:
-        raise needs_config("dinov3", f"the number of attention heads (width {width})")
-    heads, note = heads_of_64(width, "dinov3")
-    return usual_config(depth(shapes, "layer.{}."), width, heads, ffn), note
-
-
 FAMILIES = (
     Family(
         name="dinov3",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.register_tokens",
             "embeddings.patch_embeddings.weight",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -11,10 +9,8 @@ from transfusion.architectures._shared import (
     PLAIN,
     POSITION,
     VOCAB,
-    depth,
-    heads_of_64,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table
+from transfusion.tables import Axis, Config, Family, Stack, Table
 
 ROWS = """
 embeddings.word_embeddings.weight          vocab -> x@first
@@ -69,19 +65,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["transformer.layer.0.ffn.lin1.weight"]
-    heads, note = heads_of_64(width, "distilbert")
-    layers = depth(shapes, "transformer.layer.{}.")
-    return {"n_layers": layers, "dim": width, "n_heads": heads, "hidden_dim": ffn}, note
-
-
 FAMILIES = (
     Family(
         name="distilbert",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.word_embeddings.weight",
             "transformer.layer.0.attention.q_lin.weight",

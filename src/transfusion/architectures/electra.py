@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures import bert
 from transfusion.architectures._shared import HARMLESS, LABEL, VOCAB
-from transfusion.tables import Axis, Config, Family, Shapes, Table
+from transfusion.tables import Axis, Config, Family, Table
 
 NARROW = f"""
 {bert.EMBEDDINGS.strip().replace("x@first", "word")}
@@ -48,17 +46,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    config, note = bert.guess(shapes)
-    return {**config, "embedding_size": shapes["embeddings.word_embeddings.weight"][1]}, note
-
-
 FAMILIES = (
     Family(
         name="electra",
         library="transformers",
         table=table,
-        guess=guess,
         signature=bert.SIGNATURE,
         fits=lambda shapes: bert.segments(shapes) > 1 and "pooler.dense.weight" not in shapes,
         model_types=("electra",),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -11,10 +9,8 @@ from transfusion.architectures._shared import (
     PLAIN,
     POSITION,
     VOCAB,
-    depth,
-    heads_of_64,
 )
-from transfusion.tables import Config, Family, Shapes, Stack, Table
+from transfusion.tables import Config, Family, Stack, Table
 
 ROWS = """
 wte.weight           vocab -> x@first
@@ -64,18 +60,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    width = shapes["wte.weight"][1]
-    heads, note = heads_of_64(width, "gpt2")
-    return {"n_layer": depth(shapes, "h.{}."), "n_embd": width, "n_head": heads}, note
-
-
 FAMILIES = (
     Family(
         name="gpt2",
         library="transformers",
         table=table,
-        guess=guess,
         signature=("wte.weight", "wpe.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight"),
         model_types=("gpt2",),
         inputs=("tokens",),

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     HARMLESS,
     LABEL,
     PLAIN,
     VOCAB,
-    depth,
-    heads_of_64,
-    usual_config,
     usual_sizes,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, rotary
+from transfusion.tables import Axis, Config, Family, Stack, Table, rotary
 
 # The embeddings come normalised, so the first block has no norm of its own.
 ROWS = """
@@ -70,18 +65,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    width, ffn = shapes["layers.0.mlp.Wo.weight"]
-    heads, note = heads_of_64(width, "modernbert")
-    return usual_config(depth(shapes, "layers.{}."), width, heads, ffn), note
-
-
 FAMILIES = (
     Family(
         name="modernbert",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.tok_embeddings.weight",
             "layers.0.attn.Wqkv.weight",

@@ -43,14 +43,15 @@ def table(config: Config, names: frozenset[str]) -> Table:
     return roberta.with_heads(stack, config, names)
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The configuration: the table of relative positions has a column for every head."""
     ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
     return {
         "num_hidden_layers": depth(shapes, "encoder.layer.{}."),
         "hidden_size": width,
         "num_attention_heads": shapes["encoder.relative_attention_bias.weight"][1],
         "intermediate_size": ffn,
-    }, "as many heads as the table of relative positions has columns"
+    }
 
 
 FAMILIES = (
@@ -58,7 +59,7 @@ FAMILIES = (
         name="mpnet",
         library="transformers",
         table=table,
-        guess=guess,
+        from_shapes=from_shapes,
         signature=(
             "embeddings.word_embeddings.weight",
             "encoder.relative_attention_bias.weight",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures import bert
-from transfusion.architectures._shared import HARMLESS, depth, heads_of_64, usual_sizes
+from transfusion.architectures._shared import HARMLESS, usual_sizes
 from transfusion.architectures.modernbert import AXES
-from transfusion.tables import ANGLES, Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import ANGLES, Axis, Config, Family, Stack, Table, fixed
 
 ROWS = """
 embeddings.word_embeddings.weight         vocab -> x@first
@@ -51,23 +49,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     return bert.with_heads(stack, config, names)
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["encoder.layers.0.mlp.fc11.weight"]
-    heads, note = heads_of_64(width, "nomic_bert")
-    return {
-        "num_hidden_layers": depth(shapes, "encoder.layers.{}."),
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }, note
-
-
 FAMILIES = (
     Family(
         name="nomic_bert",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.word_embeddings.weight",
             "emb_ln.weight",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     PATCH,
@@ -11,12 +9,9 @@ from transfusion.architectures._shared import (
     VOCAB,
     below,
     both_ends_below,
-    depth,
-    heads_in_vision,
-    heads_of_64,
 )
 from transfusion.architectures.clip import JOINT
-from transfusion.tables import Config, Family, Shapes, Stack, Table
+from transfusion.tables import Config, Family, Stack, Table
 
 BLOCKS = """
 transformer.resblocks.{}.ln_1.*                x
@@ -85,28 +80,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    vision_width, text_width = shapes["visual.conv1.weight"][0], shapes["token_embedding.weight"][1]
-    heads, note = heads_in_vision(vision_width, "open_clip")
-    vision = {
-        "layers": depth(shapes, "visual.transformer.resblocks.{}."),
-        "width": vision_width,
-        "head_width": vision_width // heads,
-    }
-    text = {
-        "layers": depth(shapes, "transformer.resblocks.{}."),
-        "width": text_width,
-        "heads": heads_of_64(text_width, "open_clip")[0],
-    }
-    return {"model_cfg": {"vision_cfg": vision, "text_cfg": text}}, note
-
-
 FAMILIES = (
     Family(
         name="open_clip",
         library="open_clip",
         table=table,
-        guess=guess,
         signature=(
             "visual.conv1.weight",
             "visual.transformer.resblocks.0.attn.in_proj_weight",

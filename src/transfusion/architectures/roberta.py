@@ -52,7 +52,6 @@ FAMILIES = (
         name="roberta",
         library="transformers",
         table=table,
-        guess=bert.guess,
         signature=bert.SIGNATURE,
         fits=lambda shapes: bert.segments(shapes) == 1 and not bert.narrow(shapes),
         model_types=("roberta", "xlm-roberta", "camembert"),

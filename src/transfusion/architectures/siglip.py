@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from transfusion.architectures import clip
 from transfusion.architectures._shared import (
@@ -13,10 +12,8 @@ from transfusion.architectures._shared import (
     VOCAB,
     below,
     both_ends_below,
-    depth,
-    needs_config,
 )
-from transfusion.tables import Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import Config, Family, Stack, Table, fixed
 
 VISION = f"""
 embeddings.patch_embedding.*           x@first <- channel row column
@@ -57,9 +54,6 @@ logit_bias     _
 """
 
 PIXEL = fixed("pixel", "the pixels of a patch come in this order", scope="stack")
-
-PUBLISHED = {768: 12, 1024: 16, 1152: 16, 1536: 16}
-"""The number of heads of the published models, by width."""
 
 
 def vision(config: Config, names: frozenset[str], prefix: str = "", *, joint: bool) -> tuple[Stack, ...]:
@@ -123,42 +117,12 @@ def text_alone(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess_tower(shapes: Shapes, prefix: str = "") -> tuple[dict[str, Any], str]:
-    ffn, width = shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"]
-    if width not in PUBLISHED:
-        raise needs_config("siglip", f"the number of attention heads (width {width})")
-    return {
-        "num_hidden_layers": depth(shapes, prefix + "encoder.layers.{}."),
-        "hidden_size": width,
-        "num_attention_heads": PUBLISHED[width],
-        "intermediate_size": ffn,
-    }, f"{PUBLISHED[width]} heads, as in the published models of width {width}"
-
-
-def guess_both(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    of_vision, note = guess_tower(shapes, "vision_model.")
-    of_text, _ = guess_tower(shapes, "text_model.")
-    return {"vision_config": of_vision, "text_config": of_text}, note
-
-
-def guess_both_2(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    config, note = guess_both(shapes)
-    config["vision_config"]["model_type"] = "siglip2_vision_model"
-    return config, note
-
-
-def guess_tower_2(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    config, note = guess_tower(shapes)
-    return {**config, "model_type": "siglip2_vision_model"}, note
-
-
 KNOWN = clip.KNOWN | {"projection_size", "vision_use_head", "num_patches"}
 
 BOTH = Family(
     name="siglip",
     library="transformers",
     table=both_towers,
-    guess=guess_both,
     signature=(
         "vision_model.embeddings.patch_embedding.weight",
         "vision_model.head.probe",
@@ -176,7 +140,6 @@ ONE = Family(
     name="siglip-vision",
     library="transformers",
     table=vision_alone,
-    guess=guess_tower,
     signature=(
         "embeddings.patch_embedding.weight",
         "head.probe",
@@ -191,12 +154,11 @@ ONE = Family(
 
 FAMILIES = (
     BOTH,
-    replace(BOTH, name="siglip2", guess=guess_both_2, model_types=("siglip2",), inputs=("patches", "tokens")),
+    replace(BOTH, name="siglip2", model_types=("siglip2",), inputs=("patches", "tokens")),
     ONE,
     replace(
         ONE,
         name="siglip2-vision",
-        guess=guess_tower_2,
         model_types=("siglip2_vision_model",),
         inputs=("patches",),
     ),
@@ -204,7 +166,6 @@ FAMILIES = (
         name="siglip-text",
         library="transformers",
         table=text_alone,
-        guess=guess_tower,
         signature=(
             "embeddings.token_embedding.weight",
             "head.weight",

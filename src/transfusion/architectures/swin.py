@@ -123,12 +123,13 @@ def table(second: bool, config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The configuration: the position biases count the heads."""
     stages = range(depth(shapes, "encoder.layers.{}."))
     return {
         "depths": [depth(shapes, f"encoder.layers.{i}.blocks.{{}}.") for i in stages],
         "embed_dim": shapes["embeddings.norm.weight"][0],
-    }, "nothing: the position biases count the heads"
+    }
 
 
 KNOWN = (
@@ -146,7 +147,7 @@ FAMILIES = (
         name="swin",
         library="transformers",
         table=partial(table, False),
-        guess=guess,
+        from_shapes=from_shapes,
         signature=(
             *SIGNATURE,
             "encoder.layers.0.blocks.0.attention.self.relative_position_bias_table",
@@ -170,7 +171,7 @@ FAMILIES = (
         name="swinv2",
         library="transformers",
         table=partial(table, True),
-        guess=guess,
+        from_shapes=from_shapes,
         signature=(*SIGNATURE, "encoder.layers.0.blocks.0.attention.self.logit_scale"),
         model_types=("swinv2",),
         inputs=("image",),

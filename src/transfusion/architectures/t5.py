@@ -148,7 +148,8 @@ def reads_as_it_writes(config: Config, names: frozenset[str]) -> bool:
     return generates and "lm_head.weight" not in names
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The configuration: the table of relative positions has a column for every head."""
     width, ffn = shapes["encoder.block.0.layer.1.DenseReluDense.wo.weight"]
     return {
         "num_layers": depth(shapes, "encoder.block.{}."),
@@ -156,7 +157,7 @@ def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
         "d_model": width,
         "d_ff": ffn,
         "num_heads": shapes[DISTANCES.format("encoder", 0)][1],
-    }, "as many heads as the table of relative positions has columns"
+    }
 
 
 FAMILIES = (
@@ -164,7 +165,7 @@ FAMILIES = (
         name="t5",
         library="transformers",
         table=table,
-        guess=guess,
+        from_shapes=from_shapes,
         signature=(
             "shared.weight",
             DISTANCES.format("encoder", 0),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from transfusion.architectures._shared import ATTENTION, LABEL, PATCH, POSITION, depth, needs_config
+from transfusion.architectures._shared import ATTENTION, LABEL, PATCH, POSITION, depth
 from transfusion.errors import ArchitectureError
 from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table
 
@@ -54,8 +55,24 @@ head.*        label <- {pooled}
 head_dist.*   label <- {pooled}
 """
 
-PUBLISHED = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}
-"""The number of heads of the published models whose heads are not of 64 units, by width."""
+SIZES = {
+    "tiny": {192: 3},
+    "xsmall wee pwee dwee dpwee": {256: 4},
+    "little dlittle": {320: 5},
+    "small": {384: 6},
+    "medium mediumd": {512: 8},
+    "betwixt": {640: 10},
+    "base": {768: 12, 896: 14},
+    "so150m2": {832: 13},
+    "so150m": {896: 14},
+    "large intern300m": {1024: 16},
+    "so400m": {1152: 16},
+    "huge": {1280: 16},
+    "giant": {1408: 16, 1536: 24},
+    "giantopt": {1536: 16},
+    "gigantic": {1664: 16},
+}
+"""What timm's names say: of each size, the widths and their numbers of heads."""
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
@@ -97,24 +114,28 @@ def complete(config: Config, shapes: Shapes) -> dict[str, Any]:
     """With the number of heads, which timm's names imply, and the kind of MLP."""
     width = shapes["blocks.0.norm1.weight"][0]
     packed = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
-    heads = config.get("model_args", {}).get("num_heads")
-    if heads is None and config.get("architecture") == "vit_base_patch16_gap_224":
-        heads = 16
-    if heads is None and width in PUBLISHED and not (width == 1536 and packed):
-        heads = PUBLISHED[width]
-    if heads is None and width % 64 == 0:
-        heads = width // 64
+    return {**config, "num_heads": _heads(config, width), "packed": packed}
+
+
+def _heads(config: Config, width: int) -> int:
+    """The number of heads, as its name and its arguments say; a width alone does not tell it."""
+    arguments, name = config.get("model_args") or {}, config.get("architecture", "")
+    heads = arguments.get("num_heads")
+    if heads is None and "embed_dim" not in arguments:
+        heads = 16 if name == "vit_base_patch16_gap_224" else _named(name).get(width)
     if heads is None:
-        raise needs_config("timm-vit", f"the number of attention heads (width {width})")
-    return {**config, "num_heads": heads, "packed": packed}
+        raise ArchitectureError(
+            f"timm-vit: {name} of width {width}: neither its name nor its arguments tell the number of"
+            " attention heads",
+            hint='say it in config.json: "model_args": {"num_heads": …}',
+        )
+    return int(heads)
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    normed = "norm.weight" in shapes or "fc_norm.weight" in shapes
-    if "norm_pre.weight" in shapes and ("attn_pool.latent" in shapes or not normed):
-        raise needs_config("timm-vit", "whether it has rotary positions")
-    config = complete({}, shapes)
-    return config, f"a plain ViT with {config['num_heads']} heads, as in the published models"
+def _named(name: str) -> Mapping[int, int]:
+    """The widths that a name of timm's stands for, and their numbers of heads."""
+    words = name.split("_")
+    return next((widths for sizes, widths in SIZES.items() if not {*sizes.split()}.isdisjoint(words)), {})
 
 
 ABOUT = frozenset(
@@ -140,7 +161,6 @@ FAMILIES = (
         name="timm-vit",
         library="timm",
         table=table,
-        guess=guess,
         complete=complete,
         signature=(
             "patch_embed.proj.weight",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -11,12 +9,9 @@ from transfusion.architectures._shared import (
     PATCH,
     PLAIN,
     POSITION,
-    depth,
-    heads_in_vision,
-    usual_config,
     usual_sizes,
 )
-from transfusion.tables import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
 
 ROWS = """
 embeddings.cls_token                            _ _ x@first
@@ -68,19 +63,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["encoder.layer.0.intermediate.dense.weight"]
-    heads, note = heads_in_vision(width, "vit")
-    layers = depth(shapes, "encoder.layer.{}.")
-    return usual_config(layers, width, heads, ffn), note
-
-
 FAMILIES = (
     Family(
         name="vit",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "embeddings.cls_token",
             "embeddings.patch_embeddings.projection.weight",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfusion.architectures import bart
-from transfusion.architectures._shared import LABEL, PLAIN, SPEC_AUGMENT, VOCAB, depth, heads_of_64
-from transfusion.tables import Axis, Config, Family, Shapes, Table, fixed
+from transfusion.architectures._shared import LABEL, PLAIN, SPEC_AUGMENT, VOCAB
+from transfusion.tables import Axis, Config, Family, Table, fixed
 
 # The encoder's positions are sines that the library would compute, but every file has them: they are
 # read like any other weight, and so move like one.
@@ -57,25 +55,11 @@ def table(config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def guess(shapes: Shapes) -> tuple[dict[str, Any], str]:
-    ffn, width = shapes["encoder.layers.0.fc1.weight"]
-    heads, note = heads_of_64(width, "whisper")
-    config: dict[str, Any] = {"d_model": width}
-    for name in ("encoder", "decoder"):
-        config |= {
-            f"{name}_layers": depth(shapes, f"{name}.layers.{{}}."),
-            f"{name}_attention_heads": heads,
-            f"{name}_ffn_dim": ffn,
-        }
-    return config, note
-
-
 FAMILIES = (
     Family(
         name="whisper",
         library="transformers",
         table=table,
-        guess=guess,
         signature=(
             "encoder.conv1.weight",
             "encoder.conv2.weight",

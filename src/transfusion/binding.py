@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from transfusion.architecture import Architecture, Shortcut, Space
 from transfusion.errors import ArchitectureError, listing
 from transfusion.layouts import Layout, parse, solve_sizes
+from transfusion.settings import WRONG_FILE
 from transfusion.tables import Axis, Group, Shapes, Stack, Table
 
 _BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+)?\}")
@@ -32,7 +33,7 @@ class _Row:
 
 def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
     """Give every tensor its layout; refuse what is unclaimed, missing, claimed twice or misfit."""
-    _refuse_nonsense(family, table)
+    _refuse_nonsense(family, table, len(shapes))
     reader = _TableReader(table)
     rows: dict[str, _Row] = {}
     for row in reader.rows():
@@ -68,15 +69,24 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
     )
 
 
-def _refuse_nonsense(family: str, table: Table) -> None:
-    """Sizes come from a configuration, and a configuration may say anything."""
+def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
+    """Sizes come from a configuration, and a configuration may say anything.
+
+    Every block has a tensor at least; what is deeper than that is not even spelled out.
+    """
     for stack in table.stacks:
         for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
             if not isinstance(size, int) or size < 1:
                 raise ArchitectureError(
                     f"{family}: the configuration gives a value that makes no sense: {name} = {size!r}",
-                    hint="fetch the config.json that belongs to these weights",
+                    hint=WRONG_FILE,
                 )
+        if stack.depth > tensors:
+            raise ArchitectureError(
+                f"{family}: the configuration says {stack.depth} blocks in '{stack.name}', and there are only"
+                f" {tensors} tensor(s)",
+                hint=WRONG_FILE,
+            )
 
 
 def _refuse_unclaimed(family: str, unclaimed: list[str]) -> None:

@@ -106,9 +106,9 @@ def validate(
         valid: Value = _adapter(cast(Any, schema)).validate_python(value, strict=True)
     except ValidationError as reason:
         first, *others = reason.errors(include_url=False, include_input=False)
-        place = ".".join(map(str, first["loc"])) or "the whole"
+        place = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
         more = f", and {len(others)} more" if others else ""
-        raise error(f"{where}: {place}: {_lower(first['msg'])}{more}", hint=hint) from reason
+        raise error(f"{where}: {place}{_lower(first['msg'])}{more}", hint=hint) from reason
     return valid
 
 

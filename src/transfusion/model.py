@@ -19,7 +19,8 @@ from transfusion.engines import Engine, hired
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.memory import InMemory, hold
 from transfusion.naming import Naming
-from transfusion.recognition import recognise, settings_of
+from transfusion.recognition import recognise
+from transfusion.settings import WRONG_FILE, settings_of
 from transfusion.storage import Stored, gather
 from transfusion.tables import Config, Family, Table
 
@@ -143,12 +144,13 @@ def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozen
     except KeyError as error:
         raise ArchitectureError(
             f"{checkpoint.label}: {file} lacks {error.args[0]!r}, which the {family.name} table needs",
-            hint="fetch the config.json that belongs to these weights",
+            hint=WRONG_FILE,
         ) from error
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{checkpoint.label}: {error.message}", hint=error.hint) from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
         raise ArchitectureError(
-            f"{checkpoint.label}: {file} has a value that makes no sense ({error})",
-            hint="fetch the config.json that belongs to these weights",
+            f"{checkpoint.label}: {file} has a value that makes no sense ({error})", hint=WRONG_FILE
         ) from error
 
 

@@ -64,7 +64,7 @@ def unwrapped(name: str) -> str:
 
 def without_part(name: str) -> tuple[str, int | None]:
     """The tensor that a name is about, and the part of it if the name says ``[part]``."""
-    found = re.search(r"\[(\d+)\]", name)
+    found = re.search(r"\[(\d{1,9})\]", name)
     return (name.replace(found[0], "", 1), int(found[1])) if found else (name, None)
 
 

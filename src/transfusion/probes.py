@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transfusion.tables import SECTIONS, Config, Family
+from transfusion.errors import ArchitectureError
+from transfusion.settings import SECTIONS, WRONG_FILE
+from transfusion.tables import Config, Family
+
+LARGEST = 2**28
+"""So many numbers are made up for one input at most."""
 
 
 def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
     """Random inputs of the kinds that a family takes, in the words of its library."""
     if family.probes is not None:
         return dict(family.probes(config))
+    try:
+        return _made_up(family, config, batch, seed)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise ArchitectureError(
+            f"{family.name}: no inputs can be made up from the configuration ({_told(error)})",
+            hint=WRONG_FILE,
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+
+
+def _made_up(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     settings = flat(config)
     inputs: dict[str, Tensor] = {}
@@ -25,24 +44,24 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
         size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
         rows, columns = size if isinstance(size, list | tuple) else (size, size)
         shape = (batch, settings.get("num_channels") or settings.get("in_chans", 3), rows, columns)
-        inputs["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
+        inputs["pixel_values"] = _noise(shape, generator)
     if "patches" in family.inputs:
         side = isqrt(settings["num_patches"])
         pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
         patches = (batch, side * side)
-        inputs["pixel_values"] = torch.randn((*patches, pixels), generator=generator, dtype=torch.float64)
+        inputs["pixel_values"] = _noise((*patches, pixels), generator)
         inputs["pixel_attention_mask"] = torch.ones(patches, dtype=torch.int64)
         inputs["spatial_shapes"] = torch.tensor([[side, side]] * batch)
     if "spectrogram" in family.inputs:
         sound = (batch, settings["num_mel_bins"], 2 * settings["max_source_positions"])
-        inputs["input_features"] = torch.randn(sound, generator=generator, dtype=torch.float64)
+        inputs["input_features"] = _noise(sound, generator)
         length = min(settings["max_target_positions"], 16)
         inputs["decoder_input_ids"] = torch.randint(
             0, settings["vocab_size"], (batch, length), generator=generator
         )
     if "waveform" in family.inputs:
         heard = (batch, samples_of(settings, frames=16))
-        inputs["input_values"] = torch.randn(heard, generator=generator, dtype=torch.float64)
+        inputs["input_values"] = _noise(heard, generator)
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)
@@ -61,6 +80,16 @@ def probes(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> 
                     ids[ids == end] = (end + 1) % vocabulary
                     ids[:, -1] = end
     return inputs
+
+
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random numbers; a configuration may ask for more of them than there is memory."""
+    if prod(shape) > LARGEST:
+        raise ArchitectureError(
+            f"the configuration asks for inputs of shape {shape}, and at most {LARGEST} numbers are made up",
+            hint=WRONG_FILE,
+        )
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def samples_of(settings: Config, frames: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -12,7 +13,8 @@ from transfusion.binding import bind
 from transfusion.checkpoint import Checkpoint
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
 from transfusion.naming import Naming
-from transfusion.tables import SECTIONS, Config, Family, Shapes
+from transfusion.settings import require_sensible, settings_of
+from transfusion.tables import Config, Family, Shapes
 
 
 def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
@@ -29,6 +31,7 @@ def told_family(checkpoint: Checkpoint) -> tuple[Family, str]:
     """The family that a configuration names, before any tensor is looked at, and how it says so."""
     config = checkpoint.config or {}
     _refuse_quantisation(checkpoint.label, config)
+    require_sensible(config, f"{checkpoint.label}: {checkpoint.told_by}")
     kind, name, family = _by_config(config)
     if family is None:
         known = sorted(t for f in families() for t in f.model_types)
@@ -36,7 +39,7 @@ def told_family(checkpoint: Checkpoint) -> tuple[Family, str]:
             f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.told_by})",
             hint=f"there are tables for {', '.join(known)}",
         )
-    _refuse_unknownsettings_of(checkpoint, family, config)
+    _refuse_unknown_settings(checkpoint, family, config)
     return family, f'{checkpoint.told_by} says {kind} "{name}"'
 
 
@@ -134,16 +137,16 @@ def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_unknownsettings_of(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
+def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
     """Whatever may change the symmetries of a model must be a key that its table knows."""
     unknown: list[str] = []
     for key, value in settings_of(config):
         leaf = key.rsplit(".", 1)[-1]
         if leaf in family.required:
             if value not in family.required[leaf]:
-                unknown.append(f"{key}={value!r}")
+                unknown.append(f"{key}={reprlib.repr(value)}")
         elif leaf not in family.known_keys:
-            unknown.append(f"{key}={value!r}")
+            unknown.append(f"{key}={reprlib.repr(value)}")
     if unknown:
         raise ArchitectureError(
             f"{checkpoint.label}: {checkpoint.told_by} has settings that the {family.name} table"
@@ -151,12 +154,3 @@ def _refuse_unknownsettings_of(checkpoint: Checkpoint, family: Family, config: M
             hint="they may change which units can be exchanged; remove a key only if you know that it"
             " does not, or extend the table",
         )
-
-
-def settings_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a configuration, those of its sections by dotted names."""
-    for key, value in config.items():
-        if key in SECTIONS and isinstance(value, dict):
-            yield from settings_of(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ from transfusion.checkpoint import Rows, TensorInfo
 from transfusion.errors import ArchitectureError, listing
 from transfusion.naming import without_part
 
-_PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d+)(\[(?P<part>\d+)\])?")
+_PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d{1,9})(\[(?P<part>\d{1,9})\])?")
 
 
 Reader: TypeAlias = Callable[[str, Rows | None], Tensor]
@@ -141,16 +142,16 @@ def _stored(
     last, parts = (max(numbers) for numbers in zip(*pieces, strict=True))
     stacked, parts = last != _ALONE, parts + 1
     members = range(last + 1) if stacked else (_ALONE,)
-    absent = [
+    absent = (
         whole + f"#{member}" * stacked + f"[{part}]" * (parts > 1)
         for member in members
         for part in range(parts)
         if (member, part) not in pieces
-    ]
-    if absent:
+    )
+    if missing := len(members) * parts - len(pieces):  # by number: a name may say any
         raise ArchitectureError(
             f"{label}: {whole} is stored in pieces (such as {next(iter(pieces.values()))}), and"
-            f" {len(absent)} of them are missing: {listing(absent)}",
+            f" {missing} of them are missing: {listing(islice(absent, 8))}",
             hint="the download may be incomplete; fetch it again",
         )
     kinds = {(tensors[name].shape, tensors[name].dtype): name for name in pieces.values()}

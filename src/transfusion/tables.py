@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Config: TypeAlias = Mapping[str, Any]
-SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
-"""Parts of a configuration that are configurations themselves."""
 ANGLES = "rotary positions turn each pair of units by its own angle"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transfusion.architectures._shared import HARMLESS, LABEL, PLAIN, VOCAB
+from transfusion.settings import shared
 from transfusion.tables import ANGLES, Axis, Config, Family, Stack, Table, fixed, rotary
 
 NORMED = f"{ANGLES}, and a norm multiplies each by its own number"
@@ -68,11 +69,13 @@ def grouped_sizes(config: Config) -> dict[str, int]:
     """The sizes of a decoder with grouped queries."""
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
+    head = config.get("head_dim")
     return {
         "x": config["hidden_size"],
         "group": groups,
-        "rep": heads // groups,
+        "rep": shared(heads, groups, "query heads among the key heads"),
         "ffn": config["intermediate_size"],
+        **({"qk": head, "vo": head} if head else {}),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transfusion.architectures._decoders import ALIBI, KNOWN, decoder, family
 from transfusion.architectures._shared import PLAIN
+from transfusion.settings import shared
 from transfusion.tables import Axis, Config, Stack, Table, fixed
 
 ROWS = """
@@ -34,7 +35,7 @@ AXES = (
 def table(config: Config, names: frozenset[str]) -> Table:
     width = config.get("hidden_size") or config["n_embed"]
     heads = config.get("n_head") or config["num_attention_heads"]
-    sizes = {"x": width, "head": heads, "vo": width // heads}
+    sizes = {"x": width, "head": heads, "vo": shared(width, heads, "the width among the heads")}
     stack = Stack("layer", config["n_layer"], ROWS, AXES, sizes, SHORTCUTS)
     tied = bool(config.get("tie_word_embeddings", True))
     return decoder(stack, tied=tied, embedding="word_embeddings.weight", buffers="")

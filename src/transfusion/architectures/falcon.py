@@ -5,6 +5,7 @@ from __future__ import annotations
 from transfusion.architectures._decoders import ALIBI, GROUPED, KNOWN, decoder, family
 from transfusion.architectures._shared import PLAIN
 from transfusion.errors import ArchitectureError
+from transfusion.settings import shared
 from transfusion.tables import Axis, Config, Stack, Table, fixed, rotary
 
 ROWS = """
@@ -30,14 +31,15 @@ def table(config: Config, names: frozenset[str]) -> Table:
     width = config["hidden_size"]
     heads = config.get("num_attention_heads") or config["n_head"]
     depth = config.get("num_hidden_layers") or config["n_layer"]
-    sizes = {"x": width, "head": heads, "qk": width // heads, "vo": width // heads}
+    unit = shared(width, heads, "the width among the heads")
+    sizes = {"x": width, "head": heads, "qk": unit, "vo": unit}
     two_norms = "h.0.ln_attn.weight" in names
     entry = "ln_attn" if two_norms else "input_layernorm"
     axes: tuple[Axis, ...]
     if config.get("new_decoder_architecture"):
         groups = config.get("num_kv_heads") or config.get("n_head_kv") or heads
         axes, qkv, out = GROUPED, "(group [(rep qk)|qk|vo])", "(group rep vo)"
-        sizes |= {"group": groups, "rep": heads // groups}
+        sizes |= {"group": groups, "rep": shared(heads, groups, "query heads among the key heads")}
     elif config.get("multi_query", True):
         axes, qkv, out = ONE_KEY, "[(head qk)|qk|vo]", "(head vo)"
     else:

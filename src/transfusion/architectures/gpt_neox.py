@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfusion.architectures._decoders import KNOWN, PARTLY_ROTARY, decoder, family, rotated
+from transfusion.settings import shared
 from transfusion.tables import Config, Stack, Table
 
 # {after} is the point that the attention's output is added at, {mlp} the one that the MLP reads:
@@ -36,13 +37,14 @@ qa_outputs.*       label <- x@last
 def table(config: Config, names: frozenset[str]) -> Table:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     parallel = config.get("use_parallel_residual", True)
-    turned = rotated(config, width // heads, 0.25)
+    unit = shared(width, heads, "the width among the heads")
+    turned = rotated(config, unit, 0.25)
     rows = ROWS.format(
-        qk="rot|qk" if turned < width // heads else "rot",
+        qk="rot|qk" if turned < unit else "rot",
         after="x@next" if parallel else "y",
         mlp="x" if parallel else "y",
     )
-    sizes = {"x": width, "head": heads, "rot": turned, "vo": width // heads}
+    sizes = {"x": width, "head": heads, "rot": turned, "vo": unit}
     stack = Stack(
         "layer",
         config["num_hidden_layers"],

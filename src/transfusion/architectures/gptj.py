@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfusion.architectures._decoders import HEADS, KNOWN, PARTLY_ROTARY, decoder, family
+from transfusion.settings import shared
 from transfusion.tables import Config, Stack, Table, rotary
 
 ROWS = """
@@ -26,7 +27,8 @@ SHORTCUTS = "h.{}.ln_1   x -> x@next   h.{}.attn.out_proj"
 
 def table(config: Config, names: frozenset[str]) -> Table:
     width, heads = config["n_embd"], config["n_head"]
-    sizes = {"x": width, "head": heads, "rot": config.get("rotary_dim") or width // heads}
+    unit = shared(width, heads, "the width among the heads")
+    sizes = {"x": width, "head": heads, "rot": config.get("rotary_dim") or unit}
     stack = Stack("layer", config["n_layer"], ROWS, AXES, sizes, SHORTCUTS, points=("x",))
     return decoder(
         stack,

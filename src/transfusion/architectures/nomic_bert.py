@@ -45,7 +45,9 @@ def _axes(config: Config) -> tuple[Axis, ...]:
 def table(config: Config, names: frozenset[str]) -> Table:
     sizes = {key: config[key if key in config else former] for key, former in FORMERLY.items()}
     layers = sizes["num_hidden_layers"]
-    stack = Stack("layer", layers, ROWS, (*_axes(config), bert.TYPE), usual_sizes(sizes), SHORTCUTS)
+    head = {"qk": config["head_dim"]} if config.get("head_dim") else {}
+    axes, sizes = (*_axes(config), bert.TYPE), {**usual_sizes(sizes), **head}
+    stack = Stack("layer", layers, ROWS, axes, sizes, SHORTCUTS)
     return bert.with_heads(stack, config, names)
 
 

@@ -11,6 +11,7 @@ from transfusion.architectures._shared import (
     both_ends_below,
 )
 from transfusion.architectures.clip import JOINT
+from transfusion.settings import shared
 from transfusion.tables import Config, Family, Stack, Table
 
 BLOCKS = """
@@ -56,6 +57,7 @@ transformer.resblocks.{}.ln_2   y -> x@next   transformer.resblocks.{}.ls_2
 def table(config: Config, names: frozenset[str]) -> Table:
     vision, text = config["model_cfg"]["vision_cfg"], config["model_cfg"]["text_cfg"]
     width = vision.get("width", 768)
+    heads = shared(width, vision.get("head_width", 64), "the width of the vision tower into heads")
     return Table(
         stacks=(
             Stack(
@@ -63,7 +65,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
                 vision.get("layers", 12),
                 below("visual.", VISION),
                 (*ATTENTION, POSITION, *PATCH),
-                sizes={"x": width, "head": width // vision.get("head_width", 64)},
+                sizes={"x": width, "head": heads},
                 shortcuts=both_ends_below("visual.", SHORTCUTS),
             ),
             Stack(

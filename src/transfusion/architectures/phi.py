@@ -15,6 +15,7 @@ from transfusion.architectures._decoders import (
     rotated,
 )
 from transfusion.architectures._shared import PLAIN
+from transfusion.settings import shared
 from transfusion.tables import Config, Stack, Table
 
 PHI = lines(
@@ -54,11 +55,12 @@ layers.{}.post_attention_layernorm   y -> x@next   layers.{}.mlp.down_proj
 
 def phi(config: Config, names: frozenset[str]) -> Table:
     width, heads = config["hidden_size"], config["num_attention_heads"]
+    unit = shared(width, heads, "the width among the heads")
     sizes = {
         "x": width,
         "head": heads,
-        "rot": rotated(config, width // heads, 0.5),
-        "vo": width // heads,
+        "rot": rotated(config, unit, 0.5),
+        "vo": unit,
         "ffn": config["intermediate_size"],
     }
     stack = Stack(
@@ -68,7 +70,8 @@ def phi(config: Config, names: frozenset[str]) -> Table:
 
 
 def phi3(config: Config, names: frozenset[str]) -> Table:
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or shared(width, heads, "the width among the heads")
     # With a part that is not turned, the units of a pair are not half a head apart.
     axes = GROUPED if rotated(config, head, 1.0) == head else GROUPED_FIXED
     return grouped_decoder(config, PHI3, PHI3_SHORTCUTS, tied=False, axes=axes, qk=head)

@@ -69,6 +69,10 @@ classifier.*   label <- encoder.x@last
 DISTANCES = "{}.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
+UNITS = ("qk", "vo", "cross_qk", "cross_vo")
+"""What has as many units as the configuration gives a head."""
+
+
 def stack(name: str, config: Config, names: frozenset[str]) -> Stack:
     """The encoder or the decoder.
 
@@ -95,6 +99,7 @@ def stack(name: str, config: Config, names: frozenset[str]) -> Stack:
             fixed("distance", "distances select its rows", scope="stack"),
         ),
         sizes={
+            **(dict.fromkeys(UNITS, int(config["d_kv"])) if config.get("d_kv") else {}),
             "x": config["d_model"],
             "head": config["num_heads"],
             "cross_head": config["num_heads"],

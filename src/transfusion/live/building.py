@@ -15,6 +15,7 @@ from transfusion.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
 from transfusion.libraries import library
 from transfusion.live.classes import class_of_transformers, require_plain_folder
+from transfusion.live.outlining import refusing, require_modest
 from transfusion.model import Model
 from transfusion.naming import Naming
 from transfusion.tables import Config, Family
@@ -43,7 +44,9 @@ def _from_folder(model: Model) -> nn.Module:
             f"{model.label}: a model can only be run from a folder with its config.json",
             hint="put the weights and the config.json into one folder and give that",
         )
-    return _BUILDERS[model.family.library](model, root)
+    with refusing(model.family, model.label):
+        require_modest(model)
+        return _BUILDERS[model.family.library](model, root)
 
 
 def _build_transformers(model: Model, root: Path) -> nn.Module:
@@ -94,13 +97,8 @@ def module_of(
             f"{label}: which {family.library} module this is cannot be told without a configuration",
             hint="open B or the fine-tune with its configuration, as in Model.open(weights, config={...})",
         )
-    try:
+    with refusing(family, label):
         return _ASSEMBLERS[family.library](config or {}, state, like, label).eval()
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise ArchitectureError(
-            f"{label}: {family.library} cannot make a module of it ({error})",
-            hint="the configuration must be the one that belongs to these tensors",
-        ) from error
 
 
 def _assemble_transformers(
@@ -140,8 +138,8 @@ def _assemble_timm(
 ) -> nn.Module:
     if like is not None:
         return _filled(deepcopy(like), state)
-    arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}
-    about = {**config.get("pretrained_cfg", {}), "architecture": config["architecture"]}
+    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
+    about = {**(config.get("pretrained_cfg") or {}), "architecture": config["architecture"]}
     made = library("timm").create_model(
         config["architecture"], pretrained=False, pretrained_cfg=about, **arguments
     )

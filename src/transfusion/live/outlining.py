@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,12 @@ from transfusion.errors import ArchitectureError, TransfusionError
 from transfusion.libraries import library
 from transfusion.live.classes import class_of_transformers
 from transfusion.memory import held_tensors
+from transfusion.model import Model
+from transfusion.settings import WRONG_FILE
 from transfusion.tables import Config, Family
+
+SPARE = 2**27
+"""So many numbers a module may have beyond twice those in its files: heads that they lack, masks."""
 
 
 def outline(family: Family, config: Config, label: str) -> dict[str, Tensor]:
@@ -19,16 +25,38 @@ def outline(family: Family, config: Config, label: str) -> dict[str, Tensor]:
 
     No number is drawn and no memory taken, so that it takes seconds whatever the size.
     """
+    return held_tensors(_outlined(family, config, label))
+
+
+def require_modest(model: Model) -> None:
+    """Refuse a configuration whose module would take far more memory than the tensors of its checkpoint."""
+    module = _outlined(model.family, model.checkpoint.config or {}, model.label)
+    size = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+    held = model.checkpoint.parameters
+    if size > 2 * held + SPARE:
+        raise ArchitectureError(
+            f"{model.label}: by its configuration the model has {size} numbers, and its files hold {held}",
+            hint=WRONG_FILE,
+        )
+
+
+def _outlined(family: Family, config: Config, label: str) -> nn.Module:
+    with refusing(family, label), torch.device("meta"):
+        return _MAKERS[family.library](config, label)
+
+
+@contextmanager
+def refusing(family: Family, label: str) -> Iterator[None]:
+    """Within the block, errors of a library, which has its own for what it does not like, are known ones."""
     try:
-        with torch.device("meta"):
-            return held_tensors(_MAKERS[family.library](config, label))
+        yield
     except TransfusionError:
         raise
-    except Exception as error:  # libraries have errors of their own for what they do not like
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArchitectureError(
-            f"{label}: {family.library} cannot make a module of this configuration ({reason})",
-            hint="fetch the config.json of the model that is meant",
+            f"{label}: {family.library} cannot make a module of it ({reason})",
+            hint="the configuration must be the one that belongs to these tensors",
         ) from error
 
 
@@ -47,7 +75,7 @@ def _of_open_clip(config: Config, label: str) -> nn.Module:
 
 
 def _of_timm(config: Config, label: str) -> nn.Module:
-    arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}
+    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
     module: nn.Module = library("timm").create_model(config["architecture"], pretrained=False, **arguments)
     return module
 

@@ -1,0 +1,203 @@
+"""The door: odd values in files from outside are refused by name, before anything is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transfusion.checkpoint import CONFIGS
+from transfusion.errors import ArchitectureError, TransfusionError
+from transfusion.model import Model
+from transfusion.probes import probes
+from transfusion.settings import KINDS, require_sensible
+from transfusion.storage import gather
+
+# ── config.json ──────────────────────────────────────────────────────────────────────────────
+
+NOT_SIZES = (0, -1, "8", 3.5, 10**9, True, [8], {"a": 1}, float("nan"), 10**400)
+
+
+def configured(folder: Path, place: Path, **settings: object) -> Path:
+    """The same weights with other settings; ``section__key`` is a setting of a section."""
+    place.mkdir()
+    config = next(path for name in CONFIGS if (path := folder / name).exists())
+    told = json.loads(config.read_text())
+    for key, value in settings.items():
+        *sections, last = key.split("__")
+        part = told
+        for section in sections:
+            part = part[section]
+        part[last] = value
+    (place / config.name).write_text(json.dumps(told))
+    for file in folder.iterdir():
+        if file != config:
+            (place / file.name).write_bytes(file.read_bytes())
+    return place
+
+
+def refused(config: dict[str, object], key: str) -> None:
+    with pytest.raises(ArchitectureError) as caught:
+        require_sensible(config, "m: config.json")
+    assert caught.value.message.startswith(f"m: config.json: {key}: ")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("value", NOT_SIZES, ids=lambda value: str(value)[:12])
+@pytest.mark.parametrize(
+    "key", ["head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"]
+)
+def test_what_is_no_size_is_refused_by_name(key, value):
+    refused({key: value}, key)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", ["llama"]),
+        ("model_type", None),
+        ("architecture", 5),
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", [5]),
+        ("architectures", {"a": 1}),
+        ("text_config", []),
+        ("vision_config", "x"),
+        ("model_cfg", 5),
+        ("model_args", [1]),
+        ("depths", ["2", "2"]),
+        ("depths", []),
+        ("depths", 5),
+        ("depths", [2] * 1000),
+        ("conv_dim", [8, 0]),
+        ("num_heads", [1, -1]),
+        ("rope_parameters", [1]),
+        ("rope_parameters", "default"),
+        ("tie_word_embeddings", "no"),
+        ("tie_word_embeddings", 1),
+        ("is_encoder_decoder", "yes"),
+        ("partial_rotary_factor", 2.0),
+        ("rotary_pct", float("nan")),
+        ("layer_norm_eps", float("inf")),
+        ("image_size", 10**6),
+        ("image_size", [8, "8"]),
+        ("patch_size", 0),
+        ("id2label", ["a"]),
+        ("label2id", 5),
+        ("eos_token_id", "x"),
+        ("hidden_size", None),
+        ("num_layers", 10**9),
+        ("mean", ["a"]),
+        ("pretrained_cfg", [1]),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(key, value):
+    refused({key: value}, key)
+
+
+def test_settings_of_sections_are_named_with_their_section():
+    refused({"text_config": {"hidden_size": "8"}}, "text_config.hidden_size")
+    refused({"model_cfg": {"vision_cfg": {"width": 0}}}, "model_cfg.vision_cfg.width")
+    refused({"rope_parameters": {"partial_rotary_factor": "x"}}, "rope_parameters.partial_rotary_factor")
+    endless: dict[str, object] = {}
+    for _ in range(500):
+        endless = {"text_config": endless}
+    with pytest.raises(ArchitectureError, match="within each other without end"):
+        require_sensible(endless, "m")
+
+
+def test_null_means_not_given_where_libraries_say_so():
+    require_sensible(dict.fromkeys(["head_dim", "num_key_value_heads", "architectures", "rope_scaling"]), "m")
+    require_sensible({"conv_dim": (8, 8), "id2label": {0: "a"}}, "as it is in memory")
+
+
+def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
+    from transfusion.architectures import families
+
+    known = {key for family in families() for key in (*family.known_keys, *family.required)}
+    assert {key for key in KINDS if key not in known} <= {
+        "mask_token_id", "rotary_pct",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "match"),
+    [
+        ("llama", {"head_dim": 10**6}, r"does not fit its layout"),
+        ("llama", {"head_dim": 0}, "config.json: head_dim: "),
+        ("llama", {"num_hidden_layers": 1_000_000_000}, "config.json: num_hidden_layers: "),
+        ("llama", {"num_hidden_layers": 9_999}, "says 9999 blocks in 'layer', and there are only"),
+        ("llama", {"num_attention_heads": 5, "num_key_value_heads": 2}, "5 is not a multiple of 2"),
+        ("gpt_neox", {"num_attention_heads": 5}, "is not a multiple of 5"),
+        ("t5", {"d_kv": 3}, "does not fit its layout"),
+        ("open_clip", {"model_cfg__vision_cfg__head_width": 5}, "is not a multiple of 5"),
+        ("swin", {"num_heads": [2]}, "a value that makes no sense"),
+        ("bert", {"architectures": "BertModel"}, "config.json: architectures: "),
+        ("bert", {"model_type": ["bert"]}, "config.json: model_type: "),
+        ("bert", {"quantization_config": [1]}, "is quantised"),
+        ("clip", {"text_config": []}, "config.json: text_config: "),
+    ],
+)  # fmt: skip
+def test_a_model_is_not_opened_with_settings_that_its_tensors_cannot_have(
+    case, settings, match, made, tmp_path
+):
+    with pytest.raises(TransfusionError, match=match) as caught:
+        Model.open(configured(made(case), tmp_path / "odd", **settings))
+    assert caught.value.hint
+
+
+def test_numbers_in_names_are_not_counted_up_to(made, tmp_path):
+    """``blocks.999999999`` and ``experts.999999999`` are names like any other."""
+    infos = Model.open(made("bert")).checkpoint.tensors
+    some = next(iter(infos))
+    with pytest.raises(ArchitectureError, match=r"999999999 of them are missing: w#0, w#1"):
+        gather({"w#999999999": some}, infos, "m")
+    assert gather({f"w#{'9' * 5000}": some}, infos, "m")
+    state = load_file(made("timm-vit") / "model.safetensors")
+    folder = configured(made("timm-vit"), tmp_path / "deep")
+    save_file({**state, "blocks.999999.norm1.weight": torch.zeros(24)}, folder / "model.safetensors")
+    with pytest.raises(ArchitectureError, match="1000000 blocks in 'layer', and there are only"):
+        Model.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "match"),
+    [
+        ("bert", {"vocab_size": 2**24}, "by its configuration the model has"),
+        ("bert", {"max_position_embeddings": 2**24}, "by its configuration the model has"),
+        ("bert", {"architectures": ["AutoTokenizer"]}, "names a class AutoTokenizer that"),
+        ("bert", {"architectures": ["logging"]}, "names a class logging that"),
+        ("bert", {"hidden_act": "no such function"}, "cannot make a module of it"),
+        ("bert", {"id2label": {"a": "b"}}, "cannot make a module of it"),
+    ],
+)
+def test_a_live_model_takes_no_more_than_its_tensors_justify(case, settings, match, made, tmp_path):
+    from transfusion.live.building import build
+
+    model = Model.open(configured(made(case), tmp_path / "odd", **settings))
+    with pytest.raises(ArchitectureError, match=match):
+        build(model)
+
+
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [
+        ("swin", {"image_size": 2**14}),
+        ("whisper", {"max_source_positions": 2**24}),
+        ("wav2vec2", {"conv_stride": [2**24] * 7}),
+        ("siglip2", {"vision_config__num_patches": None}),
+    ],
+)
+def test_inputs_are_made_up_within_bounds(case, settings, made, tmp_path):
+    from families import CASES, FIRST
+
+    name = case if case in CASES else FIRST[case]
+    config = json.loads((made(name) / "config.json").read_text())
+    for key, value in settings.items():
+        *section, last = key.split("__")
+        (config[section[0]] if section else config)[last] = value
+    family = Model.open(made(name)).family
+    with pytest.raises(ArchitectureError, match="the configuration"):
+        probes(family, config)

@@ -9,8 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from transfusion.adapter import Adapter
+from transfusion.adapter.patterns import Patterns
+from transfusion.adapter.settings import Settings
 from transfusion.checkpoint import CONFIGS
-from transfusion.errors import ArchitectureError, TransfusionError
+from transfusion.errors import AdapterError, ArchitectureError, CheckpointError, TransfusionError
+from transfusion.inputs import parse_json
 from transfusion.model import Model
 from transfusion.probes import probes
 from transfusion.settings import KINDS, require_sensible
@@ -201,3 +205,125 @@ def test_inputs_are_made_up_within_bounds(case, settings, made, tmp_path):
     family = Model.open(made(name)).family
     with pytest.raises(ArchitectureError, match="the configuration"):
         probes(family, config)
+
+
+# ── adapter_config.json ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    """The folder of a LoRA, good enough to be opened."""
+    save_file({"base_model.model.q.lora_A.weight": torch.zeros(2, 4)}, tmp_path / "adapter_model.safetensors")
+    return tmp_path
+
+
+def opened(folder: Path, **settings: object) -> Adapter:
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q"], **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return Adapter.open(folder)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("lora_alpha", value) for value in (NAN, INF, -INF, "x", True, [1], {}, -1)),
+        *(("r", value) for value in (0, -1, 2.5, "2", True, 10**9, [2])),
+        *(("target_modules", value) for value in (5, True, {"q": 1}, [5], 1.5)),
+        *(("rank_pattern", value) for value in ([1], "q", {"q": 0}, {"q": "2"}, {"q": NAN}, {"q": [1]})),
+        *(("alpha_pattern", value) for value in ([1], 5, {"q": 0}, {"q": "2"}, {"q": INF}, {"q": True})),
+        *(("modules_to_save", value) for value in (5, "head", [5], {"head": 1})),
+        *(("layers_to_transform", value) for value in ("1", [-1], 1.5, {"a": 1})),
+        ("layers_pattern", 5),
+        ("exclude_modules", 5),
+        ("token_indices", ["1"]),
+        ("trainable_token_indices", {"embed": "x"}),
+        ("trainable_token_indices", [-1]),
+        ("auto_mapping", ["a"]),
+        ("auto_mapping", {"base_model_class": 5}),
+        ("task_type", ["CAUSAL_LM"]),
+        ("peft_type", {"a": 1}),
+        ("base_model_name_or_path", 5),
+        ("base_model_name_or_path", "a\0b"),
+        ("base_model_name_or_path", "a" * 2000),
+        ("revision", 1),
+        ("bias", [1]),
+        ("fan_in_fan_out", "no"),
+        ("use_rslora", 1),
+        ("use_dora", "yes"),
+        ("init_lora_weights", {"a": 1}),
+        ("init_r", 0),
+        ("num_virtual_tokens", -1),
+        ("num_layers", "x"),
+    ],
+    ids=str,
+)
+def test_settings_of_an_adapter_are_checked_when_it_is_opened(key, value, adapter):
+    """Also where the adapter stays an adapter, and nobody computes with them."""
+    with pytest.raises(AdapterError, match=rf"adapter_config\.json: {key}") as caught:
+        opened(adapter, **{key: value})
+    assert caught.value.hint
+
+
+def test_null_settings_of_an_adapter_are_not_given(adapter):
+    keys = ["rank_pattern", "alpha_pattern", "modules_to_save", "auto_mapping", "task_type", "revision", "r"]
+    assert opened(adapter, **dict.fromkeys(keys)).settings("q").rank == 8
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[", "*", "(" * 900 + ")" * 900, "a{9999999999999}", r"\L<x>", "q" * 2000]
+)
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+def test_patterns_that_cannot_be_tried_are_refused_with_the_adapter(key, pattern, adapter):
+    with pytest.raises(AdapterError, match=rf"{key}: the pattern '"):
+        opened(adapter, **{key: {pattern: 2}})
+
+
+@pytest.mark.parametrize("pattern", ["(a|aa)+b", "((a{1,1000}){1,1000}){1,1000}x"])
+def test_patterns_that_backtrack_for_ever_are_given_up(pattern, monkeypatch):
+    monkeypatch.setattr("transfusion.adapter.patterns.SECONDS", 0.05)
+    with pytest.raises(AdapterError, match="takes too long to be tried on model") as caught:
+        Patterns((pattern,)).first("model.layers." + "a" * 60 + "!b!x!")
+    assert repr(pattern) in caught.value.message
+
+
+def test_all_names_together_have_the_time_and_not_each_of_them(monkeypatch):
+    monkeypatch.setattr("transfusion.adapter.patterns.process_time", iter(range(100)).__next__)
+    tried = Patterns(("(a|aa)+b",))
+    assert [tried.first(name) for name in ("x", "y", "ab")] == [None, None, "(a|aa)+b"]
+    assert tried._left < 0
+    with pytest.raises(AdapterError, match="takes too long"):  # what is left is a moment
+        tried.first("model.layers." + "a" * 60 + "!b!")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "met"),
+    [
+        ("q_proj", True),
+        ("self_attn.q_proj", True),
+        ("proj", False),
+        (r"layers\.\d+\.self_attn\.q_proj", True),
+        ("^model.layers.1.self_attn.q_proj", True),
+        ("^layers.1.self_attn.q_proj", False),
+        (".*q_proj", True),
+        ("(q|k)_proj", True),
+        ("layers.[0-3].self_attn.(q_proj|v_proj)", True),
+        ("layers.[2-3].self_attn.q_proj", False),
+    ],
+)
+def test_patterns_mean_what_they_mean_to_peft(pattern, met):
+    from peft.utils.other import get_pattern_key
+
+    name = "model.layers.1.self_attn.q_proj"
+    assert (Patterns((pattern,)).first(name) == pattern) is met
+    assert (get_pattern_key([pattern], name) == pattern) is met
+    settings = Settings({"r": 4, "rank_pattern": {pattern: 16}}, name)
+    assert settings.rank == (16 if met else 4)
+
+
+def test_half_a_character_in_json_is_refused():
+    with pytest.raises(CheckpointError, match="m: not readable as JSON"):
+        parse_json('{"a": "\\ud800"}', "m")
+    assert parse_json('{"a": "\\ud83d\\ude00"}', "m") == {"a": "😀"}

@@ -230,11 +230,15 @@ def test_a_state_dict_with_a_configuration_is_a_model(made):
 
 
 def test_names_and_shapes_tell_the_family_of_a_state_dict_too():
-    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
-    module = transformers_model("ViTModel", "ViTConfig", **sizes, image_size=8, patch_size=4)
+    """Of an MPNet even the number of heads; of a ViT not."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    module = transformers_model("MPNetModel", "MPNetConfig", **sizes, vocab_size=31)
     held = Model.open(module.state_dict())
-    assert held.family.name == "vit"
+    assert held.family.name == "mpnet"
     assert held.label == "a state dict in memory"
+    other = transformers_model("ViTModel", "ViTConfig", **sizes, image_size=8, patch_size=4)
+    with pytest.raises(ArchitectureError, match="a state dict in memory: a vit by its tensors' names, but"):
+        Model.open(other.state_dict())
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────

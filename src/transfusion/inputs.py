@@ -73,7 +73,10 @@ def read_text(path: Path, error: type[TransfusionError] = CheckpointError, limit
 def parse_json(text: str, where: object, error: type[TransfusionError] = CheckpointError) -> Any:
     """A JSON value; ``where`` names its origin in messages. A key that stands twice is refused."""
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_object)
+        if "\\ud" in text.lower():  # half a character cannot be printed or written, wherever it turns up
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as reason:
         raise error(
             f"{where}: not readable as JSON ({_reason(reason)})", hint="fetch the file again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
@@ -63,7 +64,7 @@ def refuse_odd_settings(label: str, kind: Kind, config: Mapping[str, Any]) -> No
             hint="convert it to a plain LoRA (PEFT: path_initial_model_for_weight_conversion), or merge it",
         )
     odd = [
-        f"{key}={value!r}"
+        f"{key}={reprlib.repr(value)}"
         for key, value in config.items()
         if key not in _COMMON | kind.settings and value not in (None, False, {}, [], "")
     ]

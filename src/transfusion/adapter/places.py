@@ -66,7 +66,7 @@ class Place:
         packed = self.naming.canonical(f"{module}.in_proj_weight")  # nn.MultiheadAttention has no other
         if packed in self.architecture.tensors:
             return Spot(packed)
-        if found := re.fullmatch(r"(.+)#(\d+)(\[\d+\])?", self.naming.canonical(f"{module}.weight")):
+        if found := re.fullmatch(r"(.+)#(\d{1,9})(\[\d{1,9}\])?", self.naming.canonical(f"{module}.weight")):
             _, piece = without_part(found[0])
             return Spot(found[1], piece, int(found[2]))
         tensor, piece = without_part(self.naming.canonical(module) + ".weight")

@@ -23,6 +23,7 @@ from transfusion.adapter.checking import (
     require_tokens,
     require_whole,
 )
+from transfusion.adapter.configuration import require_sensible
 from transfusion.adapter.kinds import PROMPT, WHOLE, Kind, Part, Reference
 from transfusion.adapter.places import Place, Spot
 from transfusion.adapter.prompts import prompt_layout
@@ -90,6 +91,7 @@ class Adapter:
         """Read the headers of an adapter; refuse the kinds that cannot be moved, by name."""
         root = resolve(reference)
         config = read_json(require_closed(root) / CONFIG)
+        require_sensible(str(reference), config)
         kind = kind_that_moves(str(reference), config)
         refuse_odd_settings(str(reference), kind, config)
         file = next((root / name for name in WEIGHTS if (root / name).exists()), None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
+from transfusion.adapter.patterns import patterns
 from transfusion.errors import AdapterError
 
 WRAPPED = ".base_layer."
@@ -37,27 +37,21 @@ class Settings:
         found = self.config.get(key)
         return default if found is None else found
 
-    def patterned(self, patterns: str, key: str, default: float) -> float:
+    def patterned(self, table: str, key: str, default: float) -> float:
         """A setting that a table of patterns may change: the first whose pattern ends the module's name."""
-        try:
-            for pattern, found in self.value(patterns, {}).items():
-                if re.match(rf"(.*\.)?({pattern})$", meant(self.module)):
-                    return float(found)
-            return float(self.value(key, default))
-        except (re.error, TypeError, ValueError, AttributeError) as error:
+        found: Mapping[str, Any] = self.value(table, {})
+        met = patterns(tuple(found)).first(meant(self.module))
+        value = self.value(key, default) if met is None else found[met]
+        if isinstance(value, list):
             raise AdapterError(
-                f"the adapter's configuration has {key} or {patterns} that make no sense ({error})",
+                f"the adapter's configuration has marks of directions in {table}, as AdaLoRA has them",
                 hint="fetch the adapter_config.json that belongs to these weights",
-            ) from error
+            )
+        return float(value)
 
     @property
     def rank(self) -> int:
-        if (rank := int(self.patterned("rank_pattern", "r", 8))) < 1:
-            raise AdapterError(
-                f"the adapter's configuration gives {self.module} the rank {rank}",
-                hint="fetch the adapter_config.json that belongs to these weights",
-            )
-        return rank
+        return int(self.patterned("rank_pattern", "r", 8))
 
     @property
     def lora_scale(self) -> float:
@@ -73,7 +67,9 @@ class Settings:
     def adalora_rank(self) -> int:
         """The rank that is left in this module: its pattern has a mark for each direction that was kept."""
         kept = self.value("rank_pattern", {}).get(f"{self.module}.lora_E")
-        return int(self.value("init_r", 12)) if kept is None else sum(map(bool, kept))
+        return (
+            sum(kept) if isinstance(kept, list) else int(self.value("init_r", 12) if kept is None else kept)
+        )
 
     @property
     def adalora_scale(self) -> float:

@@ -53,7 +53,7 @@ def refusing(family: Family, label: str) -> Iterator[None]:
     except TransfusionError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
         raise ArchitectureError(
             f"{label}: {family.library} cannot make a module of it ({reason})",
             hint="the configuration must be the one that belongs to these tensors",

@@ -12,8 +12,15 @@ from safetensors.torch import load_file, save_file
 from transfusion.adapter import Adapter
 from transfusion.adapter.patterns import Patterns
 from transfusion.adapter.settings import Settings
+from transfusion.alignment import Alignment
 from transfusion.checkpoint import CONFIGS
-from transfusion.errors import AdapterError, ArchitectureError, CheckpointError, TransfusionError
+from transfusion.errors import (
+    AdapterError,
+    AlignmentError,
+    ArchitectureError,
+    CheckpointError,
+    TransfusionError,
+)
 from transfusion.inputs import parse_json
 from transfusion.model import Model
 from transfusion.probes import probes
@@ -327,3 +334,162 @@ def test_half_a_character_in_json_is_refused():
     with pytest.raises(CheckpointError, match="m: not readable as JSON"):
         parse_json('{"a": "\\ud800"}', "m")
     assert parse_json('{"a": "\\ud83d\\ude00"}', "m") == {"a": "😀"}
+
+
+# ── π ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def pi(shuffled, tmp_path_factory) -> Path:
+    from transfusion.matching import align
+
+    a, b = shuffled("vit")
+    return align(a, b, method="guarded").save(tmp_path_factory.mktemp("pi") / "pi")
+
+
+def retold(pi: Path, place: Path, change) -> Path:
+    """The same maps with another story."""
+    from safetensors import safe_open
+
+    with safe_open(pi, framework="pt") as opened:
+        tensors = {id: opened.get_tensor(id) for id in opened.keys()}  # noqa: SIM118
+        story = json.loads(opened.metadata()["transfusion"])
+    told = change(story, tensors)
+    text = told if isinstance(told, str) else json.dumps(story)
+    save_file(tensors, place, {"transfusion": text})
+    return place
+
+
+def put(*path: object):
+    *steps, key, value = path
+
+    def change(story, tensors) -> None:
+        for step in steps:
+            story = story[step]
+        story[key] = value
+
+    return change
+
+
+def drop(*path: object):
+    *steps, key = path
+
+    def change(story, tensors) -> None:
+        for step in steps:
+            story = story[step]
+        del story[key]
+
+    return change
+
+
+def circle(story, tensors) -> None:
+    story["parents"] |= {"layer.0.head": "layer.0.qk", "layer.0.qk": "layer.0.head"}
+
+
+def swapped(id: str, make):
+    def change(story, tensors) -> None:
+        tensors[id] = make(tensors[id])
+
+    return change
+
+
+ODD_STORIES = {
+    "circle": circle,
+    "own parent": put("parents", "layer.0.head", "layer.0.head"),
+    "unknown parent": put("parents", "layer.0.head", "nobody"),
+    "parents a list": put("parents", []),
+    "size 0": put("sizes", "layer.0.head", 0),
+    "size negative": put("sizes", "layer.0.head", -4),
+    "size huge": put("sizes", "layer.0.head", 10**12),
+    "size text": put("sizes", "layer.0.head", "4"),
+    "size of another": put("sizes", "layer.0.head", 5),
+    "parent huge": put("sizes", "layer.0.head", 2**24),
+    "no sizes": drop("sizes"),
+    "kind unknown": put("kinds", "layer.0.head", "swap"),
+    "kind another": put("kinds", "layer.0.head", "rotation"),
+    "kinds a list": put("kinds", ["layer.0.head"]),
+    "a map too few": drop("kinds", "layer.0.head"),
+    "advice": put("provenance", "advice", {"a": [1]}),
+    "advice a list": put("provenance", "advice", [1]),
+    "verdict a number": put("provenance", "advice", {"verdict": 1, "text": "x"}),
+    "margins": put("provenance", "advice", {"verdict": "x", "text": "x", "margins": {"head": 5}}),
+    "axes": put("provenance", "advice", {"verdict": "x", "text": "x", "axes": [1]}),
+    "objective text": put("provenance", "objective", ["x"]),
+    "objective NaN": put("provenance", "objective", [NAN]),
+    "policy": put("provenance", "policy", "tied"),
+    "policy unknown": put("provenance", "policy", "residual", "loose"),
+    "seed": put("provenance", "seed", "0"),
+    "source": put("provenance", "source", 5),
+    "digest": put("provenance", "source_digest", None),
+    "options": put("provenance", "options", []),
+    "an unknown key": put("provenance", "surprise", 1),
+    "no provenance": drop("provenance"),
+    "folds": put("folds", {"x": {"norm": 5, "offset": 0.0}}),
+    "fold offset": put("folds", {"x": {"norm": "n", "offset": NAN}}),
+    "format text": put("format", "1"),
+    "no format": drop("format"),
+    "not JSON": lambda story, tensors: "{",
+    "nested": lambda story, tensors: "[" * 100_000 + "]" * 100_000,
+    "a list": lambda story, tensors: "[]",
+    "digits": lambda story, tensors: '{"format": ' + "1" * 5000 + "}",
+    "floats": swapped("layer.0.head", torch.Tensor.double),
+    "bfloat16": swapped("layer.0.head", torch.Tensor.bfloat16),
+    "a dimension more": swapped("layer.0.head", lambda index: index[None]),
+    "out of range": swapped("layer.0.head", lambda index: index + 10**6),
+    "taken twice": swapped("layer.0.head", torch.zeros_like),
+    "fewer": swapped("layer.0.head", lambda index: index[:, 1:].contiguous()),
+}
+
+
+@pytest.mark.parametrize("name", ODD_STORIES)
+def test_a_file_of_pi_is_checked_before_it_is_used(name, pi, tmp_path):
+    with pytest.raises(AlignmentError) as caught:
+        Alignment.load(retold(pi, tmp_path / "odd", ODD_STORIES[name]))
+    assert str(tmp_path / "odd") in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_rotation_with_what_is_no_number_is_refused(pi, tmp_path):
+    def turned(story, tensors) -> None:
+        rows, size = tensors["layer.0.head"].shape
+        tensors["layer.0.head"] = torch.full((rows, size + 2, size), NAN)
+        story["kinds"]["layer.0.head"] = "rotation"
+
+    with pytest.raises(AlignmentError, match="the file is damaged"):
+        Alignment.load(retold(pi, tmp_path / "odd", turned))
+
+
+def test_a_pi_whose_sizes_are_not_the_models_is_refused_whatever_digest_it_claims(
+    pi, made, shuffled, tmp_path
+):
+    model = Model.open(shuffled("vit")[0])
+    alignment = Alignment.load(pi)
+    architecture = model.architecture.under(alignment.provenance.policy)
+    alignment.require_for(architecture)
+    still = next(id for id in architecture.trunk_spaces if id not in alignment.maps)
+    lying = Alignment.load(retold(pi, tmp_path / "odd", put("sizes", still, 77)))
+    with pytest.raises(AlignmentError, match=rf"another shape of the architecture: {still} \(77 in π"):
+        lying.require_for(architecture)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"belongs_to": "x"}', "[" * 100_000, '{"belongs_to": "x", "trials": []}',
+    '{"belongs_to": "x", "trials": {"a": {"trace": []}}}'], ids=lambda text: text[:50])  # fmt: skip
+def test_a_damaged_journal_of_a_search_is_not_used(text, tmp_path):
+    from transfusion.matching.journal import Journal
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "journal", {"transfusion-journal": text})
+    assert Journal(tmp_path / "journal", "x").recall() == {}
+
+
+def test_a_pipe_is_no_file_of_pi_and_no_journal(tmp_path):
+    import os
+
+    from transfusion.alignment import is_alignment
+    from transfusion.matching.journal import Journal
+
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_alignment(tmp_path / "pipe")
+    assert Journal(tmp_path / "pipe", "x").recall() == {}
+    for name in ("pipe", "nul\0", "a" * 5000):
+        with pytest.raises(AlignmentError, match="no such file of π"):
+            Alignment.load(tmp_path / name)

@@ -440,7 +440,9 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
     with pytest.raises(ArchitectureError, match=r"a draft is made from a config.json, and there is none"):
         propose_for(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["NobodyModel"]}')
-    with pytest.raises(ArchitectureError, match=r"names a class NobodyModel that transformers .* does not have"):
+    with pytest.raises(
+        ArchitectureError, match=r"names a class NobodyModel that transformers .* does not have"
+    ):
         propose_for(tmp_path)
 
 

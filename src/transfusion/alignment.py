@@ -7,24 +7,31 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import prod
+from os.path import isdir, isfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from transfusion.architecture import Architecture, Shortcut
 from transfusion.checkpoint import Rows, tensor_digest
 from transfusion.errors import AlignmentError, MismatchError, listing
+from transfusion.inputs import parse_json, validate
 from transfusion.layouts import Index, Layout, names_in
 from transfusion.maps import KINDS, Map, Permutation, Rotation, RowMover, move, moves_by_rows
 from transfusion.model import Model
-from transfusion.provenance import Provenance
+from transfusion.provenance import Number, Provenance, Told
 from transfusion.writer import publish_file, write_tensors
 
 FORMAT = 1
 _KEY = "transfusion"
+_NESTED = 16
+"""So many axes may lie within each other."""
 _MOVERS = 16
 """How many layouts are remembered with where everything in them goes: more than are moved at once."""
 
@@ -216,55 +223,30 @@ class Alignment:
         >>> transfusion.Alignment.load("pi.safetensors").provenance.method
         'guarded'
         """
-        if not Path(path).is_file():
-            what = "a folder, and not a file of π" if Path(path).is_dir() else "no such file of π"
+        if not isfile(path):
+            what = "a folder, and not a file of π" if isdir(path) else "no such file of π"
             raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
         try:
             with safe_open(path, framework="pt") as opened:
-                metadata = opened.metadata() or {}
-                tensors = {id: opened.get_tensor(id) for id in opened.keys()}  # noqa: SIM118
+                story = _story(path, opened.metadata() or {})
+                _require_shapes(path, story, opened)
+                tensors = {id: opened.get_tensor(id) for id in story["kinds"]}
         except (SafetensorError, OSError) as error:
             what = f"not a readable file of π ({error})"
-            raise AlignmentError(f"{path}: {what}", hint="make it again with 'transfusion align'") from error
-        if _KEY not in metadata:
-            what = "a safetensors file, but not one of π"
-            raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
-        try:
-            story = json.loads(metadata[_KEY])
-            if story["format"] != FORMAT:
-                raise AlignmentError(
-                    f"{path}: written in format {story['format']}, and this version reads {FORMAT}",
-                    hint="make it again with this version, or install the version that wrote it",
-                )
-            return cls._from_story(path, story, tensors)
-        except (KeyError, TypeError, ValueError) as error:
-            raise AlignmentError(
-                f"{path}: its story cannot be read ({type(error).__name__}: {error}); the file is damaged",
-                hint="make it again with 'transfusion align'",
-            ) from error
+            raise AlignmentError(f"{path}: {what}", hint=_AGAIN) from error
+        return cls._from_story(path, story, tensors)
 
     @classmethod
-    def _from_story(cls, path: str | Path, story: dict[str, Any], tensors: dict[str, Tensor]) -> Alignment:
-        damaged = AlignmentError(
-            f"{path}: the maps are not those that were saved; the file is damaged",
-            hint="make it again with 'transfusion align'",
-        )
-        if tensors.keys() != story["kinds"].keys():
-            raise damaged
+    def _from_story(cls, path: str | Path, story: _Story, tensors: dict[str, Tensor]) -> Alignment:
         try:
             maps = {id: KINDS[story["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
-        except (AlignmentError, KeyError) as error:
-            raise damaged from error
+            told = Provenance.recalled(story["provenance"])
+        except (AlignmentError, TypeError, ValueError) as error:
+            raise _damaged(path, str(error)) from error
         folds = {tensor: Fold(**fold) for tensor, fold in story.get("folds", {}).items()}
-        alignment = cls(
-            maps, story["sizes"], story["parents"], Provenance.recalled(story["provenance"]), folds
-        )
-        misfit = any(
-            (map_.rows, map_.size) != (len(alignment.lineage(id)), alignment.sizes[id])
-            for id, map_ in maps.items()
-        )
-        if misfit or alignment.digest != story["digest"]:
-            raise damaged
+        alignment = cls(maps, story["sizes"], story["parents"], told, folds)
+        if alignment.digest != story["digest"]:
+            raise _damaged(path, "the maps are not those that were saved")
         return alignment
 
     # ── belonging together ───────────────────────────────────────────────────────────────────
@@ -277,12 +259,13 @@ class Alignment:
                 f"this π is for {story.family}, the model is a {architecture.family}",
                 hint="align these two models first",
             )
-        if story.architecture != architecture.digest():
-            differing = [
-                f"{id} ({self.sizes.get(id, 'absent')} in π, {architecture.sizes[id]} in the model)"
-                for id in architecture.trunk_spaces
-                if self.sizes.get(id) != architecture.sizes[id]
-            ]
+        differing = [
+            f"{id} ({self.sizes.get(id, 'absent')} in π, {architecture.sizes[id]} in the model)"
+            for id in architecture.trunk_spaces
+            if self.sizes.get(id) != architecture.sizes[id]
+        ]
+        other = {id for id in self.maps if self.parents.get(id) != architecture.parents.get(id)}
+        if differing or other or story.architecture != architecture.digest():
             raise AlignmentError(
                 "this π is for another shape of the architecture"
                 + (f": {listing(differing, 4)}" if differing else ""),
@@ -304,8 +287,82 @@ class Alignment:
                 )
 
 
+# ── what a file says ─────────────────────────────────────────────────────────────────────────
+
+_AGAIN = "make it again with 'transfusion align'"
+_WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
+_REAL = frozenset(["F32", "F64"])
+
+
+class _Folded(TypedDict):
+    norm: str
+    offset: Number
+
+
+class _Story(TypedDict):
+    """What a file of π says beside its maps."""
+
+    format: int
+    digest: str
+    kinds: dict[str, Literal["permutation", "plan", "rotation"]]
+    sizes: dict[str, Annotated[int, Field(ge=1, le=2**24)]]
+    parents: dict[str, str]
+    folds: NotRequired[dict[str, _Folded]]
+    provenance: Told
+
+
+def _damaged(path: str | Path, what: str) -> AlignmentError:
+    return AlignmentError(f"{path}: {what}; the file is damaged", hint=_AGAIN)
+
+
+def _story(path: str | Path, metadata: Mapping[str, str]) -> _Story:
+    """What a file says, checked; who is whose parent comes to an end."""
+    if _KEY not in metadata:
+        what = "a safetensors file, but not one of π"
+        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+    told = parse_json(metadata[_KEY], f"{path}: its story cannot be read", AlignmentError)
+    if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] != FORMAT:
+        raise AlignmentError(
+            f"{path}: written in format {told['format']}, and this version reads {FORMAT}",
+            hint="make it again with this version, or install the version that wrote it",
+        )
+    where = f"{path}: its story cannot be read, the file is damaged"
+    story = validate(told, _Story, where, hint=_AGAIN, error=AlignmentError)
+    sizes, parents = story["sizes"], story["parents"]
+    if strange := [id for id in (*story["kinds"], *parents, *parents.values()) if id not in sizes]:
+        raise _damaged(path, f"axes without a size: {listing(dict.fromkeys(strange))}")
+    for id in parents:
+        _ancestors(path, id, parents)
+    return story
+
+
+def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[str]:
+    found: list[str] = []
+    while (id := parents.get(id, "")) != "":
+        if id in found or len(found) > _NESTED:
+            raise _damaged(path, f"the parents of {found[0]} go round in a circle")
+        found.append(id)
+    return found
+
+
+def _require_shapes(path: str | Path, story: _Story, opened: Any) -> None:
+    """Every map has the type and the shape that its axis and its parents ask for; nothing is read yet."""
+    if story["kinds"].keys() != set(opened.keys()):
+        raise _damaged(path, "the maps are not those that were saved")
+    sizes = story["sizes"]
+    for id, kind in story["kinds"].items():
+        size, rows = sizes[id], prod(sizes[one] for one in _ancestors(path, id, story["parents"]))
+        wanted = {"permutation": (rows, size), "plan": (rows, size, size), "rotation": (rows, size + 2, size)}
+        found = opened.get_slice(id)
+        shape, type = tuple(found.get_shape()), found.get_dtype()
+        if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
+            raise _damaged(path, f"{id} is a {kind} of shape {wanted[kind]}, and has {type} of shape {shape}")
+
+
 def is_alignment(path: str | Path) -> bool:
     """Whether a path is a file of π, whatever else may be wrong with it."""
+    if not isfile(path):
+        return False
     try:
         with safe_open(path, framework="pt") as opened:
             return _KEY in (opened.metadata() or {})

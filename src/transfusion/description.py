@@ -22,7 +22,7 @@ def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | No
     >>> transfusion.inspect("pi.safetensors")["method"]
     'guarded'
     """
-    if isinstance(reference, str | Path) and Path(reference).is_file() and is_alignment(reference):
+    if isinstance(reference, str | Path) and is_alignment(reference):
         return describe_alignment(Alignment.load(reference))
     return describe_model(Model.open(reference, config=config))
 

@@ -101,18 +101,18 @@ def validate(
 ) -> Value:
     """The value, if it fits the schema: a `TypedDict` (of typing_extensions) or any other annotation.
 
-    Nothing is converted: a text is no number, and a number no text.
+    Nothing is converted: a text is no number, and a number no text. Keys that a schema does not name stay.
     """
     from pydantic import ValidationError
 
     try:
-        valid: Value = _adapter(cast(Any, schema)).validate_python(value, strict=True)
+        _adapter(cast(Any, schema)).validate_python(value, strict=True)
     except ValidationError as reason:
         first, *others = reason.errors(include_url=False, include_input=False)
         place = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
         more = f", and {len(others)} more" if others else ""
         raise error(f"{where}: {place}{_lower(first['msg'])}{more}", hint=hint) from reason
-    return valid
+    return cast(Value, value)
 
 
 @cache

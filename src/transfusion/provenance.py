@@ -4,10 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NotRequired, Required, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from transfusion import __version__
 from transfusion.architecture import Heads, Inner, Policy, Residual
+
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Asked(TypedDict):
+    """A policy in a file."""
+
+    residual: str
+    inner: str
+    heads: str
+
+
+class Predicted(TypedDict):
+    """How much of B's activations is predicted for an axis."""
+
+    found: Number
+    identity: Number
+    null: Number
+
+
+class Margin(TypedDict):
+    """How well a kind of axis agrees in the weights."""
+
+    found: Number
+    identity: Number
+    null: Number | None
+    home: Number
+    beyond: Number | None
+
+
+class Advised(TypedDict, total=False):
+    """Advice in a file, where it was asked for."""
+
+    verdict: Required[str]
+    text: Required[str]
+    identity: Number
+    found: Number
+    null: Number | None
+    share: Number | None
+    margins: dict[str, Margin]
+    axes: dict[str, Predicted]
+    probes: str
+    chosen: str
+    predicted_by: dict[str, Number]
+    not_tried: dict[str, str]
+    by_weights: dict[str, Any]
+
+
+class Options(TypedDict, total=False):
+    """What is read of the options again."""
+
+    plain_shortcuts: bool
+    functional: dict[str, Any] | None
+
+
+class Told(TypedDict):
+    """A provenance in a file."""
+
+    family: str
+    architecture: str
+    policy: Asked
+    method: str
+    options: Options
+    seed: int
+    source: str
+    source_digest: str
+    target: str
+    target_digest: str
+    objective: list[Number]
+    advice: NotRequired[Advised | Annotated[dict[str, Any], Field(max_length=0)]]
+    gap: NotRequired[Number]
+    version: NotRequired[str]
+    run: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)

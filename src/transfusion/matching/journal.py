@@ -6,20 +6,43 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os.path import isfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from transfusion.checkpoint import tensor_digest
-from transfusion.errors import TransfusionError
+from transfusion.errors import AlignmentError, TransfusionError
 from transfusion.evidence.gains import View
+from transfusion.inputs import parse_json, validate
 from transfusion.maps import KINDS, Map
 from transfusion.matching.search import Trial
 from transfusion.writer import publish_file, write_tensors
 
 _KEY = "transfusion-journal"
+
+
+class _Noted(TypedDict):
+    """A trial in the file."""
+
+    trace: Annotated[list[float], Field(min_length=1)]
+    still: bool
+    restart: int
+    changes: dict[str, int]
+    visits: dict[str, list[int]]
+    states: list[str]
+    gaps: dict[str, float]
+    maps: dict[str, list[str]]
+    past: dict[str, list[list[Any]]]
+
+
+class _Story(TypedDict):
+    belongs_to: str
+    trials: dict[str, _Noted]
 
 
 class _Maps:
@@ -43,7 +66,10 @@ class _Maps:
         """What was noted, from a file."""
         for kind, name in told.values():
             if name not in self._known:
-                self._known[name] = KINDS[kind].from_tensor(file.get_tensor(name))
+                tensor = file.get_tensor(name)
+                if tensor_digest(tensor).hex() != name:
+                    raise AlignmentError("a map in the journal is not the one that was noted")
+                self._known[name] = KINDS[kind].from_tensor(tensor)
         return {id: self._known[name] for id, (_, name) in told.items()}
 
 
@@ -85,29 +111,32 @@ class Journal:
 
     def recall(self) -> Mapping[str, Trial]:
         """The trials of an earlier run of the same search; none, if there was another or none."""
+        if not isfile(self.path):
+            return {}
         try:
             with safe_open(self.path, framework="pt") as opened:
-                story = json.loads((opened.metadata() or {})[_KEY])
+                told = parse_json((opened.metadata() or {})[_KEY], self.path)
+                story = validate(told, _Story, self.path, hint="")
                 if story["belongs_to"] == self.belongs_to:
                     maps = _Maps()
-                    for name, told in story["trials"].items():
+                    for name, noted in story["trials"].items():
                         self.trials[name] = Trial(
                             name,
-                            maps.recalled(told["maps"], opened),
-                            told["trace"],
-                            told["still"],
-                            told["restart"],
-                            Counter(told["changes"]),
-                            told["visits"],
-                            told["states"],
+                            maps.recalled(noted["maps"], opened),
+                            noted["trace"],
+                            noted["still"],
+                            noted["restart"],
+                            Counter(noted["changes"]),
+                            noted["visits"],
+                            noted["states"],
                             {
                                 id: tuple(
                                     View(tuple(sections), maps.recalled(then, opened), moved)
                                     for sections, then, moved in past
                                 )
-                                for id, past in told["past"].items()
+                                for id, past in noted["past"].items()
                             },
-                            told["gaps"],
+                            noted["gaps"],
                         )
         except (
             SafetensorError,

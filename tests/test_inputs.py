@@ -178,8 +178,8 @@ def test_numbers_in_names_are_not_counted_up_to(made, tmp_path):
     [
         ("bert", {"vocab_size": 2**24}, "by its configuration the model has"),
         ("bert", {"max_position_embeddings": 2**24}, "by its configuration the model has"),
-        ("bert", {"architectures": ["AutoTokenizer"]}, "names a class AutoTokenizer that"),
-        ("bert", {"architectures": ["logging"]}, "names a class logging that"),
+        ("bert", {"architectures": ["AutoTokenizer"]}, "names AutoTokenizer, which is no class"),
+        ("bert", {"architectures": ["logging"]}, "names logging, which is no class"),
         ("bert", {"hidden_act": "no such function"}, "cannot make a module of it"),
         ("bert", {"id2label": {"a": "b"}}, "cannot make a module of it"),
     ],

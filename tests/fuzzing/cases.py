@@ -126,10 +126,12 @@ class Place:
         a, via = a or self.world.seed("a"), via or self.world.seed("pi")
         return Command(_words("verify", a, "--via", via, *more))
 
-    def again(self, story: object, verb: str = "transport", *more: object, refused: bool = False) -> Command:
+    def again(
+        self, story: object, verb: str, *more: object, refused: bool = False, written: bool = True
+    ) -> Command:
         output = self.outputs / "again"
         line = _words(verb, "--from", story, "-o", output, "--jobs", 1, *more)
-        return Command(line, output, self.world.names, refused)
+        return Command(line, output, self.world.names, refused) if written else Command(line, refused=refused)
 
     def report(self, run: object, *more: object, refused: bool = False) -> Command:
         output = self.outputs / "report.html"

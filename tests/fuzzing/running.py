@@ -119,7 +119,8 @@ class Runner:
 
     def _hangs(self, seconds: float) -> bool:
         """Whether the worker is at a loss, and not only waiting for a busy machine."""
-        assert self._pipe is not None and self._worker is not None
+        assert self._pipe is not None
+        assert self._worker is not None
         for _ in range(20):
             before = _busy(self._worker)
             if self._pipe.poll(seconds / 2):

@@ -157,7 +157,7 @@ def _cache(place: Place) -> Sequence[Command]:
 
 def _beside_cache(place: Place) -> Sequence[Command]:
     """The same, but for a link that leads out of the cache."""
-    [command] = _cache(place)
+    _cache(place)
     snapshot = place.inputs / "models--org--name" / "snapshots" / "1"
     (snapshot / SHARDS[1]).unlink()
     (snapshot / SHARDS[1]).symlink_to(place.outside / "model.safetensors")

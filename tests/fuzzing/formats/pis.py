@@ -30,6 +30,7 @@ from fuzzing.mutating import (
 COUNT = 130
 KEY = "transfusion"
 Story = dict[str, Any]
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 def read(path: Path) -> tuple[Story, dict[str, np.ndarray]]:
@@ -85,16 +86,14 @@ def _story(number: int, change: Callable[[Story], Any], *, refused: bool = False
     return build
 
 
-def _maps(
-    number: int, change: Callable[[str, np.ndarray], np.ndarray], *, sign: bool = True, seed: str = "pi"
-) -> Build:
+def _maps(number: int, change: Change, *, sign: bool = True, seed: str = "pi") -> Build:
     """One map is another, and the file is signed anew; it must not be taken for a map."""
 
     def build(place: Place) -> Sequence[Command]:
         pi = place.copy(seed)
         story, maps = read(pi)
         id = max(maps, key=lambda one: maps[one].shape[-1])
-        maps = {**maps, id: np.ascontiguousarray(change(id, maps[id]))}
+        maps = {**maps, id: np.ascontiguousarray(change(maps[id]))}
         write(pi, signed(story, maps) if sign else story, maps)
         return uses(place, pi, number, refused=True)
 
@@ -229,30 +228,30 @@ def made() -> Iterator[Made]:
         number += 1
         all_of = lambda story, k=kind: {**story, "kinds": dict.fromkeys(story["kinds"], k)}  # noqa: E731
         yield Made(f"all maps are {kind}", _story(number, all_of, refused=number % 5 != 3))
-    spoilt: dict[str, Callable[[str, np.ndarray], np.ndarray]] = {
-        "an index beyond the size": lambda id, map: map + 1,
-        "a negative index": lambda id, map: map - 1,
-        "an index twice": lambda id, map: np.zeros_like(map),
-        "a huge index": lambda id, map: np.where(map == 0, 2**31 - 1, map).astype(np.int32),
-        "one index less": lambda id, map: map[:, :-1],
-        "one row less": lambda id, map: map[:0],
-        "one row more": lambda id, map: np.concatenate([map, map]),
-        "as float": lambda id, map: map.astype(np.float32),
-        "as int64": lambda id, map: map.astype(np.int64),
-        "as one number": lambda id, map: np.int32(0).reshape(()),
-        "with a dimension more": lambda id, map: map[None],
-        "with no dimension": lambda id, map: map.reshape(-1),
+    spoilt: dict[str, Change] = {
+        "an index beyond the size": lambda one: one + 1,
+        "a negative index": lambda one: one - 1,
+        "an index twice": lambda one: np.zeros_like(one),
+        "a huge index": lambda one: np.where(one == 0, 2**31 - 1, one).astype(np.int32),
+        "one index less": lambda one: one[:, :-1],
+        "one row less": lambda one: one[:0],
+        "one row more": lambda one: np.concatenate([one, one]),
+        "as float": lambda one: one.astype(np.float32),
+        "as int64": lambda one: one.astype(np.int64),
+        "as one number": lambda one: np.int32(0).reshape(()),
+        "with a dimension more": lambda one: one[None],
+        "with no dimension": lambda one: one.reshape(-1),
     }
     for turn, (what, change) in enumerate(spoilt.items()):
         yield Made(f"a map with {what}", _maps(turn, change), what == "an index beyond the size")
         yield Made(f"a map with {what}, unsigned", _maps(turn + 1, change, sign=False))
-    turned: dict[str, Callable[[str, np.ndarray], np.ndarray]] = {
-        "NaN": lambda id, map: map * np.float32("nan"),
-        "infinite values": lambda id, map: map + np.float32("inf"),
-        "zeros": lambda id, map: np.zeros_like(map),
-        "what is no rotation": lambda id, map: map + 1,
-        "a row less": lambda id, map: map[:, :-1],
-        "half the numbers": lambda id, map: map.astype(np.float16),
+    turned: dict[str, Change] = {
+        "NaN": lambda one: one * np.float32("nan"),
+        "infinite values": lambda one: one + np.float32("inf"),
+        "zeros": lambda one: np.zeros_like(one),
+        "what is no rotation": lambda one: one + 1,
+        "a row less": lambda one: one[:, :-1],
+        "half the numbers": lambda one: one.astype(np.float16),
     }
     for turn, (what, change) in enumerate(turned.items()):
         for verb in (0, 1, 3):

@@ -56,11 +56,9 @@ def uses(
         folder = place.copy(seed)
         place.write(str(folder / FILE), text)
         return [place.report(folder)]
-    return [
-        place.again(
-            place.write(FILE, text), verb, *(["--dry-run"] if number % 9 == 1 else []), refused=refused
-        )
-    ]
+    if number % 9 == 1:
+        return [place.again(place.write(FILE, text), verb, "--dry-run", refused=refused, written=False)]
+    return [place.again(place.write(FILE, text), verb, refused=refused)]
 
 
 def told(place: Place, seed: str = "moved") -> Story:
@@ -116,7 +114,7 @@ def _searched(number: int, change: Callable[[Story], Any]) -> Build:
             **story,
             "settings": {key: value for key, value in story["settings"].items() if key != "via"},
         }
-        return [place.again(place.write(FILE, dumps(change(story))))]
+        return [place.again(place.write(FILE, dumps(change(story))), "transport")]
 
     return build
 
@@ -124,13 +122,13 @@ def _searched(number: int, change: Callable[[Story], Any]) -> Build:
 def _elsewhere(lead: Callable[[Place, Story], Story]) -> Build:
     def build(place: Place) -> Sequence[Command]:
         story = lead(place, told(place))
-        return [place.again(place.write(FILE, dumps(story)), refused=True)]
+        return [place.again(place.write(FILE, dumps(story)), "transport", refused=True)]
 
     return build
 
 
 def _as_file(where: Callable[[Place], Path]) -> Build:
-    return lambda place: [place.again(where(place), refused=True)]
+    return lambda place: [place.again(where(place), "transport", refused=True)]
 
 
 def _fifo(place: Place) -> Path:

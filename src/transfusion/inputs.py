@@ -22,7 +22,12 @@ Value = TypeVar("Value")
 
 def inside(folder: Path, path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
     """The path, if it stays inside the folder. Links of a hub cache may lead to that cache's blobs."""
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as reason:  # such as links that lead to each other
+        raise error(
+            f"{path}: it cannot be followed ({_reason(reason)})", hint="put the file itself there"
+        ) from reason
     if not (target.is_relative_to(folder.resolve()) or _is_blob(target)):
         raise error(
             f"{path}: it leads outside {folder} (to {target}), and is not followed",

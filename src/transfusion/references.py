@@ -17,6 +17,8 @@ _HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w][\
 
 def resolve(reference: str | Path) -> Path:
     """The path that a reference means; a hub id is fetched, unless a path of that name exists."""
+    if not str(reference):
+        raise CheckpointError("a model was expected, and its name is empty", hint="give a path or a hub id")
     try:
         path = Path(reference).expanduser()
         if path.exists():

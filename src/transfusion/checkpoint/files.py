@@ -79,9 +79,8 @@ def headers(file: Path) -> dict[str, TensorInfo]:
             name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file, stamp=told)
             for name, tensor in unpickle(file).items()
         }
-    result: dict[str, TensorInfo] = {}
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     try:
-        offsets = _offsets(file)
         with safe_open(file, framework="pt") as opened:
             if "transfusion" in (opened.metadata() or {}):
                 raise CheckpointError(
@@ -95,17 +94,18 @@ def headers(file: Path) -> dict[str, TensorInfo]:
                         f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
                         hint="quantised checkpoints cannot be moved; use the original weights",
                     )
-                result[name] = TensorInfo(name, tuple(piece.get_shape()), dtype, file, offsets[name], told)
+                found[name] = tuple(piece.get_shape()), dtype
+        offsets = _offsets(file)
+        return {name: TensorInfo(name, *one, file, offsets[name], told) for name, one in found.items()}
     except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: not a whole safetensors file ({error})",
             hint="it may be truncated by an interrupted download; fetch it again",
         ) from error
-    return result
 
 
 def _offsets(file: Path) -> dict[str, int]:
-    """Where every tensor begins. The library checks the header as a whole, and does not tell this."""
+    """Where every tensor begins, in a header that the library has checked. It does not tell this itself."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > min(_LARGEST_HEADER, file.stat().st_size):

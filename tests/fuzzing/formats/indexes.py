@@ -343,7 +343,8 @@ def made() -> Iterator[Made]:
 
 
 def _linked(place: Place) -> str:
-    (place.inputs / "link").symlink_to(place.outside)
+    if not (place.inputs / "link").exists():
+        (place.inputs / "link").symlink_to(place.outside)
     return "model.safetensors"
 
 

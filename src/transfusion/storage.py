@@ -48,9 +48,10 @@ class Stored:
     def names(self) -> tuple[str, ...]:
         return tuple(name for parts in self.pieces for name in parts)
 
-    def renamed(self, prefix: str) -> Stored:
-        """The same under names that begin with a prefix."""
-        return replace(self, pieces=tuple(tuple(prefix + name for name in parts) for parts in self.pieces))
+    def renamed(self, prefix: str, before: str = "") -> Stored:
+        """The same under names that begin with a prefix, in the place of one that they have."""
+        pieces = (tuple(prefix + name.removeprefix(before) for name in parts) for parts in self.pieces)
+        return replace(self, pieces=tuple(pieces))
 
     def info(self, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
         """What the headers say about the tensor as a whole; its file is that of its first piece."""

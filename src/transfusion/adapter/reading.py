@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from transfusion.adapter.checking import (
     require_tokens,
     require_whole,
 )
+from transfusion.adapter.classes import class_for
 from transfusion.adapter.configuration import require_sensible
 from transfusion.adapter.kinds import PROMPT, WHOLE, Kind, Part, Reference
 from transfusion.adapter.places import Place, Spot
@@ -37,16 +38,12 @@ from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model import Model
 from transfusion.naming import Naming, unwrapped
 from transfusion.references import resolve
+from transfusion.tables import Table
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-
-_TASKS = {
-    "SEQ_CLS": "ForSequenceClassification",
-    "TOKEN_CLS": "ForTokenClassification",
-    "QUESTION_ANS": "ForQuestionAnswering",
-    "CAUSAL_LM": "ForCausalLM",
-}
+LABEL = "label"
+"""What tables call the axis of a head that has one unit per label."""
 
 
 @dataclass(frozen=True)
@@ -150,28 +147,51 @@ class Adapter:
 
     def _place_on(self, base: Model) -> Place:
         """The base's architecture, with the heads that only the adapter has, and the prompt."""
-        naming = Naming(base.family, live=True)
-        shapes = {name: base.info(name).shape for name in base.names}
-        for key, info in self.checkpoint.tensors.items():
-            if not (self._keys.fullmatch(key) or self._is_prompt(key)):
-                shapes[naming.canonical(self._plain(key))] = info.shape
-        config = {**base.config, "architectures": [self.class_name(base)]}
-        table = base.family.table(config, frozenset(shapes))
-        bound = bind(table, shapes, base.family.name)
+        table, bound = self._bound_on(base)
         if self.kind.prompt:
             layout = prompt_layout(self.kind.name, self.config, bound)
             bound = replace(bound, tensors={**bound.tensors, PROMPT: layout})
+        naming = Naming(base.family, live=True)
         return Place(naming, bound.under(base.architecture.policy), table.ties)
+
+    def _bound_on(self, base: Model) -> tuple[Table, Architecture]:
+        """The base's table for a model of the adapter's class, and what it says about all tensors of one."""
+        own, shapes = self._wholes(base), {name: base.info(name).shape for name in base.names}
+        if new := {name for name, shape in own.items() if shapes.get(name) != shape}:
+            shapes = {name: one for name, one in shapes.items() if name in own or not _labels(base, name)}
+        name = self.class_name(base) if new else None
+        config = {**base.config, "architectures": [name]} if name else base.config
+        table = base.family.table(config, frozenset({*shapes, *own}))
+        return table, bind(table, {**shapes, **own}, base.family.name)
+
+    def _wholes(self, base: Model) -> dict[str, tuple[int, ...]]:
+        """The shapes of what is stored as a whole, by canonical name."""
+        naming = Naming(base.family, live=True)
+        return {
+            naming.canonical(self._plain(key)): info.shape
+            for key, info in self.checkpoint.tensors.items()
+            if not (self._keys.fullmatch(key) or self._is_prompt(key))
+        }
+
+    def read_through(self, base: Model, own: Iterable[str]) -> frozenset[str]:
+        """The heads of the base that the adapter's own heads read through: a pooler, or a transform."""
+        _, bound = self._bound_on(base)
+        layouts = {name: bound.tensors[name] for name in bound.heads if name not in own}
+        read = {axis for name in own for axis in _axes(bound.tensors[name], bound.tensors[name].inputs)}
+        found: set[str] = set()
+        while new := {n for n, one in layouts.items() if n not in found and _axes(one, one.outputs) & read}:
+            found |= new
+            read |= {axis for name in new for axis in _axes(layouts[name], layouts[name].inputs)}
+        written = {axis for name in found for axis in _axes(layouts[name], layouts[name].outputs)}
+        plain = {name: set(one.names()) for name, one in layouts.items() if one.arrow is None}
+        return frozenset(found | {name for name, axes in plain.items() if axes and axes <= written})
 
     def _is_prompt(self, key: str) -> bool:
         return self.kind.prompt and key == PROMPT
 
-    def class_name(self, base: Model) -> str:
-        """The class of model that the adapter was trained in, as far as it says so."""
-        mapping = self.config.get("auto_mapping") or {}
-        task = _TASKS.get(self.config.get("task_type") or "", "")
-        own = (base.config.get("architectures") or [""])[0]
-        return str(mapping.get("base_model_class") or task or own)
+    def class_name(self, base: Model) -> str | None:
+        """The class of model that the adapter was trained in; None if the base's type has no such class."""
+        return class_for(self.config, base.config)
 
     def _plain(self, key: str) -> str:
         """The key of a tensor that is stored as a whole, without PEFT's marks."""
@@ -257,6 +277,16 @@ class Adapter:
         if factor.part.reference is Reference.ROWS:
             vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
             require_tokens(self.label, factor.key, shape[0], self.settings(factor.module).tokens, vocabulary)
+
+
+def _labels(base: Model, name: str) -> bool:
+    """Whether a tensor of the base belongs to a head with labels, of which there may be other ones now."""
+    heads = base.architecture.heads
+    return name in heads and LABEL in base.architecture.tensors[name].names()
+
+
+def _axes(layout: Layout, dims: range) -> set[str]:
+    return set(layout.part(dims).names())
 
 
 def is_adapter(reference: str | Path) -> bool:

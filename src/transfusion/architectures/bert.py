@@ -67,10 +67,12 @@ def stack(config: Config, embeddings: str = EMBEDDINGS) -> Stack:
     )
 
 
-def pooled(config: Config, names: frozenset[str], pooler: str = "pooler.dense.weight") -> str:
+def pooled(
+    config: Config, names: frozenset[str], pooler: str = "pooler.dense.weight", pool: str = "pool"
+) -> str:
     """Where a plain classifier reads: behind the pooler if there is one, but never token by token."""
     by_token = (config.get("architectures") or [""])[0].endswith("ForTokenClassification")
-    return "pool" if pooler in names and not by_token else "x@last"
+    return pool if pooler in names and not by_token else "x@last"
 
 
 def table(config: Config, names: frozenset[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transfusion.architectures import bert
 from transfusion.architectures._shared import (
     ATTENTION,
     HARMLESS,
@@ -56,7 +57,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
         ),
         axes=(Axis("sentence", scope="model"), Axis("mlm", scope="model"), VOCAB, LABEL),
         heads=HEADS.format(
-            sentence="sentence" if "pre_classifier.weight" in names else "x@last",
+            sentence=bert.pooled(config, names, "pre_classifier.weight", "sentence"),
             words="x@first" if tied else "mlm",
         ),
         buffers="embeddings.position_ids",

@@ -60,6 +60,7 @@ lm_head.weight                   vocab <- decoder.x@last
 qa_outputs.*                     label <- decoder.x@last
 classification_head.dense.*      sentence <- decoder.x@last
 classification_head.out_proj.*   label <- sentence
+classifier.*                     label <- encoder.x@last
 """
 
 ENCODER_HEADS = """

@@ -22,7 +22,7 @@ from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.applied import Applied, apply
 from transfusion.transportation.dense import Action, Transport
 from transfusion.transportation.joined import JoinedAdapters
-from transfusion.transportation.journey import Asked, Base, Finetune, Journey
+from transfusion.transportation.journey import Asked, Base, Finetune, Journey, opened, refuse_early
 from transfusion.transportation.merging import How, Merging
 
 __all__ = [
@@ -87,7 +87,10 @@ def transport(
     """
     if via is None and calibrate is not None:
         aligning = _shown(calibrate, **aligning)
-    return Journey.between(base, onto, via, **aligning).transport(
+    a, b = opened(base, onto)
+    if via is None and full:
+        refuse_early([finetuned], a, b)
+    return Journey.between(a, b, via, **aligning).transport(
         finetuned,
         alpha=alpha,
         dtype=dtype,
@@ -136,7 +139,10 @@ def merge(
     >>> print(merged.save("models/both-on-b"))
     models/both-on-b
     """
-    journey = Journey.between(base, onto, via, **({"seed": seed} if via is None else {}), **aligning)
+    a, b = opened(base, onto)
+    if via is None and full and not isinstance(finetuned, str | Path):
+        refuse_early(finetuned, a, b)
+    journey = Journey.between(a, b, via, **({"seed": seed} if via is None else {}), **aligning)
     return journey.merge(
         finetuned,
         merging=Merging.asked(how, weights, density, seed, journey.alpha(alpha)),

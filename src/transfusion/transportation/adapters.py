@@ -13,12 +13,13 @@ from torch import Tensor
 
 from transfusion.adapter import Adapter, Factor, Reference
 from transfusion.adapter.changes import row_norms
+from transfusion.adapter.classes import class_for
 from transfusion.adapter.places import Spot, as_matrix, as_stored
 from transfusion.adapter.settings import WRAPPED
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.checkpoint import TensorInfo
-from transfusion.errors import AdapterError, SettingError
+from transfusion.errors import AdapterError, SettingError, listing
 from transfusion.layouts import ANONYMOUS, Name
 from transfusion.maps import Permutation
 from transfusion.model import Model
@@ -82,8 +83,18 @@ class AdapterTransport(AdapterOutput):
 
     @property
     def class_name(self) -> str:
-        """The class of model that the adapter was trained in."""
-        return self.adapter.class_name(self.base)
+        """The class of model that the adapter makes of B."""
+        kind = self.onto.config.get("model_type")
+        name = class_for(self.adapter.config, {**self.base.config, "model_type": kind})
+        if name is None:
+            told = self.adapter.config
+            task = (told.get("auto_mapping") or {}).get("base_model_class") or told.get("task_type")
+            raise AdapterError(
+                f"{self.adapter.label} was trained for {task!r:.80}, and a model of type {kind!r:.80} has no"
+                f" such class: {listing(self.carried)} cannot become part of one",
+                hint="leave the adapter an adapter; or correct task_type in adapter_config.json",
+            )
+        return name
 
     @property
     def notes(self) -> list[str]:

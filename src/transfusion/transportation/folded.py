@@ -11,8 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from transfusion.adapter.classes import ENCODERS, PREFIXES
 from transfusion.alpha import Alpha
 from transfusion.checkpoint import Checkpoint
+from transfusion.errors import AdapterError, listing
 from transfusion.storage import Stored
 from transfusion.transportation.adapters import AdapterTransport
 from transfusion.transportation.output import Shape
@@ -57,20 +59,52 @@ class FoldedAdapter(Source):
             return base
         labels = next((self.shape(name).extents[0] for name in self.moved.labelled), None)
         named = {} if labels is None else _numbered(labels, base)
-        return {**base, **named, "architectures": [self.moved.class_name]}
+        kept = {key: value for key, value in base.items() if key not in ("num_labels", "problem_type")}
+        return {**kept, **named, "architectures": [self.moved.class_name]}
 
     @cached_property
     def names(self) -> Mapping[str, Stored]:
-        """With a head of its own, the base model within the base, and that head; other heads are not of its
-        kind.
+        """With a head of its own, the base model within the base, and that head with what it reads through;
+        other heads are not of its kind.
         """
-        base = self.moved.base
-        if not self.has_heads:
+        base, class_name = self.moved.base, self.moved.class_name if self.has_heads else None
+        if class_name is None:
             return base.names
-        prefixes = base.family.prefixes
-        within = {name: one for name, one in base.names.items() if one.names[0].startswith(prefixes)}
-        trunk = within or {name: one.renamed(prefixes[0]) for name, one in base.names.items()}
-        return {**trunk, **{name: Stored(((name,),)) for name in self.moved.carried}}
+        prefixes, own = base.family.prefixes, self.moved.carried
+        through = self.moved.adapter.read_through(base, own)
+        self._require(through)
+        bare = not any(one.names[0].startswith(prefixes) for one in base.names.values())
+        prefix = _prefix(class_name, self.moved.onto.config, prefixes)
+        kept = {}
+        for name, one in base.names.items():
+            inside = bare or one.names[0].startswith(prefixes)
+            if name in through or (inside and not self._is_head(name)):
+                kept[name] = _within(one, prefix, prefixes) if inside else one
+        if class_name in ENCODERS:
+            kept = {name: one for name, one in kept.items() if not name.startswith("decoder.")}
+        return {**kept, **{name: self._own_name(name, prefix) for name in own}}
+
+    def _own_name(self, name: str, prefix: str) -> Stored:
+        """What a file calls a tensor of the adapter's own: a pooler may lie within the base model."""
+        live = self.moved.whole(name).name.removeprefix("base_model.").removeprefix("model.")
+        inside = live.startswith(self.moved.base.family.prefixes)
+        return Stored(((prefix + name if inside else name,),))
+
+    def _is_head(self, name: str) -> bool:
+        """Whether a tensor of the base belongs to a head; what lies on axes of the trunk alone does not."""
+        known = self.moved.base.architecture
+        if name not in known.heads:
+            return False
+        layout = known.tensors[name]
+        return layout.arrow is not None or not set(layout.names()) <= set(known.trunk_spaces)
+
+    def _require(self, through: frozenset[str]) -> None:
+        onto = self.moved.onto
+        if absent := sorted(through - onto.architecture.tensors.keys()):
+            raise AdapterError(
+                f"the head of {self.label} reads through {listing(absent)}, which {onto.label} does not have",
+                hint="give a B with the same parts as A",
+            )
 
     @property
     def has_heads(self) -> bool:
@@ -115,10 +149,24 @@ class FoldedAdapter(Source):
         return self.moved.amounts()["bytes_to_read"]
 
 
+def _prefix(class_name: str, config: Mapping[str, Any], known: tuple[str, ...]) -> str:
+    """What a class puts before the names of the base model."""
+    by_type = f"{config.get('model_type')}.".replace("-", "_")
+    usual = by_type if by_type in known else next(iter(known), "")
+    return PREFIXES.get(class_name, usual)
+
+
+def _within(stored: Stored, prefix: str, known: tuple[str, ...]) -> Stored:
+    """A tensor of the base model under a class's prefix; one that is as good as that stays as it is."""
+    before = next((one for one in known if stored.names[0].startswith(one)), "")
+    alike = before and not {prefix, before} & set(PREFIXES.values())
+    return stored if alike else stored.renamed(prefix, before)
+
+
 def _numbered(count: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """Labels for a head of so many outputs: the base's own if they fit, or numbers."""
-    known = config.get("id2label") or {}
-    if len(known) == count:
+    known = config.get("id2label")
+    if isinstance(known, Mapping) and len(known) == count:
         return {}
     names = {str(i): f"LABEL_{i}" for i in range(count)}
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}

@@ -52,7 +52,7 @@ class Journey:
     @classmethod
     def between(cls, base: Base, onto: Base, via: Alignment | str | Path | None, **aligning: Any) -> Journey:
         """The given alignment, checked against both models; or a new one."""
-        a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
+        a, b = opened(base, onto)
         require_same_shape(a, b)
         if via is not None and aligning:
             raise SettingError(
@@ -291,6 +291,20 @@ class Journey:
         head: int | None = None,
     ) -> Transport:
         return Transport(sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, account)
+
+
+def opened(base: Base, onto: Base) -> tuple[Model, Model]:
+    """A and B, which may be open already."""
+    a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
+    return a, b
+
+
+def refuse_early(finetuned: Sequence[Finetune], a: Model, b: Model) -> None:
+    """Refuse an adapter that cannot become part of B, before the long work; only headers are read."""
+    require_same_shape(a, b)
+    for one in finetuned:
+        if isinstance(one, str | Path) and is_adapter(one):
+            Journey.planned(a, b).transport(one, full=True, trust_base=True).plan()
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

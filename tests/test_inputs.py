@@ -13,12 +13,14 @@ from transfusion.adapter import Adapter
 from transfusion.adapter.patterns import Patterns
 from transfusion.adapter.settings import Settings
 from transfusion.alignment import Alignment
+from transfusion.alpha import Alpha
 from transfusion.checkpoint import CONFIGS
 from transfusion.errors import (
     AdapterError,
     AlignmentError,
     ArchitectureError,
     CheckpointError,
+    SettingError,
     TransfusionError,
 )
 from transfusion.inputs import parse_json
@@ -493,3 +495,167 @@ def test_a_pipe_is_no_file_of_pi_and_no_journal(tmp_path):
     for name in ("pipe", "nul\0", "a" * 5000):
         with pytest.raises(AlignmentError, match="no such file of π"):
             Alignment.load(tmp_path / name)
+
+
+# ── α ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "5", '"x"', "{", '{"a": "x"}', '{"a": NaN}', '{"a": Infinity}', '{"a": -1}', '{"a": true}', '{"a": [1]}',
+     '{"default": null}', '{"default": {}}', '{"a": 1' + "0" * 400 + "}", '{"a": ' + "1" * 5000 + "}", "[" * 100_000,
+     '{"a": 1, "a": 2}', json.dumps({"a" * 2000: 1}), json.dumps({str(number): 1 for number in range(10_001)})],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_a_file_of_alpha_that_makes_no_sense_is_refused(text, tmp_path):
+    (tmp_path / "alpha.json").write_text(text)
+    with pytest.raises(SettingError) as caught:
+        Alpha.of(str(tmp_path / "alpha.json"))
+    assert caught.value.hint
+
+
+def test_alpha_is_read_from_regular_files_only(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/zero", tmp_path / "pipe", tmp_path):
+        with pytest.raises(SettingError, match="not a regular file"):
+            Alpha.of(name)
+    (tmp_path / "latin").write_bytes(b'{"\xe9": 1}')
+    with pytest.raises(SettingError, match="not readable as text"):
+        Alpha.of(tmp_path / "latin")
+
+
+@pytest.mark.parametrize(
+    "text", ["nul\0", "a" * 5000, "", "1,5", "1e", "\ud800"], ids=lambda text: repr(text)[:10]
+)
+def test_what_is_neither_a_number_nor_a_file_is_refused_as_alpha(text):
+    with pytest.raises(SettingError, match="neither a number nor a file that exists"):
+        Alpha.of(text)
+
+
+@pytest.mark.parametrize("number", [NAN, INF, -1.0, True, 10**400, "nan", "inf", "-1", "9" * 400])
+def test_numbers_that_alpha_cannot_be_are_refused(number):
+    with pytest.raises(SettingError):
+        Alpha.of(number)
+
+
+# ── transfusion.json ─────────────────────────────────────────────────────────────────────────
+
+
+def of_transport() -> dict:
+    one = {"name": "a", "path": "/a", "sha256": "0" * 64, "licence": None}
+    found = {"sha256": "0" * 64, "method": "guarded", "residual": "untied", "inner": "free", "heads": "matched",
+             "options": {"dtype": "float32"}, "seed": 0, "advice": {}}  # fmt: skip
+    return {
+        "transfusion": "0.1.0", "verb": "transport", "kind": "model", "command": None, "finetuned": [dict(one)],
+        "base": dict(one), "onto": dict(one), "alignment": found, "alpha": 1.0, "settings": {}, "repeatable": True,
+        "dtype": None, "files": {"model.safetensors": "0"},
+    }  # fmt: skip
+
+
+def of_merge() -> dict:
+    return {**of_transport(), "verb": "merge", "how": "sum", "weights": [], "density": None, "seed": None}
+
+
+def keys_in(value: object, *before: object) -> list[tuple]:
+    """Every place in a story that has a key."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [
+        path
+        for key, one in inner
+        for path in ([(*before, key)] if isinstance(key, str) else []) + keys_in(one, *before, key)
+    ]
+
+
+FREE = {"transfusion", "licence"}
+"""What nothing goes by."""
+DISPENSABLE = {"repeatable", "model.safetensors"}
+
+
+@pytest.mark.parametrize("make", [of_transport, of_merge])
+def test_a_story_is_checked_whole_before_it_is_told_again(make, tmp_path):
+    """Every key, missing or of another kind, is named."""
+    from transfusion.transportation.repeating import Rerun
+
+    file = tmp_path / "transfusion.json"
+    file.write_text(json.dumps(make()))
+    assert Rerun.of(file).places
+    for path in (path for path in keys_in(make()) if path[-1] not in FREE):
+        changes = [put(*path, [[1]]), put(*path, 1e400)] + [drop(*path)] * (path[-1] not in DISPENSABLE)
+        for change in changes:
+            story = make()
+            change(story, None)
+            file.write_text(json.dumps(story))
+            with pytest.raises(CheckpointError) as caught:
+                pytest.fail(f"{path} was let in: {Rerun.of(file)}")
+            assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"score": "no"}, "score = 'no' is not a choice"), ({"starts": ["no"]}, "starts"), ({"functional": {"a": 1}}, "alignment.options")],
+)  # fmt: skip
+def test_options_of_another_release_are_refused_by_name(options, match, tmp_path):
+    from transfusion.transportation.repeating import Rerun
+
+    story = of_transport()
+    story["alignment"]["options"] |= options
+    (tmp_path / "transfusion.json").write_text(json.dumps(story))
+    with pytest.raises(CheckpointError, match=match):
+        Rerun.of(tmp_path)._method()
+
+
+# ── numbers on the command line ──────────────────────────────────────────────────────────────
+
+
+def numeric_flags() -> list:
+    """Every flag of every verb that takes a number: the verb, what else it needs, the flag, its type."""
+    from inspect import signature
+    from typing import get_args, get_type_hints
+
+    from transfusion.cli.app import app
+
+    found = []
+    for verb in (one.callback for one in app.registered_commands):
+        types, told = get_type_hints(verb), get_type_hints(verb, include_extras=True)
+        needed: list[str] = []
+        flags = []
+        for name, parameter in signature(verb).parameters.items():
+            if len(about := get_args(told[name])) < 2 or not hasattr(about[-1], "param_decls"):
+                continue  # the context
+            about = about[-1]
+            flag = next(iter(about.param_decls or ()), f"--{name.replace('_', '-')}")
+            if parameter.default is parameter.empty:
+                option = type(about).__name__ == "OptionInfo"
+                needed += [flag, "/nowhere/x.json"] if option else ["/nowhere/at/all"]
+            if (
+                kind := next((one for one in (int, float) if types[name] in (one, one | None)), None)
+            ) is not None:
+                flags.append((flag, kind))
+        found += [pytest.param(verb.__name__, needed, *one, id=f"{verb.__name__} {one[0]}") for one in flags]
+    return found
+
+
+@pytest.mark.parametrize(("verb", "needed", "flag", "kind"), numeric_flags())
+def test_numbers_that_are_none_are_wrong_usage(verb, needed, flag, kind, cli):
+    """Exit 2, before anything is read."""
+    for value in ("-1", str(10**30), "x") if kind is int else ("nan", "inf", "-inf", "x"):
+        code, out, err = cli(verb, *needed, f"{flag}={value}")
+        assert (code, out) == (2, ""), (value, err)
+        assert flag.strip("-") in err
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "x"])
+def test_a_tolerance_that_is_none_is_wrong_usage(value, cli):
+    code, out, err = cli("verify", "/nowhere", "--via", "/nowhere", f"--tolerance={value}")
+    assert (code, out) == (2, "")
+    assert "--tolerance" in err
+
+
+@pytest.mark.parametrize("value", [-1.0, NAN, INF])
+def test_a_tolerance_in_python_is_checked_too(value):
+    from transfusion.verification import verify
+
+    with pytest.raises(SettingError, match="tolerance = "):
+        verify("/nowhere", via="/nowhere", tolerance=value)

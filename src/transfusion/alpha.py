@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from math import isfinite
+from os.path import exists
 from pathlib import Path
-from typing import Any
 
 from transfusion.errors import SettingError, listing
+from transfusion.inputs import parse_json, read_text
 
 _DEFAULT = "default"
+LARGEST = 2**24
+"""A file of α of more bytes is not read."""
+MOST, LONGEST = 10_000, 1_000
+"""So many patterns α may have, of so many characters each."""
 _BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
 
 
@@ -30,10 +34,16 @@ class Alpha:
     patterns: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if len(self.patterns) > MOST:
+            raise SettingError(
+                f"alpha has {len(self.patterns)} patterns, and at most {MOST} are tried", hint=_FORM
+            )
         for name, value in {_DEFAULT: self.default, **self.patterns}.items():
+            if len(name) > LONGEST:
+                raise SettingError(f"alpha has a pattern of {len(name)} characters: {name[:40]}…", hint=_FORM)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SettingError(f"alpha of {name} is {value!r}, which is not a number", hint=_FORM)
-            if not (isfinite(value) and value >= 0):
+            if not 0 <= value <= sys.float_info.max:  # nor is NaN
                 raise SettingError(
                     f"alpha = {value}{self._place(name)}: it must be a number of at least 0",
                     hint="1 adds all of τ, 0 nothing",
@@ -99,15 +109,12 @@ def _from_text(text: str | Path) -> Alpha:
         return Alpha(float(str(text)))
     except ValueError:
         pass
-    try:
-        value: Any = json.loads(Path(text).read_text())
-    except FileNotFoundError as error:
+    if not exists(text):
         raise SettingError(
-            f"alpha = {text}: neither a number nor a file that exists",
+            f"alpha = {str(text)[:200]}: neither a number nor a file that exists",
             hint=f"give a number, auto, or a file; {_FORM}",
-        ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise SettingError(f"{text}: not a readable file of α ({error})", hint=_FORM) from error
+        )
+    value = parse_json(read_text(Path(text), SettingError, LARGEST), text, SettingError)
     if not isinstance(value, dict):
         raise SettingError(f"{text}: a JSON object was expected", hint=_FORM)
     return Alpha.of(value)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
+from transfusion.errors import SettingError
 from transfusion.functional import Quality, hearing, mean, qualities
 from transfusion.live import Live, largest_difference
 from transfusion.maps import Permutation
@@ -59,6 +61,8 @@ def verify(
     >>> found.equal, found.outputs
     (True, ('logits',))
     """
+    if not 0 <= tolerance < inf:  # nor is NaN
+        raise SettingError(f"tolerance = {tolerance}: nothing could pass, or all", hint="1e-9 is usual")
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
     model = a if isinstance(a, Model) else Model.open(a)

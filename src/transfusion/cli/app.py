@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from transfusion import __version__
+from transfusion.cli.checks import with_numbers
 from transfusion.cli.console import Talk, command, out, print_json, results_apart
 from transfusion.cli.demonstrating import demo
 from transfusion.cli.evaluating import evaluate
@@ -233,7 +234,7 @@ def verify(
         typer.Option(show_default=False, help="A class to certify the table on: module:Class or Class."),
     ] = None,
     config: Config = None,
-    tolerance: Annotated[float, typer.Option(help="The largest difference that passes.")] = 1e-9,
+    tolerance: Annotated[float, typer.Option(min=0, help="The largest difference that passes.")] = 1e-9,
     onto: Annotated[
         str | None,
         typer.Option(show_default="as π names it", help="B: tell how much of what it computes π predicts."),
@@ -266,3 +267,6 @@ def verify(
 
 for verb in (plan, transport, merge, evaluate, sweep, barrier, fewshot, report, demo):
     app.command()(verb)
+for registered in app.registered_commands:
+    if registered.callback is not None:
+        registered.callback = with_numbers(registered.callback)

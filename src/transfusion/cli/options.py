@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from transfusion.architecture import Heads, Inner, Residual
-from transfusion.cli.checks import as_size, one_of, use_tables
+from transfusion.cli.checks import as_size, one_of, use_tables, within
 from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Mlp, Order, Score, Start
 
 SHORTCUTS = ("interpolated", "plain", "rounded")
@@ -230,6 +230,7 @@ ProbesOption = Annotated[
         "--probes",
         min=8,
         show_default="320",
+        callback=within(1, 2**20),
         help="How many inputs both models are given.",
         rich_help_panel=_COMPUTED,
     ),
@@ -239,6 +240,7 @@ Samples = Annotated[
     typer.Option(
         min=80,
         show_default="5120",
+        callback=within(1, 2**24),
         help="How many activations of every module are compared.",
         rich_help_panel=_COMPUTED,
     ),
@@ -296,7 +298,9 @@ StoredDtype = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 Seed = Annotated[int, typer.Option(min=0, help="For everything that is drawn at random.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="all cores")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Threads.", show_default="all cores", callback=within(1, 4096))
+]
 _WHERE = "Where to work, and with how much"
 EngineOption = Annotated[
     str,

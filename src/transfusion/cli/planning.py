@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transfusion.cli.checks import as_size
+from transfusion.cli.checks import as_size, within
 from transfusion.cli.console import Talk, command, out, print_json
 from transfusion.cli.options import (
     AdviceOption,
@@ -56,8 +56,10 @@ Paper = Annotated[
     typer.Argument(show_default=False, help="A: a folder, a file, a hub id, or a config.json alone."),
 ]
 Other = Annotated[str | None, typer.Argument(show_default="like A", help="B, in the same way.")]
-Nodes = Annotated[int, typer.Option(help="How many machines share the work.")]
-Cores = Annotated[int | None, typer.Option(show_default="the machine's", help="Cores of a node.")]
+Nodes = Annotated[int, typer.Option(help="How many machines share the work.", callback=within(1, 2**20))]
+Cores = Annotated[
+    int | None, typer.Option(show_default="the machine's", help="Cores of a node.", callback=within(1, 2**20))
+]
 Memory = Annotated[
     int | None,
     typer.Option(
@@ -71,7 +73,8 @@ Network = Annotated[
     str, typer.Option(help="Between storage and each node, in a second, where there are several nodes.")
 ]
 PaperSweeps = Annotated[
-    int | None, typer.Option("--sweeps", show_default="5", help="How many sweeps to count.")
+    int | None,
+    typer.Option("--sweeps", show_default="5", help="How many sweeps to count.", callback=within(1, 10_000)),
 ]
 MovingOption = Annotated[
     str | None,
@@ -82,7 +85,9 @@ MovingOption = Annotated[
         " first sweep finds everything.",
     ),
 ]
-Finetunes = Annotated[int, typer.Option(help="How many fine-tunes are moved afterwards.")]
+Finetunes = Annotated[
+    int, typer.Option(help="How many fine-tunes are moved afterwards.", callback=within(1, 2**20))
+]
 MachineFile = Annotated[
     Path | None,
     typer.Option("--machine", show_default="this one, measured now", help="A file of a machine's constants."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transfusion.cli.asking import BatchOption, Precision, examples, sources
+from transfusion.cli.checks import within
 from transfusion.cli.console import Talk, command, out, print_json
 from transfusion.cli.given import given
 from transfusion.cli.options import (
@@ -100,7 +101,9 @@ def barrier(
     b: ModelArgument,
     data: Data,
     via: Vias = None,
-    points: Annotated[int, typer.Option(min=2, help="How many values of α, ends included.")] = 11,
+    points: Annotated[
+        int, typer.Option(min=2, help="How many values of α, ends included.", callback=within(1, 10_001))
+    ] = 11,
     shortcuts: Treatment = None,
     vanilla: Annotated[
         bool, typer.Option("--vanilla/--no-vanilla", help="Also the way from A itself, with nothing moved.")

@@ -6,14 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Protocol, Required, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from transfusion import __version__
 from transfusion.alignment import Alignment
 from transfusion.alpha import Alpha
 from transfusion.card import card, licence_of
 from transfusion.checkpoint import MEMORY
+from transfusion.errors import CheckpointError
+from transfusion.inputs import read_json, validate
 from transfusion.model import Model
+from transfusion.provenance import Advised
 from transfusion.record import RUN, Record
 
 if TYPE_CHECKING:
@@ -107,7 +113,101 @@ def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
 def base_in(root: Path) -> dict[str, Any] | None:
     """The base that an output of this program was made for, as its story tells; None for anything else."""
     try:
-        story = json.loads((root / FILE).read_text())
-        return {"name": str(story["onto"]["name"]), "sha256": str(story["onto"]["sha256"])}
-    except (OSError, ValueError, LookupError, TypeError):
+        onto = read_story(root / FILE)["onto"]
+    except CheckpointError:
         return None
+    return {"name": onto["name"], "sha256": onto["sha256"]}
+
+
+# ── what a file tells ────────────────────────────────────────────────────────────────────────
+
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Input(TypedDict):
+    """A model or an adapter that an output was made of."""
+
+    name: str
+    path: str
+    sha256: str
+
+
+class Options(TypedDict, total=False):
+    """What a search went by."""
+
+    score: str
+    order: str
+    accept: str
+    starts: list[str]
+    outputs: bool
+    vectors: bool
+    screen: bool
+    restarts: Annotated[int, Field(ge=0, le=2**31)]
+    max_sweeps: Count
+    plain_shortcuts: bool
+    dtype: Required[Literal["float32", "float64"]]
+    fusion: dict[str, Any] | None
+    functional: dict[str, Any] | None
+
+
+class Aligned(TypedDict):
+    """π, and how it was found."""
+
+    sha256: str
+    method: str
+    residual: str
+    inner: str
+    heads: str
+    options: Options
+    seed: Annotated[int, Field(ge=0)]
+    advice: Advised | Annotated[dict[str, Any], Field(max_length=0)]
+
+
+class Settings(TypedDict, total=False):
+    """What else the run was given."""
+
+    via: str | None
+    config: str | None
+    calibrate: str | None
+    new_tokens: Literal["refuse", "keep", "drop"] | None
+    full: bool | None
+    head: Count | None
+    rank: Count | None
+
+
+class Story(TypedDict):
+    """The story of a transport or a merge."""
+
+    verb: Literal["transport", "merge"]
+    kind: str
+    command: str | None
+    finetuned: Annotated[list[Input], Field(min_length=1)]
+    base: Input
+    onto: Input
+    alignment: Aligned
+    alpha: Number | dict[str, Number]
+    settings: Settings
+    dtype: str | None
+    files: dict[str, str]
+    arrival: NotRequired[dict[str, Any] | None]
+    repeatable: NotRequired[bool]
+
+
+class Merged(Story):
+    """That of a merge."""
+
+    how: str
+    weights: list[Number]
+    density: Number | None
+    seed: Annotated[int, Field(ge=0)] | None
+
+
+def read_story(path: Path) -> dict[str, Any]:
+    """The story beside an output, with all that is needed to do it again."""
+    story = read_json(path)
+    hint = f"give the {FILE} that lies beside an output"
+    if story.get("verb") not in ("transport", "merge"):
+        raise CheckpointError(f"{path}: this is not the story of a transport or a merge", hint=hint)
+    validate(story, Merged if story["verb"] == "merge" else Story, path, hint=hint)
+    return story

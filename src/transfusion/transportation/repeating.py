@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,11 @@ import torch
 from transfusion.adapter import Adapter, is_adapter
 from transfusion.alignment import Alignment
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
-from transfusion.inputs import read_json
 from transfusion.matching import align
 from transfusion.methods import Method
 from transfusion.model import Model, take_hashes
 from transfusion.record import Record
-from transfusion.transportation.account import FILE, Account
+from transfusion.transportation.account import FILE, Account, read_story
 from transfusion.transportation.adapter_output import AdapterOutput
 from transfusion.transportation.dense import Transport
 from transfusion.transportation.journey import Journey
@@ -51,15 +51,10 @@ class Rerun:
 
         Inputs that were moved are given by their new places; their content must be what it was.
         """
-        path = Path(file) / FILE if Path(file).is_dir() else Path(file)
-        if not path.exists():
+        path = Path(file) / FILE if isdir(file) else Path(file)
+        if not exists(path):
             raise CheckpointError(f"{path}: no such file", hint=f"give the {FILE} that lies beside an output")
-        story = read_json(path)
-        if story.get("verb") not in ("transport", "merge") or "settings" not in story:
-            raise CheckpointError(
-                f"{path}: this is not the story of a transport or a merge",
-                hint=f"give the {FILE} that lies beside an output",
-            )
+        story = read_story(path)
         if not story.get("repeatable", True):
             raise CheckpointError(
                 f"{path}: the inputs of this run were in memory", hint="only runs from files can be repeated"
@@ -82,7 +77,7 @@ class Rerun:
     @property
     def alignment(self) -> str | None:
         """The file of π, if it is still there."""
-        return self.via if self.via and Path(self.via).exists() else None
+        return self.via if self.via and exists(self.via) else None
 
     def prepare(self, aligner: Aligner = align) -> Transport | AdapterOutput:
         """The same output, prepared again from the same inputs; others are refused."""
@@ -132,9 +127,7 @@ class Rerun:
         """An input where it is now, or where it was: by the name that was given, or by its full path."""
         if told["name"] in self.moved_to:
             return self.moved_to[told["name"]]
-        return (
-            told["name"] if Path(told["name"]).exists() or not Path(told["path"]).exists() else told["path"]
-        )
+        return told["name"] if exists(told["name"]) or not exists(told["path"]) else told["path"]
 
     def _finetune(self, told: Mapping[str, str], config: Path | None) -> Model | str:
         place = self._place(told)
@@ -160,11 +153,10 @@ class Rerun:
         if self.alignment is not None:
             found = Alignment.load(self.alignment)
         else:
-            policy = {key: told[key] for key in ("residual", "inner", "heads")}
             found = aligner(
                 base,
                 onto,
-                method=Method.recalled(told["method"], told["options"], policy),
+                method=self._method(),
                 seed=told["seed"],
                 dtype=getattr(torch, told["options"]["dtype"]),
                 advice=bool(told["advice"]),
@@ -176,6 +168,17 @@ class Rerun:
                 hint="give the file of π that was used then as --via",
             )
         return found
+
+    def _method(self) -> Method:
+        told = self.story["alignment"]
+        policy = {key: told[key] for key in ("residual", "inner", "heads")}
+        try:
+            return Method.recalled(told["method"], told["options"], policy)
+        except (SettingError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.file}: alignment.options: {str(error).splitlines()[0]}",
+                hint="repeat it with the version that wrote it, or give the file of π as --via",
+            ) from error
 
 
 def _given(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from transfusion.errors import (
     AlignmentError,
     ArchitectureError,
     CheckpointError,
+    DataError,
     SettingError,
     TransfusionError,
 )
@@ -131,7 +132,8 @@ def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
 
     known = {key for family in families() for key in (*family.known_keys, *family.required)}
     assert {key for key in KINDS if key not in known} <= {
-        "mask_token_id", "rotary_pct",
+        "mask_token_id",
+        "test_crop_pct", "rotary_pct",
     }  # fmt: skip
 
 
@@ -659,3 +661,252 @@ def test_a_tolerance_in_python_is_checked_too(value):
 
     with pytest.raises(SettingError, match="tolerance = "):
         verify("/nowhere", via="/nowhere", tolerance=value)
+
+
+# ── results for a report ─────────────────────────────────────────────────────────────────────
+
+
+def results() -> dict[str, dict]:
+    """A result of every verb, as small as can be."""
+    data = {"data": "digits", "examples": 4, "question": "class", "metric": "accuracy"}
+    value, gain = {"value": 0.5}, {"task": 1.0}
+    point = {"alpha": 1.0, "task": value, "gain": gain}
+    learned = {"label": "x", "plain": value, "learned": value, "gain": {"plain": 1.0, "learned": 1.0},
+               "coefficients": {"default": 1.0}, "losses": [1.0]}  # fmt: skip
+    way = {
+        "label": "x",
+        "points": [{"alpha": 0.0, "loss": 1.0, "accuracy": 0.5}],
+        "height": 0.0,
+        "faithful": True,
+    }
+    machine = {"processor": "x", "cores": 1, "threads": 1, "system": "x", "python": "3", "torch": "2"}
+    told = {
+        "evaluate": {"task": data, "models": [{"model": "b", "task": value, "gain": gain}]},
+        "sweep": {"task": data, "at_zero": {"task": value}, "curves": [{"label": "x", "best": 1.0, "points": [point]}]},
+        "fewshot": {"task": data, "shots": 1, "zero": value, "curves": [learned]},
+        "barrier": {"question": "class", "examples": 4, "data": "digits", "curves": [way]},
+        "verify": {"equal": True, "difference": 0.0, "outputs": ["logits"]},
+        "verify-2": {"verb": "verify", "holds": True, "found": 0.5, "identity": 0.1, "null": 0.1,
+                     "axes": {"layer.0.x": {"found": 0.5, "identity": 0.1, "null": 0.1}}},
+        "verify-3": {"verb": "verify", "passed": True, "checks": [{"passed": True}]},
+    }  # fmt: skip
+    run = {"seconds": 1.0, "memory": 1, "machine": machine}
+    return {
+        name: {"verb": name, **json.loads(json.dumps(one)), "run": json.loads(json.dumps(run))}
+        for name, one in told.items()
+    }
+
+
+@pytest.mark.parametrize("name", results())
+def test_a_result_is_checked_whole_before_a_page_is_made_of_it(name, tmp_path):
+    """Every key, missing or of another kind: the file and the key are named."""
+    from transfusion.reporting import report
+
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(results()[name]))
+    assert report(file).sections
+    dispensable = {"run", "gain", "plain", "learned", "default", "layer.0.x", "verb"}
+    for path in keys_in(results()[name]):
+        if path[-2:] == ("gain", "task") and name == "evaluate":
+            continue  # B itself gains nothing
+        changes = [put(*path, [[1]])] + [drop(*path)] * (path[-1] not in dispensable)
+        changes += [put(*path, INF)] * (path[-1] != "difference")  # two outputs may be that far apart
+        for change in changes:
+            told = results()[name]
+            change(told, None)
+            file.write_text(json.dumps(told))
+            with pytest.raises(DataError) as caught:
+                pytest.fail(f"{path} was let in: {report(file)}")
+            assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"verb": [1]}', '{"verb": {"a": 1}}', "5", '{"verb": "sweep"}', "{", "\0"]
+)
+def test_files_that_are_no_results_are_refused(text, tmp_path):
+    from transfusion.reporting import report
+
+    (tmp_path / "odd.json").write_text(text)
+    with pytest.raises(DataError, match=r"odd\.json: "):
+        report(tmp_path / "odd.json")
+
+
+# ── data to measure models on ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.csv", b"text,label,text\na,0,b\n", "several columns are called text"),
+        ("a.tsv", b"text\tlabel\tlabel\na\t0\t1\n", "several columns are called label"),
+        ("a.csv", b"text,label\na\0b,0\n", "NUL bytes"),
+        ("a.csv", b"text,label\n\xff\xfe,0\n", "cannot be read as text"),
+        ("a.csv", b"", "the file is empty"),
+        ("a.csv", b"text,label\na," + b"9" * 5000 + b"\n", None),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "a", "label": ' + b"1" * 5000 + b"}", "line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "a", "label": ' + b"1" * 50 + b"}", "that no class has"),
+        ("a.jsonl", b'{"text": "a", "text": "b"}', "stands twice"),
+        ("a.jsonl", b"[1]\n", "line 1 is no object"),
+        ("a.jsonl", b'{"text": [1], "label": 0}\n', "not a text"),
+        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', "which is no class"),
+        ("a.txt", b"a\0b", "NUL bytes"),
+        ("a.parquet", b"PAR1 and nothing more PAR1", "cannot be read as parquet"),
+        ("a.parquet", b"", "cannot be read as parquet"),
+    ],
+)
+def test_tables_that_make_no_sense_are_refused(name, content, match, tmp_path):
+    from transfusion.examples.reading import read
+
+    (tmp_path / name).write_bytes(content)
+    if match is None:  # a class with a strange name
+        assert read(tmp_path / name).labels == ["9" * 5000]
+        return
+    with pytest.raises(DataError, match=match) as caught:
+        read(tmp_path / name)
+    assert name in caught.value.message
+
+
+def test_a_parquet_with_a_column_twice_is_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from transfusion.examples.reading import read
+
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="several columns are called text"):
+        read(tmp_path / "a.parquet")
+
+
+def test_examples_are_read_from_regular_files_only(tmp_path):
+    import os
+
+    from transfusion.dataset import Dataset
+    from transfusion.evaluation.classes import Classes
+    from transfusion.examples.pictures import Picture
+    from transfusion.examples.reading import read
+
+    for name in ("a.csv", "a.npz", "a.json", "a.png"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="not a regular file"):
+        read(tmp_path / "a.csv")
+    with pytest.raises(DataError, match="no such file"):
+        Dataset.load(tmp_path / "a.npz")
+    with pytest.raises(DataError, match="not a regular file"):
+        Classes.of(tmp_path / "a.json")
+    with pytest.raises(DataError, match="not a regular file"):
+        Picture.at(tmp_path / "a.png").opened()
+    with pytest.raises(DataError, match="no file of classes"):
+        Classes.of("nul\0")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK", b"PK\x03\x04" + b"\0" * 40, b"\x93NUMPY\x01\x00"],
+)
+def test_archives_that_are_damaged_are_refused(content, tmp_path):
+    from transfusion.dataset import Dataset
+
+    for name in ("a.npz", "a.safetensors"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read as examples"):
+            Dataset.load(tmp_path / name)
+
+
+def test_an_archive_that_would_fill_the_memory_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr("transfusion.dataset.SPARE", 0)
+    import zipfile
+
+    from transfusion.dataset import Dataset
+
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w") as file,
+    ):
+        file.write(bytes(2**20))
+    with pytest.raises(DataError, match="it would unpack to"):
+        Dataset.load(tmp_path / "a.npz")
+
+
+def bmp(width: int, height: int) -> bytes:
+    """The head of an image of any size."""
+    import struct
+
+    return struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 54, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 20, b"GIF89a", bmp(10_000, 14_000), bmp(60_000, 60_000), bmp(8, 8),
+     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n"],
+    ids=lambda content: repr(content[:12]),
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_images_that_are_damaged_or_far_too_large_are_refused(content, tmp_path):
+    from transfusion.examples.pictures import Picture
+
+    (tmp_path / "a.png").write_bytes(content)
+    for picture in (Picture.at(tmp_path / "a.png"), Picture("a.png", content)):
+        with pytest.raises(DataError, match=r"a\.png: cannot be read as an image"):
+            picture.opened()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "5",
+        '{"classes": 5}',
+        '{"classes": [1, 2]}',
+        '{"classes": ["a"], "classes": ["b"]}',
+        "\0",
+    ],
+)
+def test_files_of_classes_that_make_no_sense_are_refused(text, tmp_path):
+    from transfusion.evaluation.classes import Classes
+
+    (tmp_path / "classes.json").write_text(text)
+    with pytest.raises(DataError, match=r"classes\.json: "):
+        Classes.of(tmp_path / "classes.json")
+
+
+@pytest.mark.parametrize("value", [0, -1, NAN, INF, "1", True, [1], {"a": 1}, 10**400, 1e300])
+def test_constants_of_a_machine_that_make_no_sense_are_refused(value, tmp_path):
+    from dataclasses import fields
+
+    from transfusion.planning.machine import Machine
+
+    good = {one.name: 2 for one in fields(Machine)} | {"transfusion-machine": 1}
+    good |= {"assignments": {"8": 1e-3, "16": 2e-3}, "candidates": {"8": 1e-3, "16": 2e-3}}
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(good))
+    assert Machine.load(file).cores == 2
+    for odd in (
+        {**good, "product": value},
+        {**good, "assignments": value},
+        {**good, "candidates": {"8": value, "9": value}},
+    ):
+        file.write_text(json.dumps(odd))
+        with pytest.raises(SettingError, match="no file of a machine's constants"):
+            Machine.load(file)
+    file.write_text("[" * 100_000)
+    with pytest.raises(SettingError, match="no file of a machine's constants"):
+        Machine.load(file)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"size": "x"}, {"size": -1}, {"size": 10**9}, {"size": {"height": "x"}}, {"image_mean": ["x"]}, {"image_std": NAN},
+     {"do_resize": "no"}, {"rescale_factor": INF}, {"image_processor": [1]}, {"image_processor": {"crop_size": 0}}],
+    ids=str,
+)  # fmt: skip
+def test_how_images_are_prepared_is_checked_where_it_is_read(told, made, tmp_path):
+    from transfusion.probing.subject import Subject
+
+    folder = configured(made("vit-classifier"), tmp_path / "vit")
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    subject = Subject(Model.open(folder), torch.nn.Identity())
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: "):
+        subject.told("preprocessor_config.json")
+    assert subject.told("no_such.json") == {}

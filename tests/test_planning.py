@@ -254,7 +254,7 @@ def test_a_machine_is_written_and_read(tmp_path: Path):
     [
         ("no json", "Expecting value"),
         ("{}", "it holds something else"),
-        ("[1]", "it holds something else"),
+        ("[1]", "a JSON object was expected"),
         (json.dumps({**MACHINE.as_dict(), "product": 0}), "not positive"),
         (json.dumps({**MACHINE.as_dict(), "assignments": {"4": 1}}), "fewer than two"),
         (json.dumps({**MACHINE.as_dict(), "candidates": {}}), "fewer than two"),

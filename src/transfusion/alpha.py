@@ -114,7 +114,10 @@ def _from_text(text: str | Path) -> Alpha:
             f"alpha = {str(text)[:200]}: neither a number nor a file that exists",
             hint=f"give a number, auto, or a file; {_FORM}",
         )
-    value = parse_json(read_text(Path(text), SettingError, LARGEST), text, SettingError)
+    try:
+        value = parse_json(read_text(Path(text), SettingError, LARGEST), text, SettingError)
+    except SettingError as error:
+        raise SettingError(error.message, hint=_FORM) from error
     if not isinstance(value, dict):
         raise SettingError(f"{text}: a JSON object was expected", hint=_FORM)
     return Alpha.of(value)

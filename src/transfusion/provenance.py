@@ -15,6 +15,28 @@ from transfusion.architecture import Heads, Inner, Policy, Residual
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 
+Nothing: TypeAlias = Annotated[dict[str, Any], Field(max_length=0)]
+
+
+class Machine(TypedDict):
+    """Where a step ran."""
+
+    processor: str
+    cores: int | None
+    threads: int
+    system: str
+    python: str
+    torch: str
+
+
+class Run(TypedDict):
+    """What a step took."""
+
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    memory: Annotated[int, Field(ge=0, le=2**63)]
+    machine: Machine
+
+
 class Asked(TypedDict):
     """A policy in a file."""
 
@@ -80,10 +102,10 @@ class Told(TypedDict):
     target: str
     target_digest: str
     objective: list[Number]
-    advice: NotRequired[Advised | Annotated[dict[str, Any], Field(max_length=0)]]
+    advice: NotRequired[Advised | Nothing]
     gap: NotRequired[Number]
     version: NotRequired[str]
-    run: NotRequired[dict[str, Any]]
+    run: NotRequired[Run | Nothing]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ large to be one, is refused here by its name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -61,7 +61,7 @@ _KINDS: dict[Any, str] = {
     Sides | None: "image_size img_size input_size patch_size size",
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
-        crop_pct layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
+        layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
         rotary_emb_base
     """,
     bool | None: """
@@ -70,8 +70,13 @@ _KINDS: dict[Any, str] = {
         qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
         scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual
     """,
+    Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
+    Literal["shortest", "longest", "squash"] | None: "resize_mode",
+    Annotated[int, Field(ge=0, le=255)] | None: "fill_color",
     str: "architecture feat_extract_norm model_type",
-    str | None: "_name_or_path dtype torch_dtype hidden_act activation_function feed_forward_proj pool_type",
+    str | None: """
+        _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
+    """,
     list[str] | None: "architectures label_names layer_types",
     list[str] | str | None: "pos_att_type",
     list[Number] | Number | None: "mean std",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
 
 from transfusion.errors import DataError, listing
+from transfusion.inputs import parse_json, read_text
 
 SUPPLIED = ("eurosat", "dtd", "gtsrb", "svhn", "imagenet-r")
 PLACE = "{}"
@@ -30,22 +31,22 @@ class Classes:
     def of(cls, given: str | Path, templates: tuple[str, ...] = ()) -> Classes:
         """The classes in a file, or those that the package has under this name."""
         said = str(given)
-        supplied = not Path(said).exists() and said.lower() in SUPPLIED
+        supplied = not exists(said) and said.lower() in SUPPLIED
         if supplied:
             place = files("transfusion.evaluation").joinpath("prompts", f"{said.lower()}.json")
             text = place.read_text(encoding="utf-8")
         else:
             try:
-                text = Path(said).expanduser().read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+                text = read_text(Path(expanduser(said)), DataError)
+            except DataError as error:
                 raise DataError(
-                    f"{said}: no file of classes ({error.__class__.__name__})",
+                    f"{said}: no file of classes ({error.message})",
                     hint=f"give a file, or one of {', '.join(SUPPLIED)}",
                 ) from error
         try:
-            told: Any = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{said}: not JSON ({error})", hint=_HOW) from error
+            told = parse_json(text, said, DataError)
+        except DataError as error:
+            raise DataError(f"{said}: not JSON ({error.message})", hint=_HOW) from error
         told = {"classes": told} if isinstance(told, list) else told
         found = cls(said, *(_words(said, told, key) for key in ("classes", "templates", "folders")))
         if templates:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfusion.errors import DataError
+from transfusion.errors import DataError, listing
 from transfusion.examples import Picture
 from transfusion.live import library
 from transfusion.probing.images import fitted, image_inputs, normalised, size
@@ -250,5 +250,10 @@ def _pair(told: Any) -> Size:
     if isinstance(told, int):
         return told, told
     if isinstance(told, dict):
+        if not {"height", "width"} <= told.keys():
+            raise DataError(
+                f"the model's images are prepared to a size by {listing(told)}, which is not understood",
+                hint="say height and width, or shortest_edge, in preprocessor_config.json",
+            )
         return int(told["height"]), int(told["width"])
     return int(told[0]), int(told[1])

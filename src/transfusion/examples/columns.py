@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ TEXTS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
 )
-_WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
+_WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
 """A whole number as text; some programs write 1.0."""
 Column = Callable[[str], Sequence[Any]]
 
@@ -98,7 +99,7 @@ def _picture(label: str, name: str, value: Any, beside: Path | None) -> Picture:
     if isinstance(value, str) and value:
         path = Path(value)
         path = path if path.is_absolute() or beside is None else beside / path
-        if not path.is_file():
+        if not isfile(path):
             raise DataError(f"{label}: no image {path}", hint="paths are relative to the file that has them")
         return Picture.at(path, beside)
     raise DataError(f"{label}: no image in the column {name}", hint="give paths of files, or their bytes")
@@ -115,6 +116,11 @@ def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
             )
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise DataError(
+                f"{label}: example {number} has a number in the column {name} that no class has",
+                hint="give the number or the name of a class",
+            )
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise DataError(
                 f'{label}: example {number} has "{value}" in the column {name}, which is no class',

@@ -12,9 +12,10 @@ from transfusion.inputs import inside, regular
 from transfusion.live import library
 
 PICTURES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
-
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-"""Whatever a file is called: for some other formats Pillow starts other programs."""
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+"""What a file may hold, whatever it is called; others that Pillow knows call other programs."""
+LARGEST = 2**27
+"""So many pixels an image may have."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,11 @@ class Picture:
         pillow = library("PIL.Image", "images")
         source = self.source if isinstance(self.source, Path) else BytesIO(self.source)
         try:
-            with pillow.open(source, formats=_FORMATS) as found:
+            with pillow.open(source, formats=FORMATS) as found:
+                if (pixels := found.width * found.height) > LARGEST:
+                    raise ValueError(f"{pixels} pixels, and at most {LARGEST} are looked at")
                 return found.convert(mode)
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        except Exception as error:  # Pillow raises whatever it likes at a file that is not whole
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
                 f"{self.name}: cannot be read as an image ({reason})", hint="remove or mend it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transfusion.examples.hub import fetched
 from transfusion.examples.pictures import Picture, pictures_below
 from transfusion.examples.raw import Columns, Examples
 from transfusion.examples.tables import TABLES, Table
+from transfusion.inputs import regular
 from transfusion.live import library
 
 SPLITS = ("train", "training", "valid", "validation", "val", "dev", "test", "testing")
@@ -22,9 +24,10 @@ _HOW = "give a folder of images, a .csv, .tsv, .jsonl, .parquet or .txt, a folde
 def read(reference: str | Path, split: str | None = None, columns: Columns | None = None) -> Examples:
     """Raw examples; an existing path wins over a hub id."""
     path, asked = Path(reference).expanduser(), columns or Columns()
-    if path.is_dir():
+    if isdir(path):
         return _folder(path, split, asked)
-    if path.is_file():
+    if exists(path):
+        regular(path, DataError)
         if path.suffix not in TABLES:
             raise DataError(f"{path}: not a kind of file that holds examples", hint=_HOW)
         if split is not None:
@@ -102,7 +105,7 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
     datasets = _datasets()
     try:
         found = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # the library raises whatever it likes at a folder that is not whole
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{path}: cannot be read as a folder of datasets ({reason})", hint="save it again"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from transfusion.errors import DataError, listing
+from transfusion.inputs import parse_json, regular
 from transfusion.live import library
 
 TABLES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -53,10 +54,19 @@ def lines(path: Path) -> Iterator[str]:
 
 def _content(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return file.read()
+        with regular(path, DataError).open(encoding="utf-8-sig", newline="") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text ({error})", hint="save it as UTF-8") from error
+    if "\0" in text:
+        raise DataError(f"{path}: cannot be read as text (it has NUL bytes)", hint="save it as UTF-8")
+    return text
+
+
+def _refuse_twins(path: Path, names: Sequence[str]) -> None:
+    """Of two columns of one name the last would win without a word."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{path}: several columns are called {listing(twice)}", hint="name every column once")
 
 
 def _lines(path: Path) -> list[str]:
@@ -74,10 +84,11 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
-        except ValueError as error:
+            yield number, parse_json(line, "", DataError)
+        except DataError as error:
+            reason = error.message.partition("(")[2]
             raise DataError(
-                f"{path}: line {number} is not JSON ({error})", hint="one object a line"
+                f"{path}: line {number} is not JSON ({reason}", hint="one object a line"
             ) from error
 
 
@@ -148,6 +159,7 @@ def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[
         head = [TEXT]
     else:
         numbered = numbered[1:]
+    _refuse_twins(path, head)
     for number, row in numbered:
         if len(row) != len(head):
             columns = "is 1 column" if len(head) == 1 else f"are {len(head)} columns"
@@ -162,6 +174,7 @@ def _text_column(path: Path, rows: list[list[str]]) -> Iterator[str]:
     """The column "text", or the only one."""
     head = rows[0] if rows else []
     if TEXT in head:
+        _refuse_twins(path, head)
         place, rows = head.index(TEXT), rows[1:]
     elif len(head) == 1:
         place = 0
@@ -174,12 +187,16 @@ def _text_column(path: Path, rows: list[list[str]]) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> dict[str, list[Any]]:
+    parquet = library("pyarrow.parquet", "data")
     try:
-        table = library("pyarrow.parquet", "data").read_table(path)
-    except (OSError, ValueError) as error:
+        _refuse_twins(path, parquet.read_schema(regular(path, DataError)).names)
+        table = parquet.read_table(path)
+        return {name: table.column(name).to_pylist() for name in table.column_names}
+    except DataError:
+        raise
+    except Exception as error:  # the library raises whatever it likes at a file that is not whole
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path}: cannot be read as parquet ({reason})", hint="write it again") from error
-    return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
 def _only_text(path: Path, columns: dict[str, list[Any]]) -> list[str]:

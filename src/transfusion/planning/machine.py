@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
 
 from transfusion.errors import SettingError
+from transfusion.inputs import read_json, validate
 from transfusion.planning.assumptions import COMPUTED, VISIT
 from transfusion.planning.schedule import shared
 from transfusion.planning.work import Task, Work
@@ -18,6 +20,7 @@ from transfusion.solvers.assignment import HUGE
 
 _KEY = "transfusion-machine"
 _TIMES = ("assignments", "candidates")
+_Constant: TypeAlias = Annotated[float, Field(gt=1e-15, lt=1e18)]
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class Machine:
         """The constants that `--measure-machine` wrote, here or elsewhere."""
         names = [one.name for one in fields(cls)]
         try:
-            told = json.loads(Path(path).read_text())
+            told = read_json(Path(path), SettingError)
             if _KEY not in told:
                 raise ValueError("it holds something else")
             if told[_KEY] != 1 or not {*names, *_TIMES} <= told.keys():
@@ -140,6 +143,7 @@ class Machine:
             rest: dict[str, Any] = {
                 name: float(told[name]) for name in names if name not in (*_TIMES, "cores")
             }
+            validate(told, dict[str, int | _Constant | dict[str, _Constant]], "", hint="", error=SettingError)
             machine = cls(**{**rest, **times, "cores": int(told["cores"])})
             numbers = [*rest.values(), machine.cores]
             numbers += [number for one in times.values() for pair in one.items() for number in pair]
@@ -147,9 +151,10 @@ class Machine:
                 number > 0 and math.isfinite(number) for number in numbers
             ):
                 raise ValueError("a constant that is not positive, or fewer than two assignments")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (SettingError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            reason = str(error).splitlines()[0]
             raise SettingError(
-                f"{path}: no file of a machine's constants that can be used here ({error})",
+                f"{path}: no file of a machine's constants that can be used here ({reason})",
                 hint="write one on that machine: transfusion plan --measure-machine -o FILE.json",
             ) from error
         return machine

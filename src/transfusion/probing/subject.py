@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
+from transfusion.inputs import read_json, validate
 from transfusion.model import Model
 from transfusion.probes import flat, probes
+from transfusion.settings import Number, Side, Sides
 
 BATCH = 32
 WINDOW = 48
@@ -29,6 +32,24 @@ class Probes:
 
     batches: list[dict[str, Tensor]]
     about: str
+
+
+class Prepares(TypedDict, total=False):
+    """What a file says of how images are prepared."""
+
+    do_resize: bool | None
+    do_center_crop: bool | None
+    do_rescale: bool | None
+    do_normalize: bool | None
+    size: Sides | dict[str, Side] | None
+    crop_size: Sides | dict[str, Side] | None
+    resample: int | None
+    rescale_factor: Number | None
+    image_mean: Number | list[Number] | None
+    image_std: Number | list[Number] | None
+    image_processor_type: str | None
+    feature_extractor_type: str | None
+    image_processor: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,12 +80,14 @@ class Subject:
         return root if root.is_dir() else None
 
     def told(self, file: str) -> dict[str, Any]:
-        """What a file of JSON in the folder says; nothing, if it cannot be read."""
-        try:
-            content = json.loads((self.folder / file).read_text()) if self.folder else {}
-        except (OSError, ValueError):
+        """What a file of JSON in the folder says; nothing, if there is none."""
+        if self.folder is None or not exists(self.folder / file):
             return {}
-        return content if isinstance(content, dict) else {}
+        content = read_json(self.folder / file)
+        for part in (content, content.get("image_processor")):
+            if part is not None:
+                validate(part, Prepares, self.folder / file, hint="fetch the file that belongs to the model")
+        return content
 
     def template(self, batch: int = 1, seed: int = 0) -> dict[str, Tensor]:
         """Random inputs, for their names and shapes, in float32."""

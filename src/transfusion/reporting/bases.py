@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from os.path import exists
 from typing import Any
 
 from transfusion.adapter import Adapter, is_adapter
@@ -57,7 +57,7 @@ def _told(story: Mapping[str, Any] | None, pi: Alignment | None) -> dict[str, Ma
 
 def _place(told: Mapping[str, Any]) -> str | None:
     named = (str(told[key]) for key in ("path", "name") if told.get(key))
-    return next((place for place in named if Path(place).exists()), None)
+    return next((place for place in named if exists(place)), None)
 
 
 def _model(told: Mapping[str, Any] | None, config: str | None, notes: list[str]) -> Model | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import exists
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,7 +15,7 @@ _ROLES = ("base", "onto")
 
 def place_of(name: object) -> str:
     """A model by its place, however it was written; by its name, if nothing is there."""
-    return str(Path(str(name)).resolve()) if name and Path(str(name)).exists() else str(name or "")
+    return str(Path(str(name)).resolve()) if name and exists(str(name)) else str(name or "")
 
 
 def same(name: object, *known: object) -> bool:
@@ -28,7 +29,7 @@ def same(name: object, *known: object) -> bool:
     if place_of(name) in places:
         return True
     written = PurePath(str(name))
-    if Path(str(name)).exists() or written.is_absolute():
+    if exists(str(name)) or written.is_absolute():
         return False
     end = tuple(part for part in written.parts if part not in ("..", "."))
     return bool(end) and any(PurePath(place).parts[-len(end) :] == end for place in places)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
 from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
-from transfusion.inputs import read_json
+from transfusion.inputs import read_json, validate
+from transfusion.reporting.schemas import SCHEMAS, schema_of
 
 STORY = "transfusion.json"
 STORIES = ("transport", "merge")
-NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "align": (("written", "method"),),
-    "barrier": (("question", "examples", "curves"),),
-    "evaluate": (("task", "models"),),
-    "fewshot": (("task", "shots", "zero", "curves"),),
-    "merge": (("finetuned", "base", "onto", "alignment"),),
-    "sweep": (("task", "at_zero", "curves"),),
-    "transport": (("finetuned", "base", "onto", "alignment"),),
-    "verify": (("equal", "difference", "outputs"), ("holds", "found", "axes"), ("passed", "checks")),
-}
-"""The verbs whose results are understood, and what a result of each must tell: one of these sets."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class Material:
 
 def inputs_of(*references: str | Path | None) -> list[Path]:
     """The files that references on this machine lead to; pages in their folders are outputs of ours."""
-    roots = [Path(one) for one in references if one is not None and Path(one).exists()]
+    roots = [Path(one) for one in references if one is not None and exists(one)]
     inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
     return [*roots, *(path for path in inside if path.suffix != ".html")]
 
@@ -90,7 +82,7 @@ def gather(
 ) -> Material:
     """Read a run: its folder, the results that are given, and π."""
     place = Path(run)
-    if not place.exists():
+    if not exists(place):
         raise DataError(
             f"{place}: no such file or folder", hint="give a folder that transport or merge wrote"
         )
@@ -114,7 +106,7 @@ def gather(
         raise DataError(
             f"{run}: there is nothing to report in it",
             hint=f"give a folder with a {STORY} that transport or merge wrote, or results of"
-            f" {listing(sorted(set(NEEDED) - set(STORIES)))}",
+            f" {listing(sorted(set(SCHEMAS) - set(STORIES)))}",
         )
     pi = digest_of(story, alignment)
     foreign = [one for one in rest if one.verb == "verify" and pi and about(one) not in (None, pi)]
@@ -153,7 +145,7 @@ def _known(path: Path) -> Result | None:
         told = read_json(path)
     except CheckpointError:
         return None
-    return _checked(path, told) if told.get("verb") in NEEDED else None
+    return _checked(path, told) if str(told.get("verb")) in SCHEMAS else None
 
 
 def _given(path: Path) -> Result:
@@ -162,23 +154,19 @@ def _given(path: Path) -> Result:
     except CheckpointError as error:
         raise DataError(error.message, hint="give results, as JSON, that transfusion wrote") from error
     verb = told.get("verb")
-    if verb not in NEEDED:
-        said = f'its "verb" is {verb!r}' if verb is not None else 'it has no "verb"'
+    if str(verb) not in SCHEMAS:
+        said = f'its "verb" is {reprlib.repr(verb)}' if verb is not None else 'it has no "verb"'
         raise DataError(
             f"{path}: not a result that is understood: {said}",
-            hint=f"give what one of {listing(NEEDED)} wrote with -o or --json",
+            hint=f"give what one of {listing(SCHEMAS)} wrote with -o or --json",
         )
     return _checked(path, told)
 
 
 def _checked(path: Path, told: Mapping[str, Any]) -> Result:
     verb = str(told["verb"])
-    if not any(all(key in told for key in keys) for keys in NEEDED[verb]):
-        lacking = [key for key in NEEDED[verb][0] if key not in told]
-        raise DataError(
-            f"{path}: a result of {verb} that does not tell {listing(lacking)}",
-            hint=f"make it again with 'transfusion {verb}' of this version",
-        )
+    hint = f"make it again with 'transfusion {verb}' of this version"
+    validate(told, schema_of(verb, told), f"{path}: a result of {verb}", hint=hint, error=DataError)
     return Result(path, verb, told)
 
 

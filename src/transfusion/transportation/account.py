@@ -19,7 +19,7 @@ from transfusion.checkpoint import MEMORY
 from transfusion.errors import CheckpointError
 from transfusion.inputs import read_json, validate
 from transfusion.model import Model
-from transfusion.provenance import Advised
+from transfusion.provenance import Advised, Nothing
 from transfusion.record import RUN, Record
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Aligned(TypedDict):
     heads: str
     options: Options
     seed: Annotated[int, Field(ge=0)]
-    advice: Advised | Annotated[dict[str, Any], Field(max_length=0)]
+    advice: Advised | Nothing
 
 
 class Settings(TypedDict, total=False):

@@ -18,12 +18,7 @@ from fuzzing.formats import WITNESS
 from fuzzing.formats.witnesses import DEEDS
 from fuzzing.seeds import MARK, World
 
-SAMPLE = [
-    case
-    for format in FORMATS
-    for case in cases(format)
-    if case.quick or case.number in (MUTANTS, MUTANTS + 1)
-]
+SAMPLE = [case for format in FORMATS for case in cases(format) if case.quick or case.number == MUTANTS]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +69,7 @@ def test_a_case_is_the_same_wherever_it_is_made(tmp_path):
 # ── the fuzzer notices ───────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_the_fuzzer_notices_every_fault_that_is_made_on_purpose(runner, monkeypatch):
     monkeypatch.setattr(runner, "limit", 1.0)
     for number, (title, (_, fault)) in enumerate(DEEDS.items()):
@@ -145,12 +141,3 @@ def test_a_tensor_in_two_files_is_noticed(tmp_path):
     save_file({"a": np.ones(1)}, place.outputs / "moved" / "more.safetensors")
     ran = Ran(Command(("transport",), place.outputs / "moved", frozenset("ab")), 0, "", "")
     assert "a is in ['model.safetensors', 'more.safetensors']" in faults(ran, place, state(place), [], [])
-
-
-def test_seeds_are_what_the_program_takes(runner):
-    """Cases that spoil nothing succeed: what is refused, is refused for what was spoilt."""
-    fine = [case for format in FORMATS for case in cases(format) if case.title.endswith("nothing is wrong")]
-    assert len(fine) >= 3
-    for one in fine:
-        outcome = runner.run(one.format, one.number)
-        assert set(outcome.codes) == {0}, outcome

@@ -27,6 +27,8 @@ class Command:
     """Whether it must fail."""
     done: bool = False
     """Whether it must succeed."""
+    loads: bool = False
+    """Whether what is written must load in its own library."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,13 @@ class Place:
         tensors: frozenset[str] | None = None,
         refused: bool = False,
         done: bool = False,
+        loads: bool = False,
     ) -> Command:
         output = self.outputs / "moved"
         seed = self.world.seed
         where = ("--base", base or seed("a"), "--onto", onto or seed("b"), "--via", via or seed("pi"))
         line = _words("transport", tuned or seed("tuned"), *where, "-o", output, "--jobs", 1, *more)
-        return Command(line, output, tensors or self.world.names, refused, done)
+        return Command(line, output, tensors or self.world.names, refused, done, loads)
 
     def merge(
         self, *tuned: object, base: object = None, onto: object = None, more: Sequence[object] = ()

@@ -149,7 +149,7 @@ def _manners(ran: Ran) -> list[str]:
         found.append(f"raised {ran.error}")
     elif ran.code not in (0, 1, 2, 3):
         found.append(f"exit code {ran.code}")
-    if "unexpected" in ran.err or "Traceback" in ran.err or "panicked" in ran.err:
+    if "unexpected:" in ran.err or "Traceback" in ran.err or "panicked" in ran.err:
         found.append("an unexpected error")
     if ran.code == 1 and "hint:" not in ran.err:
         found.append("an error without a hint")
@@ -179,6 +179,8 @@ def _outputs(ran: Ran, place: Place) -> list[str]:
     if ran.command.tensors is not None:
         assert ran.command.output is not None
         found += _tensors(ran.command.output, ran.command.tensors)
+    if ran.command.loads and ran.command.output is not None:
+        found += _loaded(ran.command.output)
     return found
 
 
@@ -210,6 +212,18 @@ def _tensors(output: Path, expected: frozenset[str]) -> list[str]:
         if file.name in WRITTEN or file.name.endswith(".index.json"):
             found += _json(file)
     return found
+
+
+def _loaded(output: Path) -> list[str]:
+    """Whether the library that it was written for takes the output."""
+    from transfusion.live import Live
+    from transfusion.model import Model
+
+    try:
+        Live.of(Model.open(output))
+    except Exception as error:
+        return [f"the output does not load: {type(error).__name__}: {error!s:.200}"]
+    return []
 
 
 def _json(file: Path) -> list[str]:

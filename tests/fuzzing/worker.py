@@ -105,7 +105,7 @@ class Desk:
                 ran = run(command)
             told, opened = list(self.watch.told), self.sentry.seen()
             found = faults(ran, place, before, told, opened)
-            where = ran.trace or (_traced(command, place) if "unexpected" in ran.err else "")
+            where = ran.trace or (_traced(command, place) if "unexpected:" in ran.err else "")
             send(("ran", (ran.code, ran.out, ran.err, where, found)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,17 @@ def _config(change: dict[str, Any], *, refused: bool = False, merged: bool = Tru
     return build
 
 
+def _task(task: Any) -> Build:
+    """Whatever an adapter was trained for: merged into a model, it is one that loads."""
+
+    def build(place: Place) -> Sequence[Command]:
+        folder = place.copy("adapter")
+        place.write(str(folder / CONFIG), dumps({**ADAPTER, "task_type": task}))
+        return [*uses(place, folder, merged=False), place.transport(folder, more=["--merge"], loads=True)]
+
+    return build
+
+
 def _text(text: str | bytes) -> Build:
     def build(place: Place) -> Sequence[Command]:
         folder = place.copy("adapter")
@@ -106,7 +118,9 @@ def _odd(value: np.ndarray) -> Any:
 
 
 def made() -> Iterator[Made]:
-    yield Made("nothing is wrong", _config({}), True)
+    yield Made(
+        "nothing is wrong", lambda place: [replace(one, done=True) for one in _config({})(place)], True
+    )
     numbers = (
         0,
         -1,
@@ -197,7 +211,7 @@ def made() -> Iterator[Made]:
                 value == {"query": Raw("NaN")},
             )
     for task in TASKS:
-        yield Made(f"task_type = {task!r}", _config({"task_type": task}), task in ("SEQ_CLS", "TOKEN_CLS"))
+        yield Made(f"task_type = {task!r}", _task(task), task in ("SEQ_CLS", "TOKEN_CLS"))
     for kind in (
         "LOHA",
         "IA3",

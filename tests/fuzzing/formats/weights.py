@@ -314,7 +314,7 @@ def made() -> Iterator[Made]:
         "/dev/stdin",
         "/proc/self/mem",
         "~nobody/x",
-        "",
+        " ",
     ):
         yield Made(f"no model but {name[:20]!r}", _not_there(name), "\\" in name)
 

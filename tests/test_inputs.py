@@ -910,3 +910,47 @@ def test_how_images_are_prepared_is_checked_where_it_is_read(told, made, tmp_pat
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: "):
         subject.told("preprocessor_config.json")
     assert subject.told("no_such.json") == {}
+
+
+# ── names, and the README of a model ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 300 + ".csv", "~nobody-of-this-name/x.csv", "nul\0.csv"], ids=["long", "home", "NUL"]
+)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("inspect", "{}"),
+        ("align", "{}", "b", "-o", "out"),
+        ("evaluate", "a", "--data", "{}"),
+        ("report", "{}"),
+        ("transport", "--from", "{}", "-o", "out"),
+        ("inspect", "a", "--config", "{}"),
+        ("verify", "a", "--via", "{}"),
+    ],
+    ids=" ".join,
+)
+def test_names_that_no_file_can_have_are_known_errors(verb, name, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*(word.format(name) for word in verb))
+    assert code in (1, 2)
+    assert out == ""
+    assert "unexpected" not in err
+
+
+def test_a_licence_is_read_from_a_small_regular_file_only(tmp_path):
+    import os
+
+    from transfusion.card import licence_of
+
+    (tmp_path / "README.md").write_text("---\nlicense: [mit, apache-2.0]\n---\n")
+    assert licence_of(tmp_path) == "mit, apache-2.0"
+    billion = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    for one, next_ in zip("abcdefgh", "bcdefghi", strict=True):
+        billion += f"{next_}: &{next_} [{', '.join([f'*{one}'] * 9)}]\n"
+    (tmp_path / "README.md").write_text(f"---\n{billion}license: *i\n---\n")
+    assert licence_of(tmp_path) is None
+    (tmp_path / "README.md").unlink()
+    os.mkfifo(tmp_path / "README.md")
+    assert licence_of(tmp_path) is None

@@ -380,7 +380,7 @@ def test_wrong_usage_of_the_verb(machine: Path, tmp_path: Path, capsys: pytest.C
         ((file, "--machine", machine, "--network", "fast"), "no amount"),
         ((file, "--machine", machine, "--memory", "400MB"), "give at least"),
         ((file, "--machine", machine, "--moving", "1,2"), "no list of shares"),
-        ((file, "--machine", machine, "--nodes", 0), "nodes = 0"),
+        ((file, "--machine", machine, "--nodes", 0), "0 is not between 1 and"),
         ((file, "--machine", file), "no file of a machine's constants"),
     ):
         assert run("plan", *arguments) == 2

@@ -15,6 +15,8 @@ Story: TypeAlias = Mapping[str, Any]
 _HOSTILE = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 _REVISION = re.compile(r"^([\w.-]+(?:/[\w.-]+)?)@[^@]+$")
 _UNSTATED = "not stated"
+LARGEST = 2**20
+"""A README.md of more bytes is not looked into."""
 
 
 def card(story: Story, licences: Mapping[str, str | None], command: str | None = None) -> str:
@@ -50,15 +52,17 @@ def licence_of(root: Path) -> str | None:
     from huggingface_hub import metadata_load
 
     try:
-        told = metadata_load(regular(inside(root, root / "README.md"))) or {}
+        if regular(inside(root, root / "README.md")).stat().st_size > LARGEST:
+            return None
+        told = metadata_load(root / "README.md") or {}
+        licence, name = told.get("license"), told.get("license_name")
     except Exception:  # no file, or one that only looks as if it had front matter: nothing is stated
         return None
-    licence, name = told.get("license"), told.get("license_name")
-    if isinstance(licence, list) and all(isinstance(one, str) for one in licence):
-        licence = ", ".join(licence)
-    if licence == "other" and isinstance(name, str):
-        return f"other ({name})"
-    return licence if isinstance(licence, str) and licence else None
+    # YAML may say one thing a billion times by naming it: nothing but short texts is written out
+    texts = [one for one in (licence if isinstance(licence, list) else [licence])[:8] if isinstance(one, str)]
+    if texts == ["other"] and isinstance(name, str):
+        return f"other ({name[:200]})"
+    return ", ".join(one[:200] for one in texts) or None
 
 
 # ── front matter ─────────────────────────────────────────────────────────────────────────────

@@ -49,7 +49,7 @@ def _fetch(reference: str, repo: str, revision: str | None) -> Path:
         folder = snapshot([*beside, "*.safetensors"])
         if not any(folder.glob("*.safetensors")):
             folder = snapshot([*beside, "*.bin"])
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{reference}: no such file or folder here, and the hub could not provide it ({reason})",

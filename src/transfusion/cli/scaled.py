@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ def require_places(outputs: Sequence[Path], inputs: Sequence[str | None], *, for
 
 def places_of(*references: str | None) -> list[Path]:
     """The places on this machine that hold inputs; data of the hub has none yet."""
-    return files_of(*(one for one in references if one is not None and Path(one).expanduser().exists()))
+    return files_of(*(one for one in references if one is not None and exists(expanduser(one))))
 
 
 def publish(file: Path, result: Mapping[str, Any], figure: str = "", *, force: bool) -> None:

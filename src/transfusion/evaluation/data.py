@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from os.path import isdir
 from pathlib import Path
 
 import torch
@@ -98,7 +99,7 @@ class Data:
         given = self.reference
         if isinstance(given, Dataset | Examples):
             return given.limited(self.limit)
-        if Path(given).suffix in TENSORS and not Path(given).is_dir():
+        if Path(given).suffix in TENSORS and not isdir(given):
             return Dataset.load(given).limited(self.limit)
         return read(given, self.split, Columns(self.text, self.image, self.label)).limited(self.limit)
 

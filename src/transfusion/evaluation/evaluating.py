@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def _open(given: Model | Reference) -> Model:
     try:
         return Model.open(given)
     except CheckpointError as error:
-        if isinstance(given, str | Path) and Path(given).is_dir() and is_adapter(given):
+        if isinstance(given, str | Path) and isdir(given) and is_adapter(given):
             raise CheckpointError(
                 f"{given}: this is an adapter, not a model",
                 hint="merge it into a model and measure that: 'transport ADAPTER --base A --onto B --merge'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import expanduser, isfile
 from pathlib import Path
 
 import torch
@@ -55,7 +56,7 @@ class LinearHead:
 def is_linear_head(given: object) -> bool:
     """Whether this is a file with nothing but a linear head."""
     path = Path(given) if isinstance(given, str | Path) else None
-    if path is None or not path.is_file() or path.suffix != ".safetensors":
+    if path is None or not isfile(path) or path.suffix != ".safetensors":
         return False
     try:
         with safe_open(path, "pt") as file:
@@ -101,11 +102,11 @@ class Linear(Asker):
 
 def lender_of(given: str | Path) -> Model:
     """The model that a head is borrowed from; a file that is neither one nor a head is refused."""
-    path = Path(given).expanduser()
+    path = Path(expanduser(given))
     try:
         return Model.open(given)
     except ArchitectureError as error:
-        if not path.is_file() or any((path.parent / name).exists() for name in CONFIGS):
+        if not isfile(path) or any((path.parent / name).exists() for name in CONFIGS):
             raise
         raise DataError(
             f"{path}: neither a linear head nor a model: {listing(weights_in(path), 4)}", hint=_HEAD

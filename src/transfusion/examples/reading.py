@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from os.path import exists, isdir
+from os.path import exists, expanduser, isdir
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ _HOW = "give a folder of images, a .csv, .tsv, .jsonl, .parquet or .txt, a folde
 
 def read(reference: str | Path, split: str | None = None, columns: Columns | None = None) -> Examples:
     """Raw examples; an existing path wins over a hub id."""
-    path, asked = Path(reference).expanduser(), columns or Columns()
+    path, asked = Path(expanduser(reference)), columns or Columns()
     if isdir(path):
         return _folder(path, split, asked)
     if exists(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,9 +27,9 @@ _HOW = "give a folder of images, a .txt, .jsonl, .csv or .parquet of texts, or a
 
 def calibrated(path: Path, subject: Subject, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """At most so many of the user's inputs, in float32, and what they are."""
-    if path.is_dir():
+    if isdir(path):
         return _pictures(path, subject, count, seed)
-    if not path.is_file():
+    if not isfile(path):
         raise DataError(f"{path}: no such file or folder", hint=_HOW)
     if path.suffix in TABLES:
         return _texts(path, subject, count, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import exists
 from pathlib import Path
 
 import torch
@@ -78,4 +79,4 @@ def _place(data: Data) -> object:
     if isinstance(data.reference, Dataset | Examples):
         return id(data.reference)
     path = Path(data.reference)
-    return path.resolve() if path.exists() else str(data.reference)
+    return path.resolve() if exists(path) else str(data.reference)

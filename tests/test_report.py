@@ -299,10 +299,10 @@ def test_a_folder_with_results_only(full, tmp_path):
     [
         ("{}", 'it has no "verb"'),
         ('{"verb": "dance"}', "its \"verb\" is 'dance'"),
-        ('{"verb": "sweep", "task": {}}', "a result of sweep that does not tell at_zero, curves"),
+        ('{"verb": "sweep", "task": {}}', "a result of sweep: task.data: field required"),
         (
             '{"verb": "evaluate", "task": {"metric": 3}, "models": [{}]}',
-            "not a result of evaluate as this version writes it",
+            "a result of evaluate: task.data: field required",
         ),
         ("nonsense", "not readable as JSON"),
     ],

@@ -144,6 +144,7 @@ def _odd_name(name: str) -> Build:
 
     def build(place: Place) -> Sequence[Command]:
         folder = place.copy("tuned")
+        (folder.parent / name).parent.mkdir(exist_ok=True)  # a slash in it makes two folders
         named = folder.rename(folder.parent / name)
         return [place.inspect(named), place.transport(named, done=True), place.inspect(f"{named}-not-there")]
 

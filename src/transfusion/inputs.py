@@ -121,6 +121,16 @@ def validate(
     return cast(Value, value)
 
 
+def require_finite(
+    value: object, where: object, *, hint: str, error: type[TransfusionError] = CheckpointError
+) -> None:
+    """Refuse NaN and infinity anywhere in a value: what is written of it would not be JSON."""
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except ValueError as reason:
+        raise error(f"{where}: a number in it is NaN or infinite", hint=hint) from reason
+
+
 @cache
 def _adapter(schema: Any) -> Any:
     from pydantic import TypeAdapter

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from transfusion.errors import ArchitectureError
-from transfusion.inputs import validate
+from transfusion.inputs import require_finite, validate
 
 SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
 """Parts of a configuration that are configurations themselves."""
@@ -94,6 +94,7 @@ KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key i
 
 def require_sensible(config: Mapping[str, Any], label: str) -> None:
     """Refuse a configuration with a value that its key cannot have."""
+    require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
     for key, value, within in _parts(
         config, (*SECTIONS, "preprocess_cfg", "pretrained_cfg", "rope_parameters")
     ):

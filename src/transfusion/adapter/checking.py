@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from transfusion.adapter.kinds import KINDS, Kind, Part, kind_of
+from transfusion.adapter.kinds import KINDS, WHOLE, Kind, Part, kind_of
 from transfusion.adapter.refused import REFUSED
 from transfusion.adapter.settings import Settings, words
 from transfusion.errors import AdapterError, listing
@@ -94,6 +94,15 @@ def require_whole(label: str, kind: Kind, config: Mapping[str, Any], found: Sequ
                     f"{label}: {module} has rank {rank}, and the configuration says {promised}",
                     hint=_BOTH,
                 )
+
+
+def require_biases(label: str, found: Sequence[_Stored], base: Collection[str]) -> None:
+    """A module that is stored whole, such as a trained head, must have the bias that the base has."""
+    whole = {factor.tensor for factor in found if factor.part is WHOLE}
+    for weight in sorted(name for name in whole if name.endswith(".weight")):
+        bias = weight.removesuffix("weight") + "bias"
+        if bias in base and bias not in whole:
+            raise AdapterError(f"{label}: it has {weight}, and not its partner {bias}", hint=_AGAIN)
 
 
 def _require_partners(label: str, module: str, kind: Kind, there: Set[str]) -> None:

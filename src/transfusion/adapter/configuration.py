@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from transfusion.adapter.patterns import patterns
 from transfusion.errors import AdapterError
-from transfusion.inputs import validate
+from transfusion.inputs import require_finite, validate
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
@@ -76,6 +76,7 @@ def require_sensible(label: str, config: dict[str, Any]) -> None:
     where = f"{label}: adapter_config.json"
     hint = "fetch the adapter_config.json that belongs to these weights"
     validate(config, Configuration, where, hint=hint, error=AdapterError)
+    require_finite(config, where, hint=hint, error=AdapterError)
     for key in ("rank_pattern", "alpha_pattern"):
         try:
             patterns(tuple(config.get(key) or ()))

@@ -17,6 +17,7 @@ from torch import Tensor
 from transfusion.adapter.checking import (
     kind_that_moves,
     refuse_odd_settings,
+    require_biases,
     require_exchangeable,
     require_one_scale,
     require_targets,
@@ -132,6 +133,7 @@ class Adapter:
         place = self._place_on(base)
         found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
         require_whole(self.label, self.kind, self.config, found)
+        require_biases(self.label, found, base.names)
         require_targets(self.label, self.config, found, [*base.architecture.trunk, *base.checkpoint.tensors])
         for factor in found:
             self._require_fit(factor, place.architecture)

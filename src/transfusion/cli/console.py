@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
-from pathlib import Path
+from os.path import exists, samefile
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -69,7 +69,7 @@ class Talk:
     def origin(self, adapter: Adapter, base: str) -> None:
         """Say where an adapter comes from, if it names another base than the given one."""
         named = adapter.config.get("base_model_name_or_path")
-        same = named == base or (named and Path(named).exists() and Path(named).samefile(base))
+        same = named == base or (named and exists(named) and exists(base) and samefile(named, base))
         if named and not same:
             self.note(f"note: {adapter.label} says that it was trained on {named}, and --base is {base}")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.errors import ArchitectureError, TransfusionError
-from transfusion.inputs import read_json
+from transfusion.inputs import inside, read_json
 from transfusion.live.classes import class_named_in, class_of_transformers
 from transfusion.probes import probes
 from transfusion.proposal.declaring import require_word
@@ -21,12 +21,15 @@ from transfusion.proposal.labels import counts_blocks
 from transfusion.proposal.laboratory import nobody
 from transfusion.proposal.proposing import Proposal, propose
 from transfusion.references import resolve
+from transfusion.settings import require_sensible
 from transfusion.tables import Config
 
 BLOCKS = 2
 """A draft is made on so many blocks, and then certified on as many as the model has."""
 LARGE = 300_000_000
 """With more parameters than this, the certificate is for the model with `BLOCKS` blocks, and says so."""
+HUGE = 4_000_000_000
+"""With more parameters than this in `BLOCKS` blocks, no draft is made."""
 MOST = 1000
 """A model with more blocks than this is not made: it might take forever."""
 
@@ -40,7 +43,8 @@ def propose_for(reference: str | Path, *, config: Path | None = None) -> Proposa
             f"{reference}: a draft is made from a config.json, and there is none",
             hint="put the model's config.json beside the weights, or give it with --config",
         )
-    settings = read_json(file)
+    settings = read_json(file if config else inside(file.parent, file))
+    require_sensible(settings, str(file))
     class_name = class_named_in(settings, str(file))
     if class_name is None:
         raise ArchitectureError(
@@ -52,6 +56,7 @@ def propose_for(reference: str | Path, *, config: Path | None = None) -> Proposa
     _refuse_endless(file, settings)
     with _understood(file, class_name):
         short, depth = _shortened(made_by, settings)
+        _refuse_huge(file, _parameters(made_by, short))
         small = _made(made_by, short)
         config_of_small = small.config.to_dict()
         inputs = _inputs(small, config_of_small)
@@ -71,6 +76,14 @@ def _refuse_endless(file: Path, settings: Config) -> None:
                 f"{file}: {key} = {depth}, and no more than {MOST} blocks are made",
                 hint="give the configuration of a model with fewer blocks; the table is the same",
             )
+
+
+def _refuse_huge(file: Path, parameters: int) -> None:
+    if parameters > HUGE:
+        raise ArchitectureError(
+            f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are made",
+            hint="give the configuration of a smaller model; the table is the same",
+        )
 
 
 @contextmanager

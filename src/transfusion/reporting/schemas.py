@@ -104,7 +104,7 @@ class Learned(Moved):
 class WayPoint(TypedDict):
     alpha: Number
     loss: Number
-    accuracy: Number | None
+    accuracy: Number
 
 
 class Way(TypedDict):

@@ -30,6 +30,16 @@ class How(StrEnum):
     DARE = "dare"
     """A random few of each, enlarged so that their expectation stays; then the sum."""
 
+    @classmethod
+    def named(cls, name: str) -> How:
+        """The way of combining that has this name."""
+        try:
+            return cls(name)
+        except ValueError as error:
+            raise SettingError(
+                f"how = {name} is not a choice", hint=f"choose one of {', '.join(cls)}"
+            ) from error
+
 
 @dataclass
 class Merging:
@@ -56,11 +66,7 @@ class Merging:
         alpha: Alpha | None = None,
     ) -> Merging:
         """As people ask for it; what would have no effect is refused."""
-        try:
-            chosen = How(how)
-        except ValueError as error:
-            known = ", ".join(How)
-            raise SettingError(f"how = {how} is not a choice", hint=f"choose one of {known}") from error
+        chosen = How.named(how)
         if density is not None and chosen not in (How.TIES, How.DARE):
             raise SettingError(
                 f"density = {density}: {chosen} keeps everything", hint="leave it out, or choose ties or dare"

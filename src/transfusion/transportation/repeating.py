@@ -102,7 +102,7 @@ class Rerun:
                 finetuned[0], alpha=story["alpha"], **common, **_given(settings, "new_tokens", "full")
             )
         merging = Merging(
-            How(story["how"]),
+            How.named(story["how"]),
             tuple(story["weights"]),
             story["density"] or 0.2,
             story["seed"] or 0,

@@ -20,7 +20,7 @@ demo: .venv/ready
 	$(BIN)/transfusion demo
 
 test: .venv/ready
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 2 --dist loadgroup
 
 test-slow: .venv/ready
 	$(BIN)/pytest -q -m slow

@@ -1,10 +1,11 @@
-"""Shared by all tests: quiet libraries, one thread per worker, tiny models of every family."""
+"""Shared by all tests: quiet libraries, one thread per process, tiny models of every family."""
 
 from __future__ import annotations
 
 import os
-import sys
+import resource
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -21,6 +22,22 @@ from families import CASES, Case
 torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, max_examples=60)
 settings.load_profile("default")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``--dist loadgroup``, tests of one file share what they make; so do those that share a Ray."""
+    here = Path(__file__).parent
+    for item in items:
+        group = item.path.stem if item.path.parent == here else item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How much processor time all processes took: on a busy machine, seconds on the clock say nothing."""
+    took = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(one.ru_utime + one.ru_stime for one in took)
+    terminalreporter.write_line(f"processor time: {seconds / 60:.1f} minutes")
 
 
 @pytest.fixture(scope="session")
@@ -70,22 +87,3 @@ def cli(capsys):
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 
     return run
-
-
-@pytest.fixture(scope="session")
-def ray():
-    """Ray on this machine, started once; whoever hires workers then gets them from it."""
-    from transfusion.engines.joining import STORE, prepared, start
-
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # two that start at once would mix up their tokens
-    ray = prepared()
-    path = os.pathsep.join(filter(None, sys.path))  # workers import what these tests define
-    start(
-        ray,
-        num_cpus=6,
-        log_to_driver=False,
-        object_store_memory=STORE // 4,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    yield ray
-    ray.shutdown()

@@ -24,7 +24,6 @@ from families import CASES, finetuned
 from test_merging import lora
 from test_workshop import in_shards
 from transfusion.alignment import Alignment
-from transfusion.engines import hired
 from transfusion.engines.means import PROGRAM, WORKER, Means
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.maps import Rotation
@@ -42,13 +41,6 @@ def inputs(made, tmp_path_factory) -> dict[str, Path]:
     align(a, b, method="random", residual="tied").save(root / "pi.safetensors")
     lora(a, root / "lora", 1, r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"])
     return {"a": a, "b": b, "tuned": tuned, "pi": root / "pi.safetensors", "lora": root / "lora"}
-
-
-@pytest.fixture(scope="module")
-def two(ray):
-    """Two workers, hired once: to import torch takes each of them seconds."""
-    with hired("ray", jobs=2) as engine:
-        yield engine
 
 
 @pytest.fixture

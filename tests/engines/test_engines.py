@@ -7,7 +7,6 @@ import pickle
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,26 +26,6 @@ from transfusion.model import Model, take_hashes
 from transfusion.workers import Workers
 
 
-@pytest.fixture(scope="module")
-def two(ray):
-    """Two workers, for all who do not count them."""
-    with hired("ray", jobs=2) as engine:
-        yield engine
-
-
-def hands() -> list[int]:
-    """The processes of workers that are alive."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if (folder / "cmdline").read_bytes().startswith(b"ray::Hand"):
-                    found.append(int(folder.name))
-            except OSError:
-                continue
-    return found
-
-
 # ── what workers are asked in these tests ────────────────────────────────────────────────────
 
 
@@ -55,8 +34,14 @@ def squared(subject: int, item: int) -> int:
 
 
 def whereabouts(subject: str, item: str) -> int:
-    time.sleep(0.02)  # so that the others have their turn
     return os.getpid()
+
+
+def pids(engine: cluster.Cluster) -> list[int]:
+    """The processes of both workers: each is given one of two pieces."""
+    found = engine.each("", whereabouts, ["here", "there"])
+    assert len(set(found)) == 2
+    return found
 
 
 def dying(subject: str, item: Path) -> str:
@@ -96,23 +81,20 @@ def test_results_come_in_the_order_of_their_items(two):
 
 
 def test_what_was_kept_is_gone_on_with_where_it_is(two):
-    first: dict[str, int] = {}
-    for attempt in range(200):  # until both workers are there
-        words = [f"{attempt} {number}" for number in range(9)]
-        first = dict(zip(words, two.each("", whereabouts, words, near=str), strict=True))
-        if len(set(first.values())) == 2:
-            break
+    words = [str(number) for number in range(9)]
+    first = dict(zip(words, two.each("", whereabouts, words, near=str), strict=True))
     some = [next(word for word, pid in first.items() if pid == one) for one in sorted(set(first.values()))]
+    assert len(some) == 2
     for _ in range(3):
         assert two.each("", whereabouts, some, near=str) == [first[word] for word in some]
 
 
 def test_a_worker_that_dies_costs_its_piece_only(two, tmp_path):
-    before = set(two.each("", whereabouts, ["1", "2", "3", "4"]))
+    before = pids(two)
     places = [tmp_path / "one", tmp_path / "two"]
     assert two.each("once", dying, places) == ["survived"] * 2
     assert two.each(3, squared, range(4)) == [0, 3, 12, 27]
-    assert set(two.each("", whereabouts, ["1", "2", "3", "4"])) - before, "nobody new was hired"
+    assert two.each("", whereabouts, ["1"])[0] not in before, "nobody new was hired"
 
 
 def test_a_piece_that_kills_every_worker_is_given_up(two, tmp_path, monkeypatch):
@@ -207,8 +189,9 @@ def waiting(ray: Waiting) -> cluster.Cluster:
     return engine
 
 
-def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog):
+def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog, monkeypatch):
     ray = Waiting()
+    monkeypatch.setattr(cluster, "PATIENCE", 100.0)
     with pytest.raises(ClusterError, match="no worker came within 120 seconds"):
         waiting(ray)._next([1], anybody=False)
     assert ray.times == [20.0, 100.0]
@@ -320,11 +303,12 @@ class Interfering:
 @pytest.mark.parametrize("after", [1, 30])
 def test_a_worker_killed_in_the_middle_of_a_search_changes_nothing(after, made, two):
     models = made("llama", 1), made("llama", 2)
+    here = pids(two)
     killed = []
 
     def kill() -> None:
-        killed.extend(hands()[:1])
-        os.kill(killed[0], signal.SIGKILL)
+        killed.append(here[0])
+        os.kill(here[0], signal.SIGKILL)
 
     found = align(*models, engine=two, on_step=Interfering(after, kill))
     assert killed
@@ -345,11 +329,8 @@ def test_storage_that_a_worker_does_not_see_is_named(made, two, tmp_path):
     models = [Model.open(shutil.copytree(made("vit", seed), tmp_path / str(seed))) for seed in (1, 2)]
     (tmp_path / "2").rename(tmp_path / "elsewhere")
     weights = Weights(*models)
-    with (
-        hired("ray", jobs=1) as engine,
-        pytest.raises(CheckpointError, match=r"on \S+: .*cannot be seen") as told,
-    ):
-        engine.each(weights, _read, ["any"])
+    with pytest.raises(CheckpointError, match=r"on \S+: .*cannot be seen") as told:
+        two.each(weights, _read, ["any"])
     assert "not mounted" in told.value.hint
     assert str(tmp_path / "2") in told.value.message
 

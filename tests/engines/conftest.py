@@ -1,0 +1,57 @@
+"""Ray, started once for all tests of this folder, and stopped as soon as they are done."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from transfusion.engines import cluster, hired, joining
+
+AMPLE = 3600.0
+"""Seconds that a worker may take to come: minutes, on a busy machine. Of one that dies Ray tells at once."""
+SETTINGS = {
+    "worker_register_timeout_seconds": int(AMPLE),
+    "health_check_timeout_ms": 1000 * int(AMPLE),
+    "worker_niceness": 0,  # at 15, which it would be, they get next to nothing of a busy machine
+    "enable_worker_prestart": False,  # processes for which nobody has asked
+}
+
+
+@pytest.fixture(scope="package")
+def ray():
+    """Ray on this machine; whoever hires workers then gets them from it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "PATIENCE", AMPLE)
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # two that start at once would mix up their tokens
+        ray = joining.prepared()
+        path = os.pathsep.join(filter(None, sys.path))  # workers import what these tests define
+        with pytest.MonkeyPatch.context() as often:
+            often.setattr(joining, "ATTEMPTS", 20)
+            joining.start(
+                ray,
+                num_cpus=4,
+                log_to_driver=False,
+                object_store_memory=joining.STORE // 4,
+                runtime_env={"env_vars": {"PYTHONPATH": path}},
+                _system_config=SETTINGS,
+            )
+        yield ray
+        ray.shutdown()
+
+
+@pytest.fixture(scope="package")
+def hired_two(ray):
+    """Two workers, hired once: to import torch takes each of them seconds."""
+    with hired("ray", jobs=2) as engine:
+        yield engine
+
+
+@pytest.fixture
+def two(hired_two):
+    """Both workers, however long they take to come; one that dies on the way is an error."""
+    while hired_two._expected:
+        for told in hired_two._heard([*hired_two._expected], None):
+            hired_two._welcome(told)
+    return hired_two

@@ -1,5 +1,6 @@
 # make demo    the main job end to end, in one or two minutes
 # make test    all fast tests
+# make test-slow   what they leave out: proofs that take minutes, or one more of a kind; and more random examples
 # make check   lint, types, layers, tests
 # make docs    the site, in site/; generated pages and pictures are written anew first
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
@@ -20,10 +21,10 @@ demo: .venv/ready
 	$(BIN)/transfusion demo
 
 test: .venv/ready
-	$(BIN)/pytest -q -n 2 --dist loadgroup
+	$(BIN)/pytest -q -n 2
 
 test-slow: .venv/ready
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -q -m 'slow or hypothesis' --hypothesis-profile thorough
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -5,32 +5,41 @@ from __future__ import annotations
 import os
 import resource
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # of torch, here and in all processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
 
-from families import CASES, Case
+if TYPE_CHECKING:  # whoever only hands out tests to other processes needs none of it
+    from families import Case
+    from transfusion.alignment import Alignment
 
-torch.set_num_threads(1)
-settings.register_profile("default", deadline=None, max_examples=60)
+settings.register_profile("default", deadline=None, max_examples=24)
+settings.register_profile("thorough", deadline=None, max_examples=60)
 settings.load_profile("default")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``--dist loadgroup``, tests of one file share what they make; so do those that share a Ray."""
-    here = Path(__file__).parent
-    for item in items:
-        group = item.path.stem if item.path.parent == here else item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> object:
+    """Among several processes, tests of one file stay together, and those that share a Ray: both make once
+    what they have in common.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "engines" if "/engines/" in file else file
+
+    return Together(config, log) if config.getvalue("dist") == "load" else None
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
@@ -43,6 +52,8 @@ def pytest_terminal_summary(terminalreporter) -> None:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Folders with tiny random models, made once: ``made("vit")``, ``made("vit", seed=2)``."""
+    from families import CASES
+
     root = tmp_path_factory.mktemp("models")
     done: dict[tuple[str, int], Path] = {}
 
@@ -72,6 +83,14 @@ def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
         return done[case]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def aligned() -> Callable[..., Alignment]:
+    """π between two folders, found once and without advice, for those who only use it: ``aligned(a, b)``."""
+    from transfusion.matching import align
+
+    return cache(lambda a, b, **choices: align(a, b, advice=False, **choices))
 
 
 @pytest.fixture

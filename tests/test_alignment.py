@@ -48,7 +48,7 @@ def test_the_provenance_tells_where_it_comes_from(pi, made, tmp_path):
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)
-@settings(max_examples=5)
+@settings(max_examples=settings.default.max_examples // 12)
 @given(seed=st.integers(0, 10**6))
 def test_an_inverse_undoes_and_a_composition_does_both(case, seed, made):
     a = made(case)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from families import CASES
+from families import CASES, FIRST, often
 from transfusion.architectures import families
 from transfusion.binding import bind
 from transfusion.certification import EXACT, certify, free_axes
@@ -15,8 +15,10 @@ from transfusion.live import Live
 from transfusion.model import Model
 from transfusion.tables import Group
 
+LAST = {case.family: name for name, case in CASES.items()}
 
-@pytest.fixture(params=CASES, scope="module")
+
+@pytest.fixture(params=often(CASES, [*FIRST.values(), *LAST.values()]), scope="module")  # two of every family
 def model(request, made) -> Model:
     return Model.open(made(request.param))
 

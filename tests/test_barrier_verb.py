@@ -90,12 +90,17 @@ def test_what_is_written(suffix, start, run, job, tmp_path):
     assert out.endswith(f"written to {output}\n")
     assert output.read_bytes().startswith(start)
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+
+def test_a_result_is_replaced_only_if_that_is_asked(run, tmp_path):
+    output = tmp_path / "result.json"
+    assert run("--points", 2, "-o", output)[0] == 0
     before = output.read_bytes()
-    code, _, err = run("--via", job[2][0], "--points", 2, "-o", output)
+    code, _, err = run("--points", 3, "-o", output)
     assert code == 1
     assert "exists already" in err
     assert output.read_bytes() == before
-    assert run("--points", 2, "-o", output, "--force")[0] == 0
+    assert run("--points", 3, "-o", output, "--force")[0] == 0
     assert output.read_bytes() != before
 
 

@@ -22,15 +22,35 @@ pytestmark = [
     pytest.mark.skipif(not RAY.exists(), reason="Ray is not installed"),
 ]
 SMALL = ["--num-cpus", "1", "--object-store-memory", str(2**27)]
+AMPLE = 3600
+"""Seconds after which something hangs, rather than that the machine is busy."""
+SETTINGS = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # at 15, which it would be, they get next to nothing of a busy machine
+    "RAY_worker_register_timeout_seconds": str(AMPLE),
+}
+"""Of all processes of Ray that are started here."""
+NODES = """
+import sys, time, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < 2:
+    time.sleep(0.2)
+"""
+"""A program that ends when a cluster has two nodes."""
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def address(tmp_path, monkeypatch):
+def address():
     """The address of a head node; it and all others are stopped in the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     folder = Path("/tmp") / f"tf-{os.getpid()}"  # names of sockets must be short
     start = [
         RAY,
@@ -49,27 +69,38 @@ def address(tmp_path, monkeypatch):
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    until_it_answers(port)
+    until_it_answers(port, head)
     yield f"127.0.0.1:{port}"
     stopped(head)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def until_it_answers(port: int) -> None:
-    for _ in range(120):
+def until_it_answers(port: int, head: subprocess.Popen[bytes]) -> None:
+    while head.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
-            time.sleep(1)
+            time.sleep(0.2)
         else:
             return
-    pytest.fail("Ray did not start")
+    pytest.fail(f"Ray did not start: it ended with {head.returncode}")
+
+
+def until_both_are_there(address: str, other: subprocess.Popen[bytes]) -> None:
+    asking = subprocess.Popen([sys.executable, "-c", NODES, address], stderr=subprocess.DEVNULL)
+    try:
+        while asking.poll() is None:
+            assert other.poll() is None, f"the second node ended with {other.returncode}"
+            time.sleep(0.2)
+    finally:
+        asking.kill()
+    assert asking.wait() == 0
 
 
 def stopped(node: subprocess.Popen[bytes]) -> None:
     """Stop a node with all that it has started, and nothing else on this machine."""
     os.killpg(node.pid, signal.SIGTERM)
-    node.wait(60)
+    node.wait(AMPLE)
 
 
 def joined(address: str, before: str = "true") -> subprocess.Popen[bytes]:
@@ -95,7 +126,7 @@ def aligned(folder: Path, address: str, *more: str) -> subprocess.CompletedProce
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=AMPLE,
         check=False,
     )
 
@@ -114,7 +145,7 @@ def test_two_nodes_find_what_threads_find(address, shared):
 
     other = joined(address)
     try:
-        time.sleep(20)  # until the node is there
+        until_both_are_there(address, other)
         done = aligned(shared, address, "-q")
         assert done.returncode == 0, done.stderr
         found = Alignment.load(shared / "pi.safetensors")
@@ -127,7 +158,7 @@ def test_two_nodes_find_what_threads_find(address, shared):
 def test_a_node_without_the_storage_is_named_and_nothing_is_written(address, shared):
     other = joined(address, f"mount -t tmpfs none {shared}")
     try:
-        time.sleep(20)
+        until_both_are_there(address, other)
         done = aligned(shared, address)
         assert done.returncode == 1
         error = " ".join(done.stderr.split())
@@ -152,12 +183,12 @@ def test_a_run_on_ray_that_is_asked_to_stop_says_so_and_goes_on_when_asked_again
     while run.poll() is None and not (shared / "pi.safetensors.journal").exists():
         time.sleep(0.01)
     os.kill(run.pid, number)
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=AMPLE)
     assert run.returncode == code, err
     assert "interrupted; no output was written" in err
     assert out == ""
     assert [path.name for path in shared.glob("pi*")] == ["pi.safetensors.journal"]
-    again = subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=300, check=True)
+    again = subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=AMPLE, check=True)
     assert json.loads(again.stdout)["sha256"] == Alignment.load(shared / "pi.safetensors").digest
     assert (
         json.loads(again.stdout)["sha256"] == align(shared / "a", shared / "b", method="transfusion").digest

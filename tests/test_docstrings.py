@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import transfusion
 from families import CASES, finetuned
+from test_planning import MACHINE
 from transfusion.alpha import Alpha
 from transfusion.card import card
 
@@ -67,6 +68,7 @@ def _adapter(folder: str) -> None:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_examples_show_what_happens(name, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfusion.planning.planning.measure", lambda: MACHINE)  # measured: test_planning
     shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     runner = doctest.DocTestRunner(verbose=False)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from families import CASES, FIRST, finetuned
+from families import CASES, FIRST, OFTEN, finetuned, often
 from transfusion.adapter.settings import WRAPPED
 from transfusion.alignment import Alignment
 from transfusion.errors import AdapterError
@@ -28,28 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out", "ignore:Unsupported layer type", "ignore:The following \\w+_pattern keys"
 )
 
-OFTEN = frozenset(
-    [
-        "albert",
-        "bert",
-        "clip",
-        "gpt2",
-        "llama",
-        "open_clip",
-        "phi3",
-        "qwen2_moe",
-        "siglip-vision",
-        "t5",
-        "timm-vit",
-        "vit",
-        "wav2vec2",
-    ]
-)
-"""One of each sort; the other families are seen to in the slow run."""
-every_family = pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=[] if family in OFTEN else pytest.mark.slow) for family in sorted(FIRST)],
-)
+every_family = pytest.mark.parametrize("family", often(sorted(FIRST), OFTEN))
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import CASES, FIRST, VIT, finetuned
+from families import CASES, FIRST, VIT, finetuned, often
 from planting import ANATOMIES, Plant, plant
 from test_adapter import outputs_with, train_adapter
-from test_every_family import OFTEN, adapted, loaded, stored, with_adapter
+from test_every_family import adapted, loaded, stored, with_adapter
 from transfusion import functional, libraries, live
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads
@@ -45,7 +45,9 @@ SETTINGS = {
     "llama": ("llama", {}),
     "llama-larger": ("llama", {"sizes": (3.0, 0.5)}),
 }
-every_plant = pytest.mark.parametrize("name", SETTINGS)
+every_plant = pytest.mark.parametrize(
+    "name", often(SETTINGS, ["vit-larger", "bert", "llama", "llama-larger"])
+)
 three_plants = pytest.mark.parametrize("name", ["vit-larger", "bert", "llama-larger"])
 
 
@@ -92,7 +94,7 @@ class Journey:
 
     @cached_property
     def pi(self) -> Alignment:
-        return align(self.a, self.b, method="functional")
+        return align(self.a, self.b, method=preset("functional").changed(probes=64))
 
     @cached_property
     def moved(self) -> Path:
@@ -110,10 +112,7 @@ def journeys(shuffled, tmp_path_factory) -> Callable[[str], Journey]:
     return find
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=[] if family in OFTEN else pytest.mark.slow) for family in sorted(FIRST)],
-)
+@pytest.mark.parametrize("family", often(sorted(FIRST), ["albert", "clip", "gpt2", "phi3", "t5"]))
 def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     journey = journeys(family)
     truth = align(journey.a, journey.a, method="random", residual="tied", seed=3)  # as `shuffled` made B
@@ -171,7 +170,7 @@ def test_a_fine_tune_arrives_where_b_is_a_turned(name, plants, found, tmp_path):
     assert largest_difference(wanted, outputs(moved)) < 1e-5 * effect
 
 
-@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+@pytest.mark.parametrize("name", often(["vit", "bert", "llama"], ["bert", "llama"]))
 def test_no_permutation_could_do_this(name, plants, tmp_path):
     planted = plants(name)
     pi = align(planted.a, planted.b, advice=False)
@@ -180,7 +179,7 @@ def test_no_permutation_could_do_this(name, plants, tmp_path):
     assert largest_difference(wanted, outputs(moved)) > 0.1 * largest_difference(wanted, outputs(planted.b))
 
 
-@pytest.mark.parametrize("name", ["vit-larger", "llama-larger"])
+@pytest.mark.parametrize("name", often(["vit-larger", "llama-larger"], ["vit-larger"]))
 def test_without_sizes_it_does_not_arrive(name, plants, tmp_path):
     planted = plants(name)
     same_size = align(planted.a, planted.b, method=preset("functional").changed(scaled=False))
@@ -276,7 +275,9 @@ def test_an_adapter_keeps_its_rank_and_does_on_b_what_it_did_on_a(name, plants, 
     assert largest_difference(wanted, with_adapter(tmp_path / "moved", planted.b)) < 1e-4 * effect
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "bert-classifier", "llama", "gpt2"])
+@pytest.mark.parametrize(
+    "case", often(["vit-classifier", "bert-classifier", "llama", "gpt2"], ["vit-classifier", "gpt2"])
+)
 def test_of_an_adapter_the_product_is_moved(case, strangers, made, tmp_path):
     """Merged before or after the journey, between any two models, norms of their own on both sides."""
     a, b, pi = made(case, 1), made(case, 2), strangers(case)
@@ -413,7 +414,7 @@ def test_the_same_is_found_again(plants, found):
 # ── auto ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@three_plants
+@pytest.mark.parametrize("name", often(["vit-larger", "bert", "llama-larger"], ["llama-larger"]))
 def test_auto_turns_where_b_is_turned(name, plants, found):
     planted = plants(name)
     pi = align(planted.a, planted.b, method="auto")
@@ -427,7 +428,7 @@ def test_auto_turns_where_b_is_turned(name, plants, found):
     assert pi.folds == found(name).folds
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "bert-classifier", "llama"])
+@pytest.mark.parametrize("case", often(["vit-classifier", "bert-classifier", "llama"], ["bert-classifier"]))
 def test_auto_permutes_where_b_is_shuffled(case, shuffled):
     a, b = shuffled(case)
     pi = align(a, b, method="auto")
@@ -448,16 +449,27 @@ def test_auto_moves_nothing_where_b_is_nearly_a(case, made, tmp_path):
     assert pi.provenance.advice["verdict"] == "same lineage"
 
 
+EDGES = [
+    ((0.5, 0.53, 0.55), "identity"),
+    ((0.5, 0.53, 0.58), "permutation"),
+    ((0.5, 0.53, 0.6), "functional"),
+]
+"""Where a little less would be chosen otherwise."""
+
+
 @pytest.mark.parametrize(
     ("shares", "chosen"),
     [
-        ((0.5, 0.5, 0.5), "identity"),
-        ((0.5, 0.53, 0.55), "identity"),
-        ((0.5, 0.4, 0.55), "identity"),
-        ((0.5, 0.53, 0.58), "permutation"),
-        ((0.5, 0.6, 0.4), "permutation"),
-        ((0.5, 0.53, 0.6), "functional"),
-        ((0.1, 0.0, 0.9), "functional"),
+        *EDGES,
+        *often(
+            [
+                ((0.5, 0.5, 0.5), "identity"),
+                ((0.5, 0.4, 0.55), "identity"),
+                ((0.5, 0.6, 0.4), "permutation"),
+                ((0.1, 0.0, 0.9), "functional"),
+            ],
+            [],
+        ),
     ],
 )
 def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plants, monkeypatch):
@@ -585,7 +597,7 @@ def test_a_missing_library_is_named(plants, without_transformers):
 # ── on the command line ──────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("method", ["functional", "auto"])
+@pytest.mark.parametrize("method", often(["functional", "auto"], ["functional"]))
 def test_a_run_is_repeated_bit_for_bit(method, cli, plants, found, tmp_path):
     planted = plants("vit-larger")
     given = [planted.tuned, "--base", planted.a, "--onto", planted.b, "--method", method]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import CASES, finetuned
+from families import CASES, finetuned, often
 from transfusion.alignment import Alignment
 from transfusion.functional import experts
 from transfusion.live import Live, largest_difference
@@ -43,8 +44,10 @@ def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> 
     return folder
 
 
-@pytest.mark.parametrize("residual", ["untied", "tied"])
-@pytest.mark.parametrize("case", MIXTURES)
+@pytest.mark.parametrize(
+    ("case", "residual"),
+    often(product(MIXTURES, ["untied", "tied"]), [("mixtral", "untied"), ("qwen2_moe", "tied")]),
+)
 def test_experts_and_their_neurons_are_found_again(case, residual, made, tmp_path):
     a = made(case)
     planted, b = shuffled(a, tmp_path / "b")
@@ -54,7 +57,7 @@ def test_experts_and_their_neurons_are_found_again(case, residual, made, tmp_pat
         assert pi.maps[id] == planted.maps[id]
 
 
-@pytest.mark.parametrize("case", MIXTURES)
+@pytest.mark.parametrize("case", often(MIXTURES, ["qwen3_moe"]))
 def test_a_fine_tune_computes_the_same_on_the_shuffled_model(case, made, tmp_path):
     a = made(case)
     planted, b = shuffled(a, tmp_path / "b")

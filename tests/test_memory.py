@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import transfusion
-from families import CASES, PRINCIPAL, VIT, transformers_model
+from families import CASES, FIRST, OFTEN, PRINCIPAL, VIT, often, transformers_model
 from transfusion.checkpoint import CONFIGS, Checkpoint
 from transfusion.dataset import Dataset
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError
@@ -86,7 +86,7 @@ def first_and_last() -> list[str]:
     return sorted({*first.values(), *last.values(), *MOVED})
 
 
-@pytest.mark.parametrize("case", first_and_last())
+@pytest.mark.parametrize("case", often(first_and_last(), [*MOVED, *(FIRST[family] for family in OFTEN)]))
 def test_a_module_is_the_model_that_its_library_saves(case, made):
     module = CASES[case].build(1)
     held, stored = opened(module, made(case)), Model.open(made(case))
@@ -96,7 +96,21 @@ def test_a_module_is_the_model_that_its_library_saves(case, made):
     assert held.label == f"{type(module).__name__} in memory"
 
 
-@pytest.mark.parametrize("case", MOVED)
+@pytest.mark.parametrize(
+    "case",
+    often(
+        MOVED,
+        [
+            "bert-pretraining",
+            "open_clip",
+            "gpt2",
+            "timm-vit",
+            "mixtral-tied",
+            "nomic-bert-masked",
+            "t5-still-tied",
+        ],
+    ),
+)
 def test_modules_are_moved_as_their_folders_are(case, tmp_path):
     """The same tensors, and a module that computes what the saved folder computes."""
     three = Three(case, tmp_path)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 
-from families import CASES, finetuned
+from families import CASES, finetuned, often
 from test_adapter import train_adapter
 from transfusion.alignment import Alignment
 from transfusion.architecture import Heads, Inner, Residual
 from transfusion.errors import SettingError
 from transfusion.matching import align
-from transfusion.methods import METHODS, Accept, Join, Order, Score, Start, preset
+from transfusion.methods import DEFAULT, METHODS, Accept, Join, Order, Score, Start, preset
 from transfusion.model import Model
 from transfusion.transportation import apply, transport
 from transfusion.transportation.folding import Folding
@@ -22,6 +24,13 @@ from transfusion.verification import verify
 FOUR = ("vit-classifier", "bert-pretraining", "clip", "llama")
 EXACT = ("guarded", "transfusion", "tied", "brute-force", "no-attention")
 every_case = pytest.mark.parametrize("case", FOUR)
+two_cases = pytest.mark.parametrize("case", often(FOUR, ["vit-classifier", "llama"]))
+
+
+def by_cases(methods: Iterable[str]) -> list[object]:
+    """All methods on all cases; every run has each of them on one, and the default on all."""
+    asked = list(product(methods, FOUR))
+    return often(asked, [one for one in asked if one[1] == "llama" or one[0] == DEFAULT])
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +53,7 @@ def adapter(made, tmp_path_factory):
     return folder
 
 
-@every_case
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "case"), by_cases(METHODS))
 def test_every_preset_finds_something_that_can_be_kept_and_used(method, case, found, made, tuned, tmp_path):
     pi = Alignment.load(found(method, case).save(tmp_path / "pi.safetensors"))
     assert pi.digest == found(method, case).digest
@@ -69,8 +77,7 @@ def test_every_preset_moves_an_adapter(method, found, made, adapter, tmp_path):
     assert (moved / "adapter_config.json").exists()
 
 
-@every_case
-@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize(("method", "case"), by_cases(EXACT))
 def test_what_is_a_symmetry_computes_the_same(method, case, found, made):
     pi = found(method, case)
     assert not all(map_.is_identity() for map_ in pi.maps.values())
@@ -79,7 +86,7 @@ def test_what_is_a_symmetry_computes_the_same(method, case, found, made):
     assert result.tolerance == 1e-9
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "bert-pretraining", "clip"])
+@pytest.mark.parametrize("case", often(["vit-classifier", "bert-pretraining", "clip"], ["vit-classifier"]))
 def test_mixing_heads_computes_something_else(case, found, made):
     result = verify(made(case), via=found("git-rebasin", case))
     assert not result.equal
@@ -93,7 +100,7 @@ def test_the_grouped_heads_of_a_llama_have_boundaries_that_cannot_be_lost(found,
     assert verify(made("llama"), via=pi).equal
 
 
-@every_case
+@two_cases
 def test_plain_shortcuts_need_one_map_for_the_stream(case, found, made):
     pi = found("no-residual", case)
     assert pi.provenance.options["plain_shortcuts"] is True
@@ -121,7 +128,7 @@ def leaving(index: np.ndarray, size: int) -> int:
     return int((index // size != np.arange(len(index)) // size).sum())
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "bert-pretraining", "clip"])
+@pytest.mark.parametrize("case", often(["vit-classifier", "bert-pretraining", "clip"], ["vit-classifier"]))
 def test_without_attention_heads_stay_and_their_units_move(case, found):
     maps = found("no-attention", case).maps
     assert not any(id.endswith(".head") for id in maps)
@@ -139,7 +146,7 @@ def test_query_heads_stay_in_their_groups_and_groups_in_their_order(method, foun
     assert any(id.endswith(".vo") and not map_.is_identity() for id, map_ in maps.items())
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "bert-pretraining"])
+@pytest.mark.parametrize("case", often(["vit-classifier", "bert-pretraining"], ["vit-classifier"]))
 def test_git_rebasin_mixes_heads(case, found):
     """4 heads of 6 units."""
     maps = {id: map_ for id, map_ in found("git-rebasin", case).maps.items() if id.endswith(".qk")}
@@ -149,7 +156,7 @@ def test_git_rebasin_mixes_heads(case, found):
         assert leaving(map_.index[0], 6) > 0
 
 
-@pytest.mark.parametrize("case", ["vit-classifier", "bert-pretraining", "llama"])
+@pytest.mark.parametrize("case", often(["vit-classifier", "bert-pretraining", "llama"], ["bert-pretraining"]))
 def test_heads_by_singular_values_are_those_by_their_best_units_where_there_is_a_truth(case, made, tmp_path):
     a = made(case)
     planted = align(a, a, method="random", residual="tied", inner="tied", seed=3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases.first import OPEN_CLIP, _keep_open_clip, _open_clip
-from families import BERT, CASES, FIRST, GPT2, VIT, Case
+from families import BERT, CASES, FIRST, GPT2, OFTEN, VIT, Case, often
 from making import case
 from transfusion.model import Model
 from transfusion.probes import run
@@ -49,13 +49,8 @@ def worded(tmp_path_factory):
 
 # ── every family ─────────────────────────────────────────────────────────────────────────────
 
-FIRSTS = frozenset(FIRST.values())
 
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in FIRSTS else pytest.mark.slow) for name in sorted(CASES)],
-)
+@pytest.mark.parametrize("name", often(sorted(CASES), [FIRST[family] for family in OFTEN]))
 def test_every_live_model_reads_its_probes(name, made):
     subject = subject_of(made(name))
     model, module = subject.model, subject.module

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from families import often
 from transfusion.architecture import Heads, Inner, Residual
 from transfusion.engines import Local
 from transfusion.evidence.gains import Gains
@@ -56,7 +57,7 @@ def rises(trace, slack=1e-5) -> bool:
 # ── what rises ───────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     case=st.sampled_from(TINY),
     order=st.sampled_from(Order),
@@ -89,12 +90,11 @@ def test_a_tensor_with_an_axis_twice_counts_when_a_proposal_is_weighed(made, tmp
     assert rises(search.go_on(search._begun("identity", Start.IDENTITY)).trace)
 
 
+@pytest.mark.parametrize("seed", often([2, 3], [2]))
 @pytest.mark.parametrize("case", TINY)
-def test_guarded_never_ends_below_the_identity(case, opened):
-    a = opened(case, 1)
-    for b in (opened(case, 2), opened(case, 3)):
-        trace = align(a, b, advice=False).provenance.objective
-        assert trace[-1] >= trace[0]
+def test_guarded_never_ends_below_the_identity(case, seed, opened):
+    trace = align(opened(case, 1), opened(case, seed), advice=False).provenance.objective
+    assert trace[-1] >= trace[0]
 
 
 def test_guarded_goes_home_if_all_its_starts_end_below_the_identity(searching, monkeypatch):
@@ -111,7 +111,10 @@ def test_guarded_goes_home_if_all_its_starts_end_below_the_identity(searching, m
 
 @pytest.mark.parametrize(
     ("method", "case"),
-    [("guarded", "vit"), ("guarded", "llama"), ("transfusion", "vit"), ("git-rebasin", "vit")],
+    often(
+        [("guarded", "vit"), ("guarded", "llama"), ("transfusion", "vit"), ("git-rebasin", "vit")],
+        [("guarded", "vit")],  # other methods by two threads and by two processes: test_engines
+    ),
 )
 def test_the_number_of_threads_changes_nothing(method, case, opened):
     a, b = opened(case, 1), opened(case, 2)
@@ -132,7 +135,7 @@ def test_threads_are_given_back(opened):
 # ── restarts ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("method", ["transfusion", "git-rebasin", "guarded"])
+@pytest.mark.parametrize("method", often(["transfusion", "git-rebasin", "guarded"], ["git-rebasin"]))
 def test_the_best_of_all_restarts_is_kept(method, opened):
     a, b = opened("vit", 1), opened("vit", 2)
     alone = align(a, b, method=method, advice=False)
@@ -180,7 +183,7 @@ def proposals(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["transfusion", "brute-force", "git-rebasin"])
-@pytest.mark.parametrize("case", ["vit", "llama"])
+@pytest.mark.parametrize("case", often(["vit", "llama"], ["llama"]))
 def test_what_has_not_moved_around_a_block_is_not_looked_at_again(method, case, searching, proposals):
     search = searching(preset(method), case)
     found = search.run()
@@ -286,14 +289,14 @@ def test_what_is_solved_side_by_side_shares_no_tensor(case, order, searching):
 # ── households ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="session")
-def small_heads(tmp_path_factory):
-    """Two ViTs with three heads of three units."""
+@pytest.fixture(scope="session", params=often([2, 3], [2]))
+def small_heads(request, tmp_path_factory):
+    """Two ViTs with three heads of two units, or of three, for which there are a hundred times as many orders."""
     from functools import partial
 
     from families import VIT, Case, transformers_model
 
-    settings = {**VIT, "hidden_size": 9, "num_attention_heads": 3, "num_hidden_layers": 1}
+    settings = {**VIT, "hidden_size": 3 * request.param, "num_attention_heads": 3, "num_hidden_layers": 1}
     case = Case("v", partial(transformers_model, "ViTModel", "ViTConfig", **settings), "vit")
     root = tmp_path_factory.mktemp("small")
     return [Model.open(case.save(root / str(seed), seed)) for seed in (1, 2)]
@@ -312,6 +315,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
     found = household.propose(Grounds(weights, Gains(weights, ONE), method), Situation(around)).maps
     assert found.keys() == set(household.ids)
     orders = [list(order) for order in permutations(range(3))]
+    within = [list(order) for order in permutations(range(weights.architecture.sizes["layer.0.vo"]))]
     best = -np.inf
     for heads in orders:
         total = 0.0
@@ -324,7 +328,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
                     )
                     for n in names
                 )
-                for units in product(orders, repeat=3)
+                for units in product(within, repeat=3)
             )
         best = max(best, total)
     names = {n for id in household.ids for n in weights.tensors if id in weights.tensors[n].names()}
@@ -334,12 +338,12 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("sweeps", [1, 2, 3])
-def test_a_search_ends_after_the_sweeps_that_it_was_given(sweeps, opened):
+def test_a_search_ends_after_the_sweeps_that_it_was_given(opened):
     a, b = opened("vit", 1), opened("vit", 2)
     assert len(align(a, b, method="transfusion", advice=False).provenance.objective) > 4
-    method = preset("transfusion").changed(max_sweeps=sweeps)
-    assert len(align(a, b, method=method, advice=False).provenance.objective) == sweeps + 1
+    for sweeps in (1, 2, 3):
+        method = preset("transfusion").changed(max_sweeps=sweeps)
+        assert len(align(a, b, method=method, advice=False).provenance.objective) == sweeps + 1
 
 
 def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):

@@ -7,12 +7,13 @@ import pickle
 import shutil
 import signal
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from families import PRINCIPAL
+from families import PRINCIPAL, often
 from transfusion.alignment import random_maps
 from transfusion.engines import Local, cluster, hired
 from transfusion.engines.joining import start
@@ -24,7 +25,6 @@ from transfusion.matching.proposing import _shares
 from transfusion.methods import preset
 from transfusion.model import Model, take_hashes
 from transfusion.workers import Workers
-
 
 # ── what workers are asked in these tests ────────────────────────────────────────────────────
 
@@ -206,7 +206,7 @@ def test_a_signal_that_comes_while_ray_waits_is_that_signal():
 # ── what is sent ─────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("case", PRINCIPAL)
+@pytest.mark.parametrize("case", often(PRINCIPAL, ["clip", "llama"]))
 def test_a_model_that_was_sent_is_the_same_and_small(case, made):
     model = Model.open(made(case, 1))
     packed = pickle.dumps(model)
@@ -252,8 +252,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("case", ["llama", "vit"])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    often(product(["llama", "vit"], METHODS), [("vit", "guarded"), *product(["llama"], METHODS)]),
+)
 def test_an_alignment_is_the_same_on_every_engine(case, name, made, two):
     models, method = (made(case, 1), made(case, 2)), METHODS[name]
     here = align(*models, method=method, jobs=2)

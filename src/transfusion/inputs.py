@@ -37,11 +37,11 @@ def inside(folder: Path, path: Path, error: type[TransfusionError] = CheckpointE
     return path
 
 
-def require_closed(folder: Path) -> Path:
+def require_closed(folder: Path, error: type[TransfusionError] = CheckpointError) -> Path:
     """The folder, if it has regular files only, and no link that leads outside: libraries read them too."""
     for path in folder.iterdir():
         if not path.is_dir():
-            regular(inside(folder, path))
+            regular(inside(folder, path, error), error)
     return folder
 
 

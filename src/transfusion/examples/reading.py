@@ -7,18 +7,26 @@ from os.path import exists, expanduser, isdir
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from transfusion.errors import DataError, listing
 from transfusion.examples.columns import examples_of
 from transfusion.examples.hub import fetched
 from transfusion.examples.pictures import Picture, pictures_below
 from transfusion.examples.raw import Columns, Examples
 from transfusion.examples.tables import TABLES, Table
-from transfusion.inputs import regular
+from transfusion.inputs import inside, read_json, regular, require_closed, validate
 from transfusion.live import library
 
 SPLITS = ("train", "training", "valid", "validation", "val", "dev", "test", "testing")
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<config>\w[\w.-]*))?(@(?P<revision>\w[\w./-]*))?")
 _HOW = "give a folder of images, a .csv, .tsv, .jsonl, .parquet or .txt, a folder of datasets, or a hub id"
+
+
+class _DataFile(TypedDict):
+    """A file of a saved dataset."""
+
+    filename: str
 
 
 def read(reference: str | Path, split: str | None = None, columns: Columns | None = None) -> Examples:
@@ -103,6 +111,7 @@ def _datasets() -> Any:
 
 def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
     datasets = _datasets()
+    _require_inside(path)
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as error:  # the library raises whatever it likes at a folder that is not whole
@@ -111,6 +120,16 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
             f"{path}: cannot be read as a folder of datasets ({reason})", hint="save it again"
         ) from error
     return _of_library(str(path), found, split, asked, path)
+
+
+def _require_inside(path: Path) -> None:
+    """Refuse a saved dataset, or a split of one, that names files outside its folder: the library reads them."""
+    for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
+        require_closed(folder, DataError)
+        if (state := folder / "state.json").exists():
+            named = read_json(state, DataError).get("_data_files")
+            for file in validate(named, list[_DataFile], state, hint="save it again", error=DataError):
+                inside(path, folder / file["filename"], DataError)
 
 
 def _of_library(

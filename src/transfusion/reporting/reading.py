@@ -11,7 +11,7 @@ from typing import Any
 
 from transfusion.alignment import Alignment
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
-from transfusion.inputs import read_json, validate
+from transfusion.inputs import inside, read_json, validate
 from transfusion.reporting.schemas import SCHEMAS, schema_of
 
 STORY = "transfusion.json"
@@ -90,9 +90,10 @@ def gather(
         results, place = [place, *results], place.parent
         found: list[Result] = []
     else:
-        found = [one for path in sorted(place.glob("*.json")) if (one := _known(path)) is not None]
-    inside = {one.path.resolve() for one in found}
-    found += [_given(Path(path)) for path in results if Path(path).resolve() not in inside]
+        files = [inside(place, path, DataError) for path in sorted(place.glob("*.json"))]
+        found = [one for path in files if (one := _known(path)) is not None]
+    known = {one.path.resolve() for one in found}
+    found += [_given(Path(path)) for path in results if Path(path).resolve() not in known]
     stories = [one for one in found if one.verb in STORIES]
     if len(stories) > 1:
         raise DataError(

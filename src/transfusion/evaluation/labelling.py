@@ -114,7 +114,7 @@ def _by_order(
     """Names that are numbers are numbers; others count only if the classes have no names to contradict."""
     names = examples.names or ()
     every = list(names) or sorted(set(map(str, examples.labels or ())))
-    numbers = {name: int(name) for name in every if name.isdecimal() and int(name) < count}
+    numbers = {name: int(name) for name in every if _is_number(name) and int(name) < count}
     if not some and len(numbers) == len(every):
         return numbers
     if not some and numbers and not names:
@@ -139,3 +139,8 @@ def _by_order(
         " classes without names",
         hint="give the names in the model's order with --classes",
     )
+
+
+def _is_number(name: str) -> bool:
+    """Whether a name is a whole number that a class may have; nobody has classes of twenty digits."""
+    return name.isdecimal() and len(name) < 19

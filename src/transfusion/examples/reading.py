@@ -123,7 +123,7 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
 
 
 def _require_inside(path: Path) -> None:
-    """Refuse a saved dataset, or a split of one, that names files outside its folder: the library reads them."""
+    """Refuse a saved dataset, or a split of one, that names files outside: the library would read them."""
     for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
         require_closed(folder, DataError)
         if (state := folder / "state.json").exists():

@@ -290,10 +290,8 @@ def seeing(made, tmp_path):
         {"task_type": "SEQ_CLS", "auto_mapping": None},
         {"task_type": "CAUSAL_LM", "auto_mapping": None},
         {"task_type": "COOKING", "auto_mapping": None},
-        {"task_type": ["SEQ_CLS"], "auto_mapping": None},
         {"auto_mapping": {"base_model_class": "pipeline", "parent_library": "transformers"}},
         {"auto_mapping": {"base_model_class": "os.system('id')"}},
-        {"auto_mapping": {"base_model_class": 5}},
     ],
     ids=str,
 )

@@ -94,7 +94,6 @@ KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key i
 
 def require_sensible(config: Mapping[str, Any], label: str) -> None:
     """Refuse a configuration with a value that its key cannot have."""
-    require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
     for key, value, within in _parts(
         config, (*SECTIONS, "preprocess_cfg", "pretrained_cfg", "rope_parameters")
     ):
@@ -103,6 +102,7 @@ def require_sensible(config: Mapping[str, Any], label: str) -> None:
             validate(told, KINDS[key], f"{label}: {place}", hint=WRONG_FILE, error=ArchitectureError)
         if len(within) > DEEPEST:
             raise ArchitectureError(f"{label}: sections lie within each other without end", hint=WRONG_FILE)
+    require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
 
 
 def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -127,7 +127,7 @@ def _require_inside(path: Path) -> None:
     for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
         require_closed(folder, DataError)
         if (state := folder / "state.json").exists():
-            named = read_json(state, DataError).get("_data_files")
+            named = read_json(state, DataError).get("_data_files", [])
             for file in validate(named, list[_DataFile], state, hint="save it again", error=DataError):
                 inside(path, folder / file["filename"], DataError)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 
@@ -40,6 +41,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> object:
             return "engines" if "/engines/" in file else file
 
     return Together(config, log) if config.getvalue("dist") == "load" else None
+
+
+def pytest_collection_finish() -> None:
+    """Leave the libraries, which stay for good, out of every search for garbage: a tenth of all the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -317,7 +317,14 @@ def test_an_open_clip_file_without_its_configuration_is_refused_whatever_its_hea
     assert "the number of attention heads cannot be told from the shapes" in err
     assert "--config" in err
     assert not pi.exists()
-    assert cli("inspect", alone, "--config", made("open_clip") / "open_clip_config.json")[0] == 0
+    config = ("--config", made("open_clip") / "open_clip_config.json")
+    assert cli("inspect", alone, *config)[0] == 0
+    assert cli("align", alone, alone, "--method", "random", "-o", pi, "-q", *config)[0] == 0
+    for more in ((), ("--onto", alone)):  # the next step that is told leads on, and not in a circle
+        assert "--config" in cli("verify", alone, "--via", pi, *more)[2]
+        code, _, err = cli("verify", alone, "--via", pi, *more, *config)
+        assert code == 1
+        assert "put the weights and the config.json into one folder" in err
 
 
 def test_an_unexpected_error_hides_its_traceback_unless_asked(cli, made, monkeypatch):

@@ -53,9 +53,15 @@ class Verification:
 
 
 def verify(
-    a: Model | Reference, *, via: Alignment | str | Path, tolerance: float = TOLERANCE
+    a: Model | Reference,
+    *,
+    via: Alignment | str | Path,
+    tolerance: float = TOLERANCE,
+    config: str | Path | Mapping[str, Any] | None = None,
 ) -> Verification:
     """Whether π(A) computes what A computes, and if not, where the two part.
+
+    ``config`` is for weights that come without one.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
@@ -65,7 +71,7 @@ def verify(
         raise SettingError(f"tolerance = {tolerance}: nothing could pass, or all", hint="1e-9 is usual")
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
-    model = a if isinstance(a, Model) else Model.open(a)
+    model = a if isinstance(a, Model) else Model.open(a, config=config)
     model = model.under(story.policy)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
@@ -145,8 +151,11 @@ def predict(
     via: Alignment | str | Path,
     probes: int = 64,
     calibrate: str | Path | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
 ) -> Prediction:
     """What a π is worth: the share of B's activations that it predicts from A's, on new probes.
+
+    ``config`` is for weights that come without one.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]
@@ -154,7 +163,7 @@ def predict(
     """
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     story = alignment.provenance
-    models = [one if isinstance(one, Model) else Model.open(one) for one in (a, b)]
+    models = [one if isinstance(one, Model) else Model.open(one, config=config) for one in (a, b)]
     source, target = (model.under(story.policy) for model in models)
     alignment.require_for(source.architecture)
     alignment.require_between(source=source, target=target)

@@ -254,11 +254,11 @@ def verify(
     proof = Proof.begun(output, files_of(a, via, architecture), force, as_json)
     if a is not None and via is not None and model is None:
         if onto is not None or turns(via):
-            foretell(a, onto, via, calibrate, proof)
+            foretell(a, onto, via, config, calibrate, proof)
         elif calibrate is not None:
             raise typer.BadParameter("--calibrate goes with --onto")
         else:
-            prove(a, via, tolerance, proof)
+            prove(a, via, config, tolerance, proof)
     elif architecture is not None and model is not None and a is None and via is None:
         certify(architecture, model, config, proof)
     else:

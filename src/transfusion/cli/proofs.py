@@ -71,14 +71,14 @@ def draft(model: str, config: Path | None, output: Path | None, force: bool, as_
         out.print(f"draft written to {output}", markup=False)
 
 
-def prove(a: str, via: str, tolerance: float, proof: Proof) -> None:
+def prove(a: str, via: str, config: Path | None, tolerance: float, proof: Proof) -> None:
     """Run A and π(A), and fail if they differ."""
     from transfusion.alignment import Alignment
     from transfusion.verification import subject
     from transfusion.verification import verify as run
 
     pi = Alignment.load(via)
-    found = run(a, via=pi, tolerance=tolerance)
+    found = run(a, via=pi, tolerance=tolerance, config=config)
     aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
     text = (
         f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
@@ -97,7 +97,9 @@ def prove(a: str, via: str, tolerance: float, proof: Proof) -> None:
         )
 
 
-def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, proof: Proof) -> None:
+def foretell(
+    a: str, onto: str | None, via: str, config: Path | None, calibrate: Path | None, proof: Proof
+) -> None:
     """Run A and B, and fail if π does not predict what B computes."""
     from transfusion.alignment import Alignment
     from transfusion.cli import views
@@ -105,7 +107,7 @@ def foretell(a: str, onto: str | None, via: str, calibrate: Path | None, proof: 
 
     pi = Alignment.load(via)
     b = onto or pi.provenance.target
-    found = predict(a, b, via=pi, calibrate=calibrate)
+    found = predict(a, b, via=pi, calibrate=calibrate, config=config)
     told = found.story()
     if found.holds and not proof.as_json:
         out.print(views.prediction(told["axes"]))

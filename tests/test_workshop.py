@@ -141,6 +141,9 @@ def split_as(folder: Path, place: Path, names: tuple[str, str]) -> Path:
     return place
 
 
+OPEN_CLIP_SHARDS = tuple(f"open_clip_model-0000{number}-of-00002.safetensors" for number in (1, 2))
+
+
 @pytest.mark.parametrize(
     ("case", "names"),
     [
@@ -148,10 +151,8 @@ def split_as(folder: Path, place: Path, names: tuple[str, str]) -> Path:
         ("llama", ("pytorch_model-00001.bin", "model-00001.bin")),
         ("llama", ("w.bin", "w.safetensors")),
         ("llama", ("W.safetensors", "w.safetensors")),
-        (
-            "open_clip",
-            ("open_clip_model-00001-of-00002.safetensors", "open_clip_model-00002-of-00002.safetensors"),
-        ),
+        ("llama", OPEN_CLIP_SHARDS),
+        ("open_clip", OPEN_CLIP_SHARDS),
     ],
 )
 def test_shards_whose_names_collide_lose_no_tensor(case, names, made, tmp_path):

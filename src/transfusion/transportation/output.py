@@ -209,7 +209,7 @@ class Output(Saved, Generic[EntryT]):
 
     def files(self, path: Path, on_tensor: Callable[[str], None] = nobody_watching) -> Files:
         """The files with weights of an output at this place, and what goes into them."""
-        return named(self._shards(on_tensor), path)
+        return named(self._shards(on_tensor), path, self.like.family.library)
 
     @property
     def remarks(self) -> set[str]:

@@ -17,14 +17,14 @@ Files: TypeAlias = dict[str, dict[str, Parcel]]
 """For each file of an output, the tensors that go into it."""
 
 
-def named(shards: Mapping[Path, dict[str, Parcel]], path: Path) -> Files:
-    """What goes into each of the original's files, by the names that the files have in an output.
+def named(shards: Mapping[Path, dict[str, Parcel]], path: Path, library: str) -> Files:
+    """What goes into each of the original's files, by the names under which this library looks for them.
 
     An output that ends in ``.safetensors`` becomes that single file, any other a folder.
     """
     if path.suffix == ".safetensors":
         return {path.name: {name: one for parts in shards.values() for name, one in parts.items()}}
-    names = _names(list(shards))
+    names = _names(list(shards), library)
     files: Files = {name: {} for name in names}
     for name, parts in zip(names, shards.values(), strict=True):
         files[name] |= parts
@@ -77,12 +77,12 @@ def complete_model(
         write_text(shop.output / name, text)
 
 
-def _names(originals: Sequence[Path]) -> list[str]:
-    """The names under which the libraries look for what was in these files, one for each.
+def _names(originals: Sequence[Path], library: str) -> list[str]:
+    """The names under which the library looks for what was in these files, one for each.
 
     open_clip reads a single file, so all go there. Shards keep their names, unless two would then share one.
     """
-    if any(original.name.startswith("open_clip") for original in originals):
+    if library == "open_clip" and any(original.name.startswith("open_clip") for original in originals):
         return ["open_clip_model.safetensors"] * len(originals)
     if len(originals) == 1:
         return ["model.safetensors"]

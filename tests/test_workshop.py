@@ -488,9 +488,8 @@ def test_fifty_kills_at_random_moments(inputs, undisturbed, tmp_path):
         "print('ready', flush=True)\n"
         "main(sys.argv[1:])\n"
     )
-    place = tmp_path / "moved"
-    place.mkdir()
-    (place / "config.json").write_text("the old one")
+    old = {"config.json": "the old one"}
+    place = written_by_us(tmp_path / "moved", old)
     arguments = ["transport", inputs["tuned"], "--base", inputs["a"], "--onto", inputs["b"], "--via", pi]
     arguments += ["-o", place, "--force", "--jobs", "1"]
     kills, finished = 0, 0
@@ -511,9 +510,8 @@ def test_fifty_kills_at_random_moments(inputs, undisturbed, tmp_path):
         if (place / "config.json").read_text() != "the old one":
             assert content(place) == content(undisturbed)
             finished += run.returncode != 0
-            for file in place.iterdir():
-                file.unlink()
-            (place / "config.json").write_text("the old one")
+            shutil.rmtree(place)
+            written_by_us(place, old)
     assert finished, "no run ever came through"
     subprocess.run([sys.executable, "-c", slow, *map(str, arguments)], check=True, capture_output=True)
     assert content(place) == content(undisturbed)

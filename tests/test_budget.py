@@ -211,7 +211,7 @@ from transfusion.engines.means import PROGRAM
 from transfusion.matching.budget import Budget
 from transfusion.methods import preset
 from transfusion.model import Model
-a, b = pair(Path(sys.argv[1]), Size("s", 6, 640, 2560, 10, 5, 32000))
+a, b = pair(Path(sys.argv[1]), Size("s", 6, 640, 2560, 10, 5, 32000), related=True)
 free = Budget.of(Weights(Model.open(a), Model.open(b)), preset("guarded"), 1)
 memory = int((PROGRAM + free.block) * float(sys.argv[2]))
 align(a, b, memory=memory)

@@ -23,10 +23,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from transfusion import scratch
-from transfusion.solvers import assignment
-from transfusion.solvers.candidates import assign_among_candidates
-from transfusion.solvers.prices import InMemory
+from transfusion.matching.solvers import assignment
+from transfusion.matching.solvers.dual_prices import MemoryCosts
+from transfusion.matching.solvers.sparse_assignment import assign_among_candidates
+from transfusion.runtime import scratch
 
 SIZES = "2048,4096,8192,14336"
 MODES = "independent,independent:0.1,trained,trained:0.1,trained:0.5"
@@ -51,7 +51,7 @@ def row(size: int, mode: str) -> str:
     torch.set_num_threads(os.cpu_count() or 1)
     gain = make(size, mode)
     torch.set_num_threads(1)
-    found, sparse, sparse_mb = measured(lambda: assign_among_candidates(InMemory(gain)))
+    found, sparse, sparse_mb = measured(lambda: assign_among_candidates(MemoryCosts(gain)))
     exact, dense, dense_mb = measured(lambda: assignment._among_all(gain[None]))
     scratch.clear()
     index = torch.from_numpy(exact.index[0])[:, None]

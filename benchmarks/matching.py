@@ -162,17 +162,17 @@ def run_textbook(a: Path, b: Path, size: str, pair: str, who: str, threads: int)
 
 
 def run_ours(a: Path, b: Path, size: str, pair: str, who: str, threads: int) -> Result:
-    from transfusion.engines import hired
-    from transfusion.evidence.weights import Weights
+    from transfusion.matching.methods import preset
     from transfusion.matching.search import Search
-    from transfusion.methods import preset
-    from transfusion.model import Model
+    from transfusion.matching.weights.weight_pair import WeightPair
+    from transfusion.model.model import Model
+    from transfusion.runtime.engines import open_engine
 
     method = preset(who)
     models = [Model.open(folder).under(method.policy) for folder in (a, b)]
     before, began = peak_mb(), time.perf_counter()
-    weights = Weights(*models)
-    with hired(jobs=threads) as engine:
+    weights = WeightPair(*models)
+    with open_engine(jobs=threads) as engine:
         trial = Search(weights, method, seed=0, engine=engine).run()
     seconds = time.perf_counter() - began
     return Result(
@@ -221,7 +221,7 @@ def models_mb(size: Size) -> float:
 
 def floor(size: Size, threads: int) -> dict[str, Any]:
     """One pass of gains at the speed of this machine's matrix products, and one of assignments."""
-    from transfusion.solvers.assignment import assign
+    from transfusion.matching.solvers.assignment import assign
 
     per_layer = 2 * size.width * size.mlp * (size.width + size.mlp) + 4 * size.width**3
     per_layer += 3 * size.width**2 * (size.width // size.heads)

@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transfusion.alignment import Alignment, random_maps
-from transfusion.architecture import Policy
-from transfusion.model import Model
-from transfusion.provenance import Provenance
-from transfusion.writer import Parcel, write_json, write_shard
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.alignment.provenance import Provenance
+from transfusion.architecture.architecture import Policy
+from transfusion.checkpoint.publishing import write_json
+from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
+from transfusion.model.model import Model
 
 SHARDS = 6
 
@@ -119,7 +120,7 @@ def make(folder: Path, size: Size) -> Made:
         source, target = Model.open(a), Model.open(b)
         policy = Policy()
         architecture = source.architecture.under(policy)
-        story = Provenance(
+        metadata = Provenance(
             source.family.name,
             architecture.digest(),
             policy,
@@ -131,7 +132,7 @@ def make(folder: Path, size: Size) -> Made:
             str(b),
             target.digest,
         )
-        Alignment.of(random_maps(architecture, 0), architecture, story).save(pi)
+        Alignment.of(random_maps(architecture, 0), architecture, metadata).save(pi)
     return Made(a, tuned, b, pi)
 
 
@@ -146,11 +147,11 @@ def _model(folder: Path, size: Size) -> Path:
     for number in range(SHARDS):
         file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
         part = dict(named[number * step : (number + 1) * step])
-        parcels = {
-            name: Parcel(shape, torch.bfloat16, _drawn(name, shape, folder.name))
+        lazy_tensors = {
+            name: LazyTensor(shape, torch.bfloat16, _drawn(name, shape, folder.name))
             for name, shape in part.items()
         }
-        write_shard(folder / file, parcels)
+        write_shard(folder / file, lazy_tensors)
         placed |= dict.fromkeys(part, file)
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": placed})
     write_json(folder / "config.json", _config(size))
@@ -190,8 +191,8 @@ def _config(size: Size) -> dict[str, Any]:
 
 
 def command(made: Made, out: Path) -> list[str]:
-    told = ["transport", made.tuned, "--base", made.a, "--onto", made.b, "--via", made.pi, "-o", out, "-q"]
-    return [sys.executable, "-m", "transfusion", *map(str, told)]
+    info = ["transport", made.tuned, "--base", made.a, "--onto", made.b, "--via", made.pi, "-o", out, "-q"]
+    return [sys.executable, "-m", "transfusion", *map(str, info)]
 
 
 def measure(large: Made, tiny: Made, rounds: int) -> dict[str, Any]:
@@ -226,9 +227,9 @@ def _run(command: list[str]) -> tuple[float, float]:
     watch = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
     watch += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     begun = time.perf_counter()
-    told = subprocess.check_output([sys.executable, "-c", watch, *command], text=True)
+    info = subprocess.check_output([sys.executable, "-c", watch, *command], text=True)
     unit = 1 if sys.platform == "darwin" else 1024
-    return time.perf_counter() - begun, float(told.splitlines()[-1]) * unit
+    return time.perf_counter() - begun, float(info.splitlines()[-1]) * unit
 
 
 def table(result: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transfusion.tables import Axis, Config, Family, Stack, Table, fixed
+from transfusion.architecture.table import Axis, Config, Family, Stack, Table, fixed
 
 # ── the model ────────────────────────────────────────────────────────────────────────────────
 

@@ -29,13 +29,13 @@ from experiments.pictures import draw_strengths
 from experiments.recipes import RECIPES, Kind, Recipe, recipe
 from experiments.settings import Scale
 from experiments.small import SMALL
+from transfusion.checkpoint.publishing import publish_file
 from transfusion.cli import views
 from transfusion.cli.console import out, print_error
 from transfusion.errors import SettingError, TransfusionError
-from transfusion.figures import draw_barriers
-from transfusion.interpolation import stories
-from transfusion.record import Record
-from transfusion.writer import publish_file
+from transfusion.evaluation.interpolation import alignment_records
+from transfusion.reporting.figures.barrier_figure import draw_barriers
+from transfusion.runtime.run_record import RunRecord
 
 PAIR = (1, 2)
 """The barrier's seeds, if nobody says otherwise."""
@@ -73,32 +73,32 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def run(chosen: Recipe, scale: Scale, asked: argparse.Namespace, command: str) -> dict[str, Any]:
     """Do it, keep it, show it."""
-    record = Record(f"experiments {chosen.name}", command)
+    record = RunRecord(f"experiments {chosen.name}", command)
     if asked.methods:
         chosen = replace(chosen, methods=tuple(asked.methods), ours=())
     if chosen.kind is Kind.BARRIER:
         return run_barrier(chosen, scale, asked, record)
     found = WORK[chosen.kind](scale, chosen.tasks, chosen.rows, asked.seeds, asked.device)
-    story = record.of(results.story_of(chosen, scale, asked.seeds, found))
-    draw = partial(draw_strengths, story) if chosen.kind is Kind.STRENGTHS else None
-    keep(story, chosen, scale, asked, draw)
-    show(story)
-    return story
+    metadata = record.of(results.result_of(chosen, scale, asked.seeds, found))
+    draw = partial(draw_strengths, metadata) if chosen.kind is Kind.STRENGTHS else None
+    keep(metadata, chosen, scale, asked, draw)
+    show(metadata)
+    return metadata
 
 
-def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record: Record) -> dict[str, Any]:
+def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record: RunRecord) -> dict[str, Any]:
     """The barrier has its own models, and a story as its verb tells it."""
     lesson: Lesson = digits() if asked.digits else cifar10(scale.lmc)
     curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))
-    story = record.of(results.story_of(chosen, scale, 1, stories(curves) | named))
-    keep(story, chosen, scale, asked, partial(draw_barriers, curves))
-    show(story)
-    return story
+    metadata = record.of(results.result_of(chosen, scale, 1, alignment_records(curves) | named))
+    keep(metadata, chosen, scale, asked, partial(draw_barriers, curves))
+    show(metadata)
+    return metadata
 
 
 def keep(
-    story: dict[str, Any],
+    metadata: dict[str, Any],
     chosen: Recipe,
     scale: Scale,
     asked: argparse.Namespace,
@@ -110,7 +110,7 @@ def keep(
     """
     own = bool(asked.methods or asked.digits or tuple(asked.pair) != PAIR)
     if asked.output or not own:
-        results.save(story, asked.output or results.place_of(chosen.name, scale.name))
+        results.save(metadata, asked.output or results.place_of(chosen.name, scale.name))
     if draw is not None and (asked.figure or asked.output or not own):
         place = figure_of(chosen, scale, asked)
         publish_file(place, lambda staged: draw(staged, place.suffix[1:]), force=True)
@@ -126,15 +126,15 @@ def figure_of(chosen: Recipe, scale: Scale, asked: argparse.Namespace) -> Path:
     return (asked.output or results.place_of(chosen.name, scale.name)).with_suffix(".png")
 
 
-def show(story: dict[str, Any]) -> None:
+def show(metadata: dict[str, Any]) -> None:
     """On the terminal."""
-    chosen = recipe(story["recipe"])
+    chosen = recipe(metadata["recipe"])
     if chosen.kind is Kind.BARRIER:
-        out.print(views.barrier(story["found"]))
+        out.print(views.barrier(metadata["found"]))
     elif chosen.kind is Kind.STRENGTHS:
-        out.print(results.curves_view(story))
+        out.print(results.curves_view(metadata))
     else:
-        out.print(results.view(story))
+        out.print(results.view(metadata))
 
 
 def plan(chosen: Recipe, scale: Scale, seeds: int) -> list[str]:

@@ -25,10 +25,10 @@ from experiments.pairs.data import CACHE
 from experiments.pairs.training import say
 from experiments.settings import Lmc
 from transfusion import align
-from transfusion.dataset import Dataset
-from transfusion.interpolation import Barrier, barrier
-from transfusion.model import Model
-from transfusion.writer import publish_file
+from transfusion.checkpoint.publishing import publish_file
+from transfusion.data.dataset import Dataset
+from transfusion.evaluation.interpolation import Barrier, barrier
+from transfusion.model.model import Model
 
 MODELS = CACHE / "connectivity"
 VANILLA = "vanilla"

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.pairs.clips import MODELS, Saved
 from experiments.pairs.training import kept, key
 from transfusion.errors import CheckpointError
-from transfusion.live import library
+from transfusion.runtime.optional_libraries import require_library
 
 PATIENCE = 10.0
 """Seconds that the hub has to answer."""
@@ -31,7 +31,7 @@ class Released:
         return kept(name, lambda: self._fetched(tag), MODELS)
 
     def _fetched(self, tag: str) -> Saved:
-        open_clip, hub = library("open_clip"), library("huggingface_hub")
+        open_clip, hub = require_library("open_clip"), require_library("huggingface_hub")
         hub.utils.logging.set_verbosity_error()  # the error says what its retries would say
         try:
             place = (open_clip.get_pretrained_cfg(self.model, tag).get("hf_hub") or "").strip("/")

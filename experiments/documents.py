@@ -10,8 +10,8 @@ from experiments import results
 from experiments.full import FULL
 from experiments.recipes import RECIPES, Kind, recipe
 from experiments.small import SMALL
-from transfusion.record import RUN
-from transfusion.writer import publish_file
+from transfusion.checkpoint.publishing import publish_file
+from transfusion.runtime.run_record import RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 COMMENTS = Path(__file__).parent / "comments.md"
@@ -83,27 +83,27 @@ def settings() -> str:
     return "## The two scales\n\n" + markdown(["", "full", "`--small`"], rows)
 
 
-def section(story: dict[str, Any], said: str) -> str:
+def section(metadata: dict[str, Any], said: str) -> str:
     """One recipe: what was measured, and what to make of it."""
-    chosen = recipe(story["recipe"])
-    parts = [f"## {chosen.title}", f"`{story['command']}`: {chosen.kind}."]
+    chosen = recipe(metadata["recipe"])
+    parts = [f"## {chosen.title}", f"`{metadata['command']}`: {chosen.kind}."]
     if chosen.kind is Kind.BARRIER:
-        parts += [_barriers(story), f"![The barrier](pictures/experiment-{chosen.name}.png)"]
+        parts += [_barriers(metadata), f"![The barrier](pictures/experiment-{chosen.name}.png)"]
     elif chosen.kind is Kind.STRENGTHS:
-        parts += [_strengths(story), f"![Gains for many α](pictures/experiment-{chosen.name}.png)"]
+        parts += [_strengths(metadata), f"![Gains for many α](pictures/experiment-{chosen.name}.png)"]
     else:
-        heads, rows = results.grid(story)
+        heads, rows = results.grid(metadata)
         what = "task / support" if chosen.kind is Kind.IMAGES else "task"
         parts.append(
             f"B and A's fine-tune in percent, all else in points over B; {what}"
             + (
-                f", mean ± standard deviation over {story['seeds']} seeds."
-                if story["seeds"] > 1
+                f", mean ± standard deviation over {metadata['seeds']} seeds."
+                if metadata["seeds"] > 1
                 else ", one seed."
             )
         )
         parts.append(markdown([head.replace("\n", " ") for head in heads], rows))
-    run = story[RUN]
+    run = metadata[RUN]
     machine = run["machine"]
     parts.append(said)
     parts.append(
@@ -113,10 +113,10 @@ def section(story: dict[str, Any], said: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _strengths(story: dict[str, Any]) -> str:
+def _strengths(metadata: dict[str, Any]) -> str:
     """The best α of every curve, and what α = 1 is worth."""
     rows = []
-    for task, by_seed in story["found"].items():
+    for task, by_seed in metadata["found"].items():
         for method in by_seed[0]["curves"]:
             alphas = [point["alpha"] for point in by_seed[0]["curves"][method]]
             middle = {
@@ -132,13 +132,13 @@ def _strengths(story: dict[str, Any]) -> str:
                 " / ".join(results.spread([middle[what][n]], signed=True) for what in ("task", "support"))
                 for n in (best, one)
             ]
-            here = story["tasks"][task]["here"]
+            here = metadata["tasks"][task]["here"]
             rows.append([f"{here} (for {task})", method, f"{alphas[best]:g}", *cells])
     return markdown(["task", "method", "best α", "there: task / support", "at α = 1"], rows)
 
 
-def _barriers(story: dict[str, Any]) -> str:
-    found = story["found"]
+def _barriers(metadata: dict[str, Any]) -> str:
+    found = metadata["found"]
     rows = []
     for curve in found["curves"]:
         first, last = curve["points"][0], curve["points"][-1]
@@ -153,7 +153,9 @@ def _barriers(story: dict[str, Any]) -> str:
             ]
         )
     table = markdown(["way", "barrier", "loss at π(A)", "highest loss", "loss at B"], rows)
-    about = f"{story['bases']}; {found['examples']:,} test images. A * marks a π(A) that is not A's function."
+    about = (
+        f"{metadata['bases']}; {found['examples']:,} test images. A * marks a π(A) that is not A's function."
+    )
     return f"{about}\n\n{table}"
 
 

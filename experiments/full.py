@@ -18,9 +18,10 @@ from experiments.bases import Released
 from experiments.questions import pieces
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
-from transfusion.dataset import Dataset
-from transfusion.evaluation import Data
-from transfusion.examples import Columns, read
+from transfusion.data.dataset import Dataset
+from transfusion.data.examples import Columns
+from transfusion.data.read_examples import read_examples
+from transfusion.evaluation.evaluation_data import EvaluationData
 
 MODEL, A, B = "ViT-B-16", "commonpool_l_s1b_b8k", "datacomp_l_s1b_b8k"
 TUNING = Schedule(steps=2000, rate=1e-5, batch=128, warm=0.1, decay=0.1)
@@ -36,15 +37,17 @@ def image_task(paper: str, reference: str, classes: str) -> ImageTask:
     """
 
     @cache
-    def data(split: str) -> Data:
-        return Data(replace(read(reference, split, Columns(label="label")), names=None), classes=classes)
+    def data(split: str) -> EvaluationData:
+        return EvaluationData(
+            replace(read_examples(reference, split, Columns(label="label")), names=None), classes=classes
+        )
 
     return ImageTask(paper, paper, reference, TUNING, partial(data, "train"), partial(data, "test"))
 
 
-def support() -> Data:
+def support() -> EvaluationData:
     """ImageNet-R, whose classes are numbers of WordNet."""
-    return Data(SUPPORT, split="test", classes="imagenet-r", label="wnid")
+    return EvaluationData(SUPPORT, split="test", classes="imagenet-r", label="wnid")
 
 
 def _text(paper: str, config: str, columns: tuple[str, ...]) -> TextTask:
@@ -62,7 +65,7 @@ def _text(paper: str, config: str, columns: tuple[str, ...]) -> TextTask:
 @cache
 def glue(config: str, columns: tuple[str, ...], split: str) -> Dataset:
     """A task of GLUE in CLIP's pieces of words, cut where it is longer than CLIP reads."""
-    found = read(f"{GLUE}:{config}", split, Columns(columns, None, "label"))
+    found = read_examples(f"{GLUE}:{config}", split, Columns(columns, None, "label"))
     assert found.texts is not None
     assert found.labels is not None
     inputs = {"input_ids": pieces([" ".join(texts) for texts in found.texts], CONTEXT)}

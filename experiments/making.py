@@ -16,11 +16,11 @@ from experiments.questions import Read, frozen
 from experiments.settings import ImageTask, Scale, Task, TextTask
 from experiments.tuning import follow
 from transfusion import align
-from transfusion.alignment import Alignment
-from transfusion.evaluation import Meter
-from transfusion.live import Live
-from transfusion.model import Model
-from transfusion.writer import publish_file
+from transfusion.alignment.alignment import Alignment
+from transfusion.checkpoint.publishing import publish_file
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
 
 HEAD = "head.safetensors"
 CONFIG = "open_clip_config.json"
@@ -66,10 +66,10 @@ class Maker:
             align(*folders, method=method, device=self.device).save(place, force=True)
         return Alignment.load(place)
 
-    def live(self, folder: Path) -> tuple[Model, Live]:
+    def live(self, folder: Path) -> tuple[Model, LiveModel]:
         """A model to run, on the device."""
         model = Model.open(folder)
-        live = Live.of(model, torch.float32)
+        live = LiveModel.of(model, torch.float32)
         live.module.to(self.device)
         return model, live
 
@@ -79,10 +79,10 @@ class Maker:
 
     def _image_tuned(self, task: ImageTask) -> _Tuned:
         model, live = self.live(self.base("a"))
-        meter = frozen(task.train().meter(model, live, batch=task.schedule.batch))
+        evaluator = frozen(task.train().evaluator(model, live, batch=task.schedule.batch))
         live.module.requires_grad_(False)
         live.module.get_submodule("visual").requires_grad_(True)
-        self._follow(task, meter, [p for p in live.module.parameters() if p.requires_grad])
+        self._follow(task, evaluator, [p for p in live.module.parameters() if p.requires_grad])
         return _Tuned(live.module, self.base("a"))
 
     def _text_tuned(self, task: TextTask) -> _Tuned:
@@ -90,20 +90,20 @@ class Maker:
         model, live = self.live(self.base("a"))
         config = json.loads((self.base("a") / CONFIG).read_text())
         head = nn.Linear(config["model_cfg"]["embed_dim"], task.classes)
-        meter = Read(task.train(), linear=head).meter(model, live, batch=task.schedule.batch)
+        evaluator = Read(task.train(), linear=head).evaluator(model, live, batch=task.schedule.batch)
         live.module.requires_grad_(True)
         live.module.get_submodule("visual").requires_grad_(False)
         live.module.get_parameter("logit_scale").requires_grad_(False)
         trained = [p for p in (*live.module.parameters(), *head.parameters()) if p.requires_grad]
-        self._follow(task, meter, trained)
+        self._follow(task, evaluator, trained)
         return _Tuned(live.module, self.base("a"), head)
 
-    def _follow(self, task: Task, meter: Meter, trained: list[nn.Parameter]) -> None:
+    def _follow(self, task: Task, evaluator: Evaluator, trained: list[nn.Parameter]) -> None:
         batch = task.schedule.batch
 
         def loss(generator: torch.Generator) -> Tensor:
-            some = torch.randint(len(meter), (batch,), generator=generator).tolist()
-            return next(iter(meter.chosen(some).losses()))
+            some = torch.randint(len(evaluator), (batch,), generator=generator).tolist()
+            return next(iter(evaluator.chosen(some).losses()))
 
         name = f"A on {task.name}, seed {self.seed}"
         follow(trained, loss, task.schedule, seed=1000 + self.seed, name=name)

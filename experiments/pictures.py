@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from transfusion.live import library
+from transfusion.runtime.optional_libraries import require_library
 
 _INK, _LINE = "#333333", "#e3e3e3"
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -18,9 +18,9 @@ _LOOKS: dict[str, dict[str, Any]] = {
 _SAID = {"naive": "B + α·τ", "transfusion": "B + α·π(τ), TransFusion", "functional": "B + α·π(τ), functional"}
 
 
-def draw_strengths(story: dict[str, Any], place: Path, format: str) -> None:
+def draw_strengths(provenance: dict[str, Any], place: Path, format: str) -> None:
     """Two rows of panels: the task above, the support below."""
-    matplotlib = library("matplotlib", extra="plots")
+    matplotlib = require_library("matplotlib", extra="plots")
     style = {
         "font.size": 9,
         "text.color": _INK,
@@ -30,14 +30,16 @@ def draw_strengths(story: dict[str, Any], place: Path, format: str) -> None:
         "svg.hashsalt": "transfusion",
         "svg.fonttype": "none",
     }
-    found = story["found"]
+    found = provenance["found"]
     with matplotlib.rc_context(style):
         size = (2.75 * len(found) + 0.4, 4.9)
-        figure = library("matplotlib.figure", extra="plots").Figure(figsize=size, layout="constrained")
-        library("matplotlib.backends.backend_agg", extra="plots").FigureCanvasAgg(figure)
+        figure = require_library("matplotlib.figure", extra="plots").Figure(
+            figsize=size, layout="constrained"
+        )
+        require_library("matplotlib.backends.backend_agg", extra="plots").FigureCanvasAgg(figure)
         panels = figure.subplots(2, len(found), sharex=True, sharey="row", squeeze=False)
         for column, (task, by_seed) in enumerate(found.items()):
-            here = story["tasks"][task]["here"]
+            here = provenance["tasks"][task]["here"]
             for row, what in enumerate(("task", "support")):
                 axes = panels[row][column]
                 for method in by_seed[0]["curves"]:

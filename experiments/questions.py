@@ -9,21 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.dataset import Dataset
-from transfusion.evaluation import Data, Meter
-from transfusion.evaluation.asking import Asker, Batch, Tensors
-from transfusion.evaluation.zeroshot import ZeroShot
-from transfusion.live import Live, library
-from transfusion.model import Model
+from transfusion.data.dataset import Dataset
+from transfusion.evaluation.batches import Batch, Scorer, TensorBatches
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.zero_shot import ZeroShotScorer
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
+from transfusion.runtime.optional_libraries import require_library
 
 BATCH = 250
 
 
 @dataclass(frozen=True)
-class Captioned(Asker):
+class Captioned(Scorer):
     """Which caption is nearest to an image; the captions' embeddings stay as they are: a frozen head."""
 
-    live: Live
+    live: LiveModel
     captions: Tensor
     """One embedding of unit length for every class."""
     question: str = "nearest caption"
@@ -43,17 +45,17 @@ class Captioned(Asker):
             return module.logit_scale.exp() * seen @ self.captions.T, batch.targets.to(there)
 
 
-def frozen(meter: Meter) -> Meter:
+def frozen(evaluator: Evaluator) -> Evaluator:
     """The same zero-shot question with the head that the captions make now, however the towers change."""
-    assert isinstance(meter.asker, ZeroShot)
-    return replace(meter, asker=Captioned(meter.live, meter.asker.embeddings().detach()))
+    assert isinstance(evaluator.scorer, ZeroShotScorer)
+    return replace(evaluator, scorer=Captioned(evaluator.live, evaluator.scorer.embeddings().detach()))
 
 
 @dataclass(frozen=True)
-class Classified(Asker):
+class Classified(Scorer):
     """What a linear head says about the embedding of a text."""
 
-    live: Live
+    live: LiveModel
     head: nn.Linear
     question: str = "class of a text by a linear head"
 
@@ -72,7 +74,7 @@ class Classified(Asker):
 
 @cache
 def _splitter(context: int) -> Any:
-    return library("open_clip").SimpleTokenizer(context_length=context)
+    return require_library("open_clip").SimpleTokenizer(context_length=context)
 
 
 def pieces(texts: list[str], context: int) -> Tensor:
@@ -82,17 +84,17 @@ def pieces(texts: list[str], context: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Read(Data):
+class Read(EvaluationData):
     """Texts in CLIP's pieces, and the head that a fine-tune brings."""
 
     linear: nn.Linear | None = None
 
-    def meter(
-        self, model: Model, live: Live, *, dtype: torch.dtype = torch.float32, batch: int | None = None
-    ) -> Meter:
+    def evaluator(
+        self, model: Model, live: LiveModel, *, dtype: torch.dtype = torch.float32, batch: int | None = None
+    ) -> Evaluator:
         """A meter of what the head says about what the live model reads."""
         assert isinstance(self.reference, Dataset)
         assert self.linear is not None
         there = next(live.module.parameters()).device
         head = self.linear.to(there)
-        return Meter(live, Tensors(self.reference), Classified(live, head), batch or BATCH)
+        return Evaluator(live, TensorBatches(self.reference), Classified(live, head), batch or BATCH)

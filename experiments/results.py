@@ -14,8 +14,8 @@ from experiments.paper import EXPERTS, ZERO, Cell
 from experiments.recipes import Kind, Recipe, recipe
 from experiments.running import EXPERT
 from experiments.settings import Scale
+from transfusion.checkpoint.publishing import publish_file, write_json
 from transfusion.errors import DataError
-from transfusion.writer import publish_file, write_json
 
 FOLDER = Path(__file__).parent / "results"
 ABSENT = "–"
@@ -42,10 +42,10 @@ def place_of(name: str, scale: str) -> Path:
     return FOLDER / f"{name}-{scale}.json"
 
 
-def save(story: dict[str, Any], place: Path) -> None:
+def save(metadata: dict[str, Any], place: Path) -> None:
     """Write a result; an older one is replaced."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    publish_file(place, lambda staged: write_json(staged, story), force=True)
+    publish_file(place, lambda staged: write_json(staged, metadata), force=True)
 
 
 def load(name: str, scale: str) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def load(name: str, scale: str) -> dict[str, Any]:
     place = place_of(name, scale)
     if not place.exists():
         raise DataError(f"{place}: not there", hint=f"python -m experiments {name} --{scale} makes it")
-    story: dict[str, Any] = json.loads(place.read_text())
-    return story
+    metadata: dict[str, Any] = json.loads(place.read_text())
+    return metadata
 
 
-def story_of(chosen: Recipe, scale: Scale, seeds: int, found: dict[str, Any]) -> dict[str, Any]:
+def result_of(chosen: Recipe, scale: Scale, seeds: int, found: dict[str, Any]) -> dict[str, Any]:
     """A result with what it is about."""
     tasks = scale.tasks
     visual = chosen.kind in (Kind.IMAGES, Kind.STRENGTHS)
@@ -106,18 +106,18 @@ def measured(by_seed: list[dict[str, dict[str, float]]], row: str) -> str:
     return " / ".join(spread(some, signed=not absolute) for some in values if some)
 
 
-def grid(story: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def grid(metadata: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads of columns, and rows: for every task a column of the paper and one of ours."""
-    chosen = recipe(story["recipe"])
+    chosen = recipe(metadata["recipe"])
     assert chosen.table is not None
     heads = [""]
     for name in chosen.tasks:
-        heads += [f"{name}\n(paper)", f"{story['tasks'][name]['here']}\n(here)"]
+        heads += [f"{name}\n(paper)", f"{metadata['tasks'][name]['here']}\n(here)"]
     rows = []
     for row in (EXPERT, ZERO, *chosen.rows):
         cells = []
         for task in chosen.tasks:
-            by_seed = story["found"][task]
+            by_seed = metadata["found"][task]
             if row not in by_seed[0]:
                 break
             known = EXPERTS.get(task, ABSENT) if row == EXPERT else None
@@ -128,16 +128,16 @@ def grid(story: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def view(story: dict[str, Any]) -> View:
+def view(metadata: dict[str, Any]) -> View:
     """A table for the terminal."""
-    chosen = recipe(story["recipe"])
-    seeds = story["seeds"]
+    chosen = recipe(metadata["recipe"])
+    seeds = metadata["seeds"]
     what = "task / support" if chosen.kind is Kind.IMAGES else "task"
     table = View(
         title=f"{chosen.title} — {what}; B in percent, all else in points over B",
-        caption=f"here: {story['bases']}; {seeds} seed{'s' * (seeds > 1)}",
+        caption=f"here: {metadata['bases']}; {seeds} seed{'s' * (seeds > 1)}",
     )
-    heads, rows = grid(story)
+    heads, rows = grid(metadata)
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number else "left")
     for row in rows:
@@ -145,15 +145,15 @@ def view(story: dict[str, Any]) -> View:
     return table
 
 
-def curves_view(story: dict[str, Any]) -> View:
+def curves_view(metadata: dict[str, Any]) -> View:
     """The figure of α in numbers: task and support for some α."""
-    table = View(title="Points over B: task / support, mean over seeds", caption=f"here: {story['bases']}")
+    table = View(title="Points over B: task / support, mean over seeds", caption=f"here: {metadata['bases']}")
     table.add_column("")
-    first = next(iter(story["found"].values()))[0]["curves"]
+    first = next(iter(metadata["found"].values()))[0]["curves"]
     alphas = [point["alpha"] for point in next(iter(first.values()))]
     for alpha in alphas:
         table.add_column(f"α = {alpha:g}", justify="right")
-    for task, by_seed in story["found"].items():
+    for task, by_seed in metadata["found"].items():
         for method in by_seed[0]["curves"]:
             cells = []
             for number in range(len(alphas)):

@@ -12,10 +12,11 @@ from experiments.pairs.training import say
 from experiments.paper import ZERO
 from experiments.questions import Read
 from experiments.settings import Scale, Task
-from transfusion.evaluation import Data, Meter
-from transfusion.scaling.learning import Schedule, learn
-from transfusion.scaling.line import Line, Lines
-from transfusion.scaling.shots import drawn
+from transfusion.evaluation.alpha_learning import LearningSchedule, learn
+from transfusion.evaluation.alpha_line import AlphaLine, AlphaLines
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.shot_sampling import draw_shots
 
 EXPERT = "A, fine-tuned"
 NAIVE = "naive"
@@ -28,30 +29,30 @@ Found = dict[str, dict[str, float]]
 class Moved:
     """B as a live model, with a line for every method along which the fine-tune is added to it."""
 
-    lines: Lines
-    ways: dict[str, Line]
+    lines: AlphaLines
+    ways: dict[str, AlphaLine]
     batch: int | None
 
     @classmethod
     def of(cls, maker: Maker, tuned: Path, methods: Sequence[str]) -> Moved:
         """Transport by every method, on the device."""
-        lines = Lines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
+        lines = AlphaLines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
         ways = {method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods}
         return cls(lines, ways, maker.batch)
 
-    def meter(self, data: Data) -> Meter:
+    def evaluator(self, data: EvaluationData) -> Evaluator:
         """For B as it is at the moment of measuring."""
-        return data.meter(self.lines.reader, self.lines.live, batch=self.batch)
+        return data.evaluator(self.lines.reader, self.lines.live, batch=self.batch)
 
-    def meters(self, task: Data, support: Data | None) -> dict[str, Meter]:
+    def evaluators(self, task: EvaluationData, support: EvaluationData | None) -> dict[str, Evaluator]:
         """For the task and, where there is one, for the support."""
         asked = {"task": task} if support is None else {"task": task, "support": support}
-        return {what: self.meter(data) for what, data in asked.items()}
+        return {what: self.evaluator(data) for what, data in asked.items()}
 
 
-def percent(meters: dict[str, Meter]) -> dict[str, float]:
+def percent(evaluators: dict[str, Evaluator]) -> dict[str, float]:
     """What the live model reaches at this moment."""
-    return {what: 100 * meter.measure().value for what, meter in meters.items()}
+    return {what: 100 * evaluator.measure().value for what, evaluator in evaluators.items()}
 
 
 def gained(here: dict[str, float], zero: dict[str, float]) -> dict[str, float]:
@@ -59,11 +60,13 @@ def gained(here: dict[str, float], zero: dict[str, float]) -> dict[str, float]:
     return {f"{what} gain": here[what] - zero[what] for what in here}
 
 
-def expert(maker: Maker, tuned: Path, task: Data, support: Data | None) -> dict[str, float]:
+def expert(
+    maker: Maker, tuned: Path, task: EvaluationData, support: EvaluationData | None
+) -> dict[str, float]:
     """What A's own fine-tune reaches."""
     model, live = maker.live(tuned)
     asked = {"task": task} if support is None else {"task": task, "support": support}
-    return percent({what: data.meter(model, live, batch=maker.batch) for what, data in asked.items()})
+    return percent({what: data.evaluator(model, live, batch=maker.batch) for what, data in asked.items()})
 
 
 def makers(scale: Scale, seeds: int, device: str) -> Iterator[Maker]:
@@ -105,14 +108,16 @@ def texts(
     return found
 
 
-def _whole(maker: Maker, tuned: Path, task: Data, support: Data | None, methods: Sequence[str]) -> Found:
+def _whole(
+    maker: Maker, tuned: Path, task: EvaluationData, support: EvaluationData | None, methods: Sequence[str]
+) -> Found:
     rows: Found = {EXPERT: expert(maker, tuned, task, support)}
     moved = Moved.of(maker, tuned, methods)
-    meters = moved.meters(task, support)
-    rows[ZERO] = percent(meters)
+    evaluators = moved.evaluators(task, support)
+    rows[ZERO] = percent(evaluators)
     for method, line in moved.ways.items():
         with line.at(1.0):
-            here = percent(meters)
+            here = percent(evaluators)
         rows[method] = here | gained(here, rows[ZERO])
     return rows
 
@@ -125,11 +130,11 @@ def few_shots(
     for maker in makers(scale, seeds, device):
         for task in announced(maker, scale.images, tasks):
             moved = Moved.of(maker, maker.image_tuned(task), methods)
-            whole, test = moved.meter(task.train()), {"task": moved.meter(task.test())}
-            shots = whole.chosen(drawn(whole, scale.shots, maker.seed))
+            whole, test = moved.evaluator(task.train()), {"task": moved.evaluator(task.test())}
+            shots = whole.chosen(draw_shots(whole, scale.shots, maker.seed))
             rows: Found = {ZERO: percent(test)}
             for method, line in moved.ways.items():
-                learned = learn(line, shots, Schedule(epochs=scale.epochs))
+                learned = learn(line, shots, LearningSchedule(epochs=scale.epochs))
                 with line.at(1.0):
                     plain = percent(test)
                 with line.at(learned.alpha):
@@ -155,13 +160,13 @@ def strengths(
         for task in announced(maker, scale.images, tasks):
             moved = Moved.of(maker, maker.image_tuned(task), methods)
             few = (replace(data, limit=scale.glance) for data in (task.test(), scale.support()))
-            meters = moved.meters(*few)
-            zero = percent(meters)
+            evaluators = moved.evaluators(*few)
+            zero = percent(evaluators)
             curves: dict[str, list[dict[str, float]]] = {}
             for method, line in moved.ways.items():
                 for alpha in scale.alphas:
                     with line.at(alpha):
-                        point = {"alpha": alpha, **gained(percent(meters), zero)}
+                        point = {"alpha": alpha, **gained(percent(evaluators), zero)}
                     curves.setdefault(method, []).append(point)
             found.setdefault(task.paper, []).append({ZERO: zero, "curves": curves})
     return found

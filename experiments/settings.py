@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from experiments.tuning import Schedule
-from transfusion.dataset import Dataset
-from transfusion.evaluation import Data
+from transfusion.data.dataset import Dataset
+from transfusion.evaluation.evaluation_data import EvaluationData
 
 
 class Bases(Protocol):
@@ -42,8 +42,8 @@ class Task:
 class ImageTask(Task):
     """Images that A learns to tell apart by captions, and on which B is measured."""
 
-    train: Callable[[], Data] = field(repr=False)
-    test: Callable[[], Data] = field(repr=False)
+    train: Callable[[], EvaluationData] = field(repr=False)
+    test: Callable[[], EvaluationData] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Scale:
     name: str
     bases: Bases
     images: tuple[ImageTask, ...]
-    support: Callable[[], Data] = field(repr=False)
+    support: Callable[[], EvaluationData] = field(repr=False)
     support_about: str
     texts: tuple[TextTask, ...]
     lmc: Lmc

@@ -18,10 +18,11 @@ from experiments.pairs.images import GROUPS, NAMES, TEMPLATES, Seen
 from experiments.pairs.vits import Shift
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
-from transfusion.dataset import Dataset
-from transfusion.evaluation import Data
-from transfusion.evaluation.classes import Classes
-from transfusion.examples import Examples, Picture
+from transfusion.data.dataset import Dataset
+from transfusion.data.examples import Examples
+from transfusion.data.image_files import ImageFile
+from transfusion.evaluation.class_prompts import Classes
+from transfusion.evaluation.evaluation_data import EvaluationData
 
 TRAINED, TESTED = 6000, 2000
 Show = Callable[[Tensor, torch.Generator], Tensor]
@@ -31,13 +32,15 @@ TUNING = Schedule(steps=250, rate=4e-4, batch=64)
 READING = Schedule(steps=200, rate=4e-4, batch=64)
 
 
-def shown(label: str, examples: ImageExamples, names: tuple[str, ...], seen: Show, seed: int) -> Data:
+def shown(
+    label: str, examples: ImageExamples, names: tuple[str, ...], seen: Show, seed: int
+) -> EvaluationData:
     """Images as a task shows them, as pictures, and captions for their classes."""
     pixels = seen(examples.images, torch.Generator().manual_seed(seed))
     whole = (255 * (0.25 * pixels + 0.5)).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
-    pictures = [Picture(f"{label}, {number}", _png(image.numpy())) for number, image in enumerate(whole)]
+    pictures = [ImageFile(f"{label}, {number}", _png(image.numpy())) for number, image in enumerate(whole)]
     found = Examples(label, images=pictures, labels=examples.labels.tolist(), names=names)
-    return Data(found, classes=Classes(label, names, TEMPLATES))
+    return EvaluationData(found, classes=Classes(label, names, TEMPLATES))
 
 
 def _png(image: Any) -> bytes:
@@ -50,7 +53,7 @@ def _task(
     paper: str, name: str, about: str, group: str, seen: Seen, *, trained: int = TRAINED, steps: int = 250
 ) -> ImageTask:
     @cache
-    def part(which: str, count: int, seed: int) -> Data:
+    def part(which: str, count: int, seed: int) -> EvaluationData:
         return shown(f"{name} ({which})", images.part(group, which)[:count], GROUPS[group], seen, seed)
 
     return ImageTask(
@@ -75,7 +78,7 @@ def _text(paper: str, name: str, about: str, kind: str, *, trained: int = TEXTS)
 
 
 @cache
-def support() -> Data:
+def support() -> EvaluationData:
     """Held-out images of all groups, as they are."""
     return shown("plain images", images.every("test")[:TESTED], NAMES, Seen(), 7)
 
@@ -89,7 +92,7 @@ SMALL = Scale(
             "turned photographs",
             "CIFAR-10 turned by 90° (from above, there is no up)",
             "photographs",
-            Seen(Shift(turned=90)),
+            Seen(Shift(rotated=90)),
         ),
         _task(
             "DTD",

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from transfusion.demo import run
+from transfusion_demo import run
 
 
 def result(kind: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -28,18 +28,18 @@ def result(kind: str, seed: int, folder: Path) -> dict[str, Any]:
     return loaded
 
 
-def table(stories: dict[int, dict[str, Any]]) -> str:
+def table(records: dict[int, dict[str, Any]]) -> str:
     """Accuracy and gain, on the task and on the support, by seed; and the mean share of the gap."""
     lines = [
-        "| | " + " | ".join(f"seed {seed}" for seed in stories) + " | of the gap, mean |",
-        "|---" * (len(stories) + 2) + "|",
+        "| | " + " | ".join(f"seed {seed}" for seed in records) + " | of the gap, mean |",
+        "|---" * (len(records) + 2) + "|",
     ]
-    for rows in zip(*(story["models"] for story in stories.values()), strict=True):
+    for rows in zip(*(metadata["models"] for metadata in records.values()), strict=True):
         cells = [f"{one(row, 'task')}; {one(row, 'support')}" for row in rows]
         shares = [100 * row["share"] for row in rows if row["share"] is not None]
-        told = f"{mean(shares):.0f} % ({', '.join(f'{share:.0f}' for share in shares)})" if shares else ""
+        info = f"{mean(shares):.0f} % ({', '.join(f'{share:.0f}' for share in shares)})" if shares else ""
         name = rows[0]["name"]
-        lines.append(f"| {name} | {' | '.join([*cells, told]).replace('-', '−')} |")
+        lines.append(f"| {name} | {' | '.join([*cells, info]).replace('-', '−')} |")
     return "\n".join(lines)
 
 

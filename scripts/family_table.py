@@ -14,11 +14,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from families import CASES, Case
-from transfusion.architectures import families
-from transfusion.certification import certify
-from transfusion.live import Live
-from transfusion.model import Model
-from transfusion.tables import Family, Group
+from transfusion.architecture.families import all_families
+from transfusion.architecture.table import Family, Symmetry
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
+from transfusion.verification.certification import certify
 
 HEAD = """# Families
 
@@ -32,20 +32,20 @@ random angles, and not permuted. Every axis that stays was also moved, alone, an
 
 
 def row(family: Family, cases: list[Case]) -> str:
-    moves: dict[str, Group] = {}
+    moves: dict[str, Symmetry] = {}
     stays: dict[str, str] = {}
     classes: dict[str, None] = {}
     change = 0.0
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             model = Model.open(case.save(Path(folder) / "model", 1))
-            live = Live.of(model)
+            live = LiveModel.of(model)
             certificate = certify(live)
         assert certificate.passed, (case.name, certificate.failures)
         change = max(change, certificate.difference)
         classes[type(live.module).__name__] = None
         for space in model.architecture.spaces.values():
-            if space.group is Group.FIXED:
+            if space.group is Symmetry.FIXED:
                 stays[space.axis] = space.why
             else:
                 parent = model.architecture.spaces[space.parent].axis if space.parent else ""
@@ -63,7 +63,7 @@ def row(family: Family, cases: list[Case]) -> str:
 
 def main() -> None:
     print(HEAD)
-    for family in sorted(families(), key=lambda family: family.name):
+    for family in sorted(all_families(), key=lambda family: family.name):
         print(row(family, [case for case in CASES.values() if case.family == family.name]))
 
 

@@ -22,14 +22,14 @@ from rich.table import Table as View
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from families import CASES, Case
-from transfusion.architectures import families
-from transfusion.binding import bind
-from transfusion.certification import certify
+from transfusion.architecture.binding import bind
+from transfusion.architecture.families import all_families
+from transfusion.architecture.table import Symmetry, Table
 from transfusion.errors import TransfusionError
 from transfusion.layouts import parse
-from transfusion.live import Live
-from transfusion.model import Model
-from transfusion.tables import Group, Table
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
+from transfusion.verification.certification import certify
 
 Mutant = tuple[str, str, Table]
 """Kind, what was done, the corrupted table."""
@@ -62,7 +62,7 @@ def in_heads(table: Table, line: str, new: str) -> Table:
 
 def fixed_names(table: Table) -> set[str]:
     axes = [*table.axes, *(axis for stack in table.stacks for axis in stack.axes)]
-    return {axis.name for axis in axes if axis.group is not Group.PERMUTATION}
+    return {axis.name for axis in axes if axis.group is not Symmetry.PERMUTATION}
 
 
 def mutants(table: Table, present: set[str], axes: set[str]) -> Iterator[Mutant]:
@@ -108,13 +108,13 @@ def swap(first: str, second: str) -> Callable[[str], str]:
 
 def free(table: Table, name: str) -> Table:
     def loose(axes: tuple) -> tuple:  # type: ignore[type-arg]
-        return tuple(replace(a, group=Group.PERMUTATION) if a.name == name else a for a in axes)
+        return tuple(replace(a, group=Symmetry.PERMUTATION) if a.name == name else a for a in axes)
 
     stacks = tuple(replace(stack, axes=loose(stack.axes)) for stack in table.stacks)
     return replace(table, axes=loose(table.axes), stacks=stacks)
 
 
-def caught(model: Model, live: Live, table: Table) -> bool:
+def caught(model: Model, live: LiveModel, table: Table) -> bool:
     """Whether a corrupted table is refused, or fails its certification."""
     shapes = {name: model.info(name).shape for name in model.names}
     try:
@@ -131,7 +131,7 @@ def examine(cases: list[Case]) -> dict[str, tuple[int, list[str]]]:
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             model = Model.open(case.save(Path(folder) / "model", 1))
-            live = Live.of(model)
+            live = LiveModel.of(model)
         table = model.family.table(model.config, frozenset(model.names))
         axes = {space.axis for space in model.architecture.spaces.values() if space.size > 1}
         for kind, what, mutant in mutants(table, set(model.architecture.tensors), axes):
@@ -148,7 +148,7 @@ def main(wanted: list[str]) -> int:
     view = View("family", *kinds, title="Corruptions caught, of those tried")
     survivors: list[str] = []
     transformers.utils.logging.disable_progress_bar()
-    for family in families():
+    for family in all_families():
         if wanted and family.name not in wanted:
             continue
         found = examine([case for case in CASES.values() if case.family == family.name])

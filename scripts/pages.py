@@ -105,21 +105,21 @@ def _first(text: str | None, *, whole: bool = False) -> str:
 
 def result(file: str) -> str:
     """The table of a result, by what it holds."""
-    told = json.loads((ROOT / file).read_text())
-    if "curves" in told and "at_zero" in told:
-        return _swept(told)
-    if "curves" in told and "shots" in told:
-        return _few(told)
-    if "curves" in told:
-        return _barrier(told)
-    if "models" in told:
-        return _evaluated(told)
+    info = json.loads((ROOT / file).read_text())
+    if "curves" in info and "at_zero" in info:
+        return _swept(info)
+    if "curves" in info and "shots" in info:
+        return _few(info)
+    if "curves" in info:
+        return _barrier(info)
+    if "models" in info:
+        return _evaluated(info)
     raise SystemExit(f"{file}: scripts/pages.py does not know what this result is")
 
 
-def _barrier(told: Any) -> str:
+def _barrier(info: Any) -> str:
     rows = []
-    for curve in told["curves"]:
+    for curve in info["curves"]:
         points = {point["alpha"]: point for point in curve["points"]}
         half = points[min(points, key=lambda alpha: abs(alpha - 0.5))]
         star = "" if curve["faithful"] else "*"
@@ -128,11 +128,11 @@ def _barrier(told: Any) -> str:
     return _table(("way", "barrier", "loss at α = 0", "halfway", "at α = 1"), rows)
 
 
-def _evaluated(told: Any) -> str:
-    support = told.get("support") is not None
-    head = ("model", told["task"]["metric"], "gain", *(("support", "gain") if support else ()))
+def _evaluated(info: Any) -> str:
+    support = info.get("support") is not None
+    head = ("model", info["task"]["metric"], "gain", *(("support", "gain") if support else ()))
     rows = []
-    for one in told["models"]:
+    for one in info["models"]:
         gain = one["gain"] or {}
         row = [one["model"], _score(one["task"]), _gain(gain.get("task"))]
         if support:
@@ -141,9 +141,9 @@ def _evaluated(told: Any) -> str:
     return _table(head, rows)
 
 
-def _swept(told: Any) -> str:
+def _swept(info: Any) -> str:
     rows = []
-    for curve in told["curves"]:
+    for curve in info["curves"]:
         best = next(point for point in curve["points"] if point["alpha"] == curve["best"])
         rows.append(
             (curve["label"], f"{curve['best']:g}", *(_gain(best["gain"][of]) for of in ("task", "support")))
@@ -151,12 +151,12 @@ def _swept(told: Any) -> str:
     return _table(("", "best α", "gain on the task", "on the support"), rows)
 
 
-def _few(told: Any) -> str:
+def _few(info: Any) -> str:
     rows = [
         (curve["label"], _gain(curve["gain"]["plain"]), _gain(curve["gain"]["learned"]))
-        for curve in told["curves"]
+        for curve in info["curves"]
     ]
-    return _table(("", "gain at α = 1", f"with α learned from {told['shots']} a class"), rows)
+    return _table(("", "gain at α = 1", f"with α learned from {info['shots']} a class"), rows)
 
 
 def _score(score: Any) -> str:

@@ -1,7 +1,7 @@
 """What the documents need while `mkdocs build` runs, so that the site asks no network for anything.
 
 - Formulas become MathML, which browsers draw themselves.
-- ``<!-- code: transfusion/alpha.py Alpha.at -->`` becomes the code of that name as it is now.
+- ``<!-- code: transfusion/transportation/alpha.py Alpha.at -->`` becomes the code of that name as it is now.
 - Pictures that are SVG become a part of the page, in the colours of its theme.
 - CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which lie beside docs/, become pages.
 """

@@ -54,18 +54,18 @@ def run(command: str, folder: Path) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def agree(told: str, printed: str) -> bool:
+def agree(info: str, printed: str) -> bool:
     """Whether what a page tells was printed; ``…`` is anything, alone on a line any number of lines."""
     pattern = "".join(
         r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()).replace("…", ".*?") + r"\n"
-        for line in told.splitlines()
+        for line in info.splitlines()
     )
     return re.fullmatch(pattern, printed) is not None
 
 
-def agree_but_for_numbers(told: str, printed: str) -> bool:
+def agree_but_for_numbers(info: str, printed: str) -> bool:
     """The same, whatever the numbers are: for models that were trained here, and round as machines do."""
-    return agree(_masked(told), _masked(printed))
+    return agree(_masked(info), _masked(printed))
 
 
 def _masked(text: str) -> str:
@@ -89,12 +89,12 @@ def tried(page: Path, place: Path, alike: Callable[[str, str], bool] = agree) ->
 
         def again(block: re.Match[str]) -> str:
             lines = []
-            for command, told in parts(block[1]):
+            for command, info in parts(block[1]):
                 printed = run(command, Path(scratch))
-                if not alike(told, printed):
-                    wrong.append(f"$ {command}\n  the page:\n{told}  now:\n{printed}")
-                    told = printed
-                lines.append(f"$ {command}\n{told}")
+                if not alike(info, printed):
+                    wrong.append(f"$ {command}\n  the page:\n{info}  now:\n{printed}")
+                    info = printed
+                lines.append(f"$ {command}\n{info}")
             return f"```console\n{''.join(lines)}```"
 
         return _BLOCK.sub(again, page.read_text()), wrong

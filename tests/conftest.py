@@ -21,7 +21,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:  # whoever only hands out tests to other processes needs none of it
     from families import Case
-    from transfusion.alignment import Alignment
+    from transfusion.alignment.alignment import Alignment
 
 settings.register_profile("default", deadline=None, max_examples=24)
 settings.register_profile("thorough", deadline=None, max_examples=60)
@@ -78,8 +78,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
     """A, and B made from A by a random exact move of every free axis: ``shuffled("vit")``."""
-    from transfusion.matching import align
-    from transfusion.transportation import apply
+    from transfusion.matching.alignment_run import align
+    from transfusion.transportation.applied_model import apply
 
     done: dict[str, tuple[Path, Path]] = {}
 
@@ -96,7 +96,7 @@ def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
 @pytest.fixture(scope="session")
 def aligned() -> Callable[..., Alignment]:
     """π between two folders, found once and without advice, for those who only use it: ``aligned(a, b)``."""
-    from transfusion.matching import align
+    from transfusion.matching.alignment_run import align
 
     return cache(lambda a, b, **choices: align(a, b, advice=False, **choices))
 

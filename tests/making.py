@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from transfusion.certification import randomise
+from transfusion.verification.certification import randomise
 
 
 def written_by_us(folder: Path, files: dict[str, str]) -> Path:
@@ -52,8 +52,8 @@ class Case:
 
 def finetuned(case: Case, base: Path, folder: Path, seed: int = 7) -> Path:
     """A model of this class that continues from a base: every shared tensor a little changed."""
-    from transfusion.model import Model
-    from transfusion.naming import Naming
+    from transfusion.architecture.naming import Naming
+    from transfusion.model.model import Model
 
     origin = Model.open(base)
     naming = Naming(origin.family)

@@ -202,8 +202,8 @@ def orthogonal(size: int, generator: torch.Generator, *, keeps_mean: bool = Fals
     base = torch.linalg.qr(drawn)[0]  # the first column is the mean
     turn = torch.eye(size, dtype=torch.float64)
     turn[1:, 1:] = orthogonal(size - 1, generator)
-    turned: Tensor = base @ turn @ base.T
-    return turned
+    rotated: Tensor = base @ turn @ base.T
+    return rotated
 
 
 def plant(case: str, root: Path, **settings: Any) -> Plant:

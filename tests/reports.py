@@ -12,7 +12,7 @@ import pytest
 
 import transfusion
 from families import CASES, finetuned
-from transfusion.record import Record
+from transfusion.runtime.run_record import RunRecord
 
 DATA = {"data": "digits", "examples": 40, "question": "class", "metric": "accuracy", "classes": 7}
 
@@ -21,8 +21,8 @@ def score(value: float) -> dict[str, Any]:
     return {"value": value, "loss": 2 - value, "accuracy": value, "metrics": {"accuracy": value}}
 
 
-def write(path: Path, verb: str, told: dict[str, Any], command: str | None = None) -> Path:
-    path.write_text(json.dumps(Record(verb, command or f"transfusion {verb} …").of(told)))
+def write(path: Path, verb: str, info: dict[str, Any], command: str | None = None) -> Path:
+    path.write_text(json.dumps(RunRecord(verb, command or f"transfusion {verb} …").of(info)))
     return path
 
 
@@ -71,8 +71,8 @@ def fewshot(tuned: str, a: str, b: str) -> dict[str, Any]:
         "learned": score(0.57),
         "gain": {"plain": 22.0, "learned": 27.0},
     }
-    told = {"finetuned": tuned, "base": a, "onto": b, "shots": 10, "seed": 0}
-    return {**told, "task": DATA, "zero": score(0.3), "curves": [curve]}
+    info = {"finetuned": tuned, "base": a, "onto": b, "shots": 10, "seed": 0}
+    return {**info, "task": DATA, "zero": score(0.3), "curves": [curve]}
 
 
 def barrier(a: str, b: str) -> dict[str, Any]:
@@ -133,8 +133,8 @@ class Job:
         return self
 
     def proof(self, digest: str) -> dict[str, Any]:
-        told = {"sha256": digest, "method": "guarded"}
-        return {"a": str(self.a), "via": str(self.pi), "alignment": told, **PROOF}
+        info = {"sha256": digest, "method": "guarded"}
+        return {"a": str(self.a), "via": str(self.pi), "alignment": info, **PROOF}
 
 
 def make(place: Path, origin: Path, method: str = "guarded") -> Job:

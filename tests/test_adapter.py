@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, often
+from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError, ArchitectureError, CheckpointError, OutputError
-from transfusion.live import Live, largest_difference
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.probes import probes, run
-from transfusion.transportation import AdapterTransport, apply, transport
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.transport_run import transport
 
 TARGETS = {
     "vit-classifier": ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"],
@@ -33,7 +35,7 @@ def train_adapter(base: Path, folder: Path, targets: list[str], **settings: obje
     """An adapter as PEFT makes it on the live model, with factors that do something."""
     import peft
 
-    module = Live.of(Model.open(base)).module.float()
+    module = LiveModel.of(Model.open(base)).module.float()
     # a transposed layer (Conv1D) is set right by PEFT itself, module by module
     tuned = peft.get_peft_model(
         module, peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, **settings)
@@ -51,8 +53,8 @@ def outputs_with(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
     import peft
 
     model = Model.open(base)
-    loaded = peft.PeftModel.from_pretrained(Live.of(model).module.float(), adapter).double().eval()
-    return run(loaded.get_base_model(), model.family, probes(model.family, model.config))
+    loaded = peft.PeftModel.from_pretrained(LiveModel.of(model).module.float(), adapter).double().eval()
+    return run_model(loaded.get_base_model(), model.family, random_inputs(model.family, model.config))
 
 
 # PEFT warns that Conv1D is transposed, and that embeddings and tied weights are being adapted.
@@ -69,10 +71,10 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(case, residual, shuffled, al
     assert isinstance(moved, AdapterTransport)
     moved.save(tmp_path / "moved")
     under = Model.open(a).under(pi.provenance.policy)
-    live = Live.of(under)
+    live = LiveModel.of(under)
     wanted = live.expected(pi, outputs_with(tmp_path / "adapter", a))
     assert largest_difference(wanted, outputs_with(tmp_path / "moved", b)) < 1e-5
-    assert largest_difference(wanted, Live.of(Model.open(b)).outputs()) > 1e-3, "the adapter did nothing"
+    assert largest_difference(wanted, LiveModel.of(Model.open(b)).outputs()) > 1e-3, "the adapter did nothing"
     was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("adapter", "moved"))
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
 
@@ -141,7 +143,7 @@ def test_a_head_trained_beside_the_adapter_is_carried_over(made, tmp_path):
     )
     moved = transport(tmp_path / "adapter", base=a, onto=b, residual="tied")
     moved.save(tmp_path / "moved")
-    assert moved.story()["carried"] == ["classifier.bias", "classifier.weight"]
+    assert moved.metadata()["carried"] == ["classifier.bias", "classifier.weight"]
     assert (
         largest_difference(
             outputs_with(tmp_path / "adapter", whole["a"]), outputs_with(tmp_path / "moved", whole["b"])
@@ -221,8 +223,8 @@ def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):
 def test_every_kind_of_peft_is_known_or_refused():
     import peft
 
-    from transfusion.adapter.kinds import KINDS
-    from transfusion.adapter.refused import REFUSED
+    from transfusion.transportation.adapters.adapter_kinds import KINDS
+    from transfusion.transportation.adapters.refused_kinds import REFUSED
 
     assert not KINDS.keys() & REFUSED.keys()
     assert {kind.value for kind in peft.PeftType} <= KINDS.keys() | REFUSED.keys()
@@ -372,5 +374,5 @@ def test_an_adapter_on_a_part_of_a_fused_tensor_moves_with_that_part(made, tmp_p
     train_adapter(a, tmp_path / "adapter", ["gate_proj", "up_proj", "down_proj"])
     transport(tmp_path / "adapter", base=a, onto=b, via=align(a, b, residual="tied")).save(tmp_path / "moved")
     model = Model.open(a).under(shuffle.provenance.policy)
-    wanted = Live.of(model).expected(shuffle, outputs_with(tmp_path / "adapter", a))
+    wanted = LiveModel.of(model).expected(shuffle, outputs_with(tmp_path / "adapter", a))
     assert largest_difference(wanted, outputs_with(tmp_path / "moved", b)) < 1e-5

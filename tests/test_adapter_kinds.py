@@ -13,14 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from transfusion.alignment.maps import TransportMap
+from transfusion.architecture.naming import Naming, without_part
+from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError, SettingError
-from transfusion.live import Live, largest_difference
-from transfusion.maps import Plan
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.naming import Naming, without_part
-from transfusion.probes import probes, run
-from transfusion.transportation import AdapterTransport, transport
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out",
@@ -139,7 +140,7 @@ def make(made: Made, base: Path, folder: Path) -> Path:
     import peft
 
     config = getattr(peft, made.config)(**made.settings)
-    peft.get_peft_model(Live.of(Model.open(base)).module.float(), config).save_pretrained(folder)
+    peft.get_peft_model(LiveModel.of(Model.open(base)).module.float(), config).save_pretrained(folder)
     path = folder / "adapter_model.safetensors"
     generator = torch.Generator().manual_seed(2)
     tensors = {
@@ -157,16 +158,16 @@ def loaded(adapter: Path, base: Path) -> Any:
     import peft
 
     with in_double():
-        return peft.PeftModel.from_pretrained(Live.of(Model.open(base)).module, adapter).double().eval()
+        return peft.PeftModel.from_pretrained(LiveModel.of(Model.open(base)).module, adapter).double().eval()
 
 
 def outputs(module: Any, base: Path) -> dict[str, torch.Tensor]:
     model = Model.open(base)
-    inputs = probes(model.family, model.config)
+    inputs = random_inputs(model.family, model.config)
     if not {"pixel_values"} & inputs.keys():  # virtual tokens need positions, too
         inputs = {name: value[:, :8] for name, value in inputs.items()}
     with in_double():
-        found = run(module, model.family, inputs)
+        found = run_model(module, model.family, inputs)
     return {name: value for name, value in found.items() if not name.startswith("past_key_values")}
 
 
@@ -205,14 +206,14 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, adapters, tmp
     moved = transport(adapter, base=a, onto=b, via=pi)
     assert isinstance(moved, AdapterTransport)
     moved.save(tmp_path / "moved")
-    live = Live.of(Model.open(a).under(pi.provenance.policy))
+    live = LiveModel.of(Model.open(a).under(pi.provenance.policy))
     wanted = live.expected(pi, outputs(loaded(adapter, a), a))
     assert largest_difference(wanted, outputs(loaded(tmp_path / "moved", b), b)) < 1e-5
     if name in PROMPTS:
         astray = outputs(loaded(adapter, b), b)
         assert largest_difference(wanted, astray) > 1e-3, "it need not have been moved"
     else:
-        bare = outputs(Live.of(Model.open(b)).module, b)
+        bare = outputs(LiveModel.of(Model.open(b)).module, b)
         assert largest_difference(wanted, bare) > 1e-3, "the adapter did nothing"
     was, is_now = (load_file(f / "adapter_model.safetensors") for f in (adapter, tmp_path / "moved"))
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
@@ -309,7 +310,7 @@ def test_every_layer_may_have_its_alpha(aligned, adapters):
     for key, value in moved.state_dict().items():
         scaled = "layers.0." in key and "lora_A" not in key
         assert torch.equal(value, whole[key]) is not scaled
-    assert moved.story()["alpha"] == {"default": 1.0, "layers.0.*": 0.5}
+    assert moved.metadata()["alpha"] == {"default": 1.0, "layers.0.*": 0.5}
     with pytest.raises(SettingError, match=r"no tensor matches layer\.0"):
         transport(adapter, base=a, onto=b, via=pi, alpha={"layer.0.*": 0.5}).state_dict()
 
@@ -346,7 +347,7 @@ def mixed(aligned) -> Any:
     """A π between the two Llamas whose maps, but for heads, are called plans."""
     _, _, pi = aligned("llama")
     heads = set(pi.parents.values())
-    maps = {id: map_ if id in heads else Plan.of(map_) for id, map_ in pi.maps.items()}
+    maps = {id: map_ if id in heads else TransportMap.of(map_) for id, map_ in pi.maps.items()}
     return replace(pi, maps=maps)
 
 

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import often, transformers_model
-from transfusion.alignment import Alignment
-from transfusion.engines import Local
-from transfusion.evidence.kinship import kinship
-from transfusion.evidence.weights import Weights
-from transfusion.matching import align
-from transfusion.methods import preset
-from transfusion.model import Model
-from transfusion.transportation import apply
-from transfusion.workers import Workers
+from transfusion.alignment.alignment import Alignment
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import preset
+from transfusion.matching.weights.similarity_in_place import similarity_in_place
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model
+from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.threads import Threads
+from transfusion.transportation.applied_model import apply
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 192, "num_hidden_layers": 4}
 MODELS = {
@@ -149,9 +149,11 @@ def test_kinship_tells_relatives_from_strangers(family, pairs):
     """Units of few numbers (a pooler's have 96) stand out less: a few of them may not count as at home."""
 
     def homes(kind):
-        weights = Weights(*map(Model.open, pairs(family, kind)))
-        axes = [space.id for space in weights.architecture.free() if weights.speaks_of(space.id)]
-        return {id: one.home for id, one in kinship(weights, axes, Local(Workers(1))).items()}
+        weights = WeightPair(*map(Model.open, pairs(family, kind)))
+        axes = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
+        return {
+            id: one.home for id, one in similarity_in_place(weights, axes, LocalEngine(Threads(1))).items()
+        }
 
     related = homes("successor")
     assert all(home > 0.9 for home in related.values())

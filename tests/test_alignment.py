@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from families import PRINCIPAL
-from transfusion.alignment import Alignment, is_alignment
+from transfusion.alignment.alignment import Alignment, is_alignment
+from transfusion.alignment.maps import Permutation
 from transfusion.errors import AlignmentError, CheckpointError, MismatchError, OutputError
-from transfusion.maps import Permutation
-from transfusion.matching import align
-from transfusion.model import Model
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,14 @@ def test_saving_and_loading_returns_the_same_alignment(pi, tmp_path):
 
 def test_the_provenance_tells_where_it_comes_from(pi, made, tmp_path):
     with safe_open(pi.save(tmp_path / "pi.safetensors"), "pt") as opened:
-        story = json.loads(opened.metadata()["transfusion"])["provenance"]
-    assert story["family"] == "llama"
-    assert story["method"] == "guarded"
-    assert story["policy"]["residual"] == "untied"
-    assert story["source_digest"] == Model.open(made("llama", 1)).digest
-    assert story["target_digest"] == Model.open(made("llama", 2)).digest
-    assert len(story["objective"]) >= 3
-    assert story["version"]
+        provenance = json.loads(opened.metadata()["transfusion"])["provenance"]
+    assert provenance["family"] == "llama"
+    assert provenance["method"] == "guarded"
+    assert provenance["policy"]["residual"] == "untied"
+    assert provenance["source_digest"] == Model.open(made("llama", 1)).digest
+    assert provenance["target_digest"] == Model.open(made("llama", 2)).digest
+    assert len(provenance["objective"]) >= 3
+    assert provenance["version"]
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)
@@ -107,10 +107,10 @@ def test_a_file_with_other_maps_than_were_saved_is_refused(damage, pi, tmp_path)
         Alignment.load(path)
 
 
-@pytest.mark.parametrize("story", ["{", "{}", '{"format": 1}', "[]"])
-def test_a_story_that_cannot_be_read_is_refused(story, pi, tmp_path):
+@pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 1}', "[]"])
+def test_a_story_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
     path = pi.save(tmp_path / "pi.safetensors")
-    save_file(load_file(path), path, {"transfusion": story})
+    save_file(load_file(path), path, {"transfusion": provenance})
     with pytest.raises(AlignmentError, match="its story cannot be read"):
         Alignment.load(path)
 
@@ -145,8 +145,8 @@ def test_another_safetensors_file_is_refused(made):
 def test_a_file_of_a_later_format_is_refused(pi, tmp_path):
     path = pi.save(tmp_path / "pi.safetensors")
     with safe_open(path, "pt") as opened:
-        story = json.loads(opened.metadata()["transfusion"])
-    save_file(load_file(path), path, {"transfusion": json.dumps({**story, "format": 99})})
+        provenance = json.loads(opened.metadata()["transfusion"])
+    save_file(load_file(path), path, {"transfusion": json.dumps({**provenance, "format": 99})})
     with pytest.raises(AlignmentError, match="written in format 99, and this version reads 1"):
         Alignment.load(path)
 

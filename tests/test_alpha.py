@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
-from transfusion.alpha import Alpha, layer_of
 from transfusion.errors import SettingError
-from transfusion.model import Model
-from transfusion.transportation import transport
-from transfusion.transportation.automatic import balanced
+from transfusion.model.model import Model
+from transfusion.transportation.alpha import Alpha, layer_of
+from transfusion.transportation.balanced_alpha import balanced_alpha
+from transfusion.transportation.transport_run import transport
 
 
 def test_what_an_alpha_may_be(tmp_path):
@@ -85,14 +85,14 @@ def test_patterns_that_mean_nothing_are_refused(made):
 
 def test_auto_keeps_the_size_of_a_change_relative_to_the_weights(shuffled, made, tmp_path):
     a, b = (Model.open(folder) for folder in shuffled("vit"))
-    for value in (balanced(a, b).default, *balanced(a, b).patterns.values()):
+    for value in (balanced_alpha(a, b).default, *balanced_alpha(a, b).patterns.values()):
         assert abs(value - 1) < 1e-5, "B is A in another order"
     state = load_file(made("vit") / "model.safetensors")
     grown = {name: one * 2 if "layer.1." in name else one for name, one in state.items()}
     (tmp_path / "grown").mkdir()
     save_file(grown, tmp_path / "grown" / "model.safetensors", {"format": "pt"})
     (tmp_path / "grown" / "config.json").write_text((made("vit") / "config.json").read_text())
-    found = balanced(a, Model.open(tmp_path / "grown"))
+    found = balanced_alpha(a, Model.open(tmp_path / "grown"))
     assert found.at("encoder.layer.1.output.dense.weight") == pytest.approx(2, abs=1e-5)
     assert found.at("encoder.layer.0.output.dense.weight") == pytest.approx(1, abs=1e-5)
     assert found.at("layernorm.weight") == pytest.approx(1, abs=1e-5)
@@ -106,8 +106,8 @@ def test_on_the_command_line(cli, shuffled, tmp_path):
     code, out, _ = cli(*arguments, "--alpha", tmp_path / "alpha.json", "-o", tmp_path / "layered")
     assert code == 0
     assert "with α = 0.5 to 1, by layer" in out
-    story = json.loads((tmp_path / "layered" / "transfusion.json").read_text())
-    assert story["alpha"] == {"default": 1.0, "encoder.layer.0.*": 0.5}
+    metadata = json.loads((tmp_path / "layered" / "transfusion.json").read_text())
+    assert metadata["alpha"] == {"default": 1.0, "encoder.layer.0.*": 0.5}
     code, _, _ = cli(*arguments, "--alpha", "auto", "-o", tmp_path / "auto")
     assert code == 0
     code, _, err = cli(*arguments, "--alpha", "much", "-o", tmp_path / "no")

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
+from transfusion.alignment.maps import Permutation
 from transfusion.errors import AlignmentError
-from transfusion.maps import Permutation
-from transfusion.solvers import assignment, candidates, prices
-from transfusion.solvers.assignment import assign, solve
-from transfusion.solvers.candidates import EXACT, assign_among_candidates
-from transfusion.solvers.prices import InMemory
+from transfusion.matching.solvers import assignment, dual_prices, sparse_assignment
+from transfusion.matching.solvers.assignment import assign, solve
+from transfusion.matching.solvers.dual_prices import MemoryCosts
+from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
 
 
 class Rows:
@@ -75,7 +75,7 @@ KINDS = {
 def test_candidates_collect_what_the_best_permutation_does_and_the_bound_holds(kind, size, seed, scale):
     made = KINDS[kind](np.random.default_rng(seed), size).astype(np.float32) * np.float32(scale)
     gain = torch.from_numpy(made)
-    found = assign_among_candidates(InMemory(gain))
+    found = assign_among_candidates(MemoryCosts(gain))
     best, largest = best_total(gain), float(gain.abs().max())
     assert sorted(found.index) == list(range(size))
     assert found.total == pytest.approx(total(gain, found.index), rel=1e-12, abs=1e-12 * size * largest)
@@ -101,7 +101,7 @@ def test_what_is_known_never_makes_it_worse(size, seed, use):
 @pytest.mark.parametrize("signal", [0.0, 0.1, 0.6])
 def test_gains_as_trained_layers_have_them_are_solved_exactly(signal):
     gain = trained(700, 1, signal=signal)
-    found = assign_among_candidates(InMemory(gain))
+    found = assign_among_candidates(MemoryCosts(gain))
     assert found.gap <= EXACT
     assert total(gain, found.index) == pytest.approx(best_total(gain), rel=2 * EXACT)
 
@@ -111,8 +111,8 @@ def test_a_gain_by_rows_gives_the_same_permutation_and_is_never_asked_for_as_a_w
     by_rows = Rows(gain)
     found = solve([by_rows])
     assert found.exact
-    assert (found.permutation.index[0] == assign_among_candidates(InMemory(gain)).index).all()
-    assert by_rows.most * by_rows.size <= prices._CELLS
+    assert (found.permutation.index[0] == assign_among_candidates(MemoryCosts(gain)).index).all()
+    assert by_rows.most * by_rows.size <= dual_prices._CELLS
 
 
 def test_large_gains_are_solved_among_candidates_and_small_ones_as_they_are(monkeypatch):
@@ -145,8 +145,8 @@ def test_where_every_unit_has_a_place_of_its_own_candidates_are_not_needed(monke
 
 def test_a_search_that_is_cut_short_says_what_is_missing_and_memory_makes_up_for_it(monkeypatch):
     gain = trained(400, 3)
-    monkeypatch.setattr(candidates, "ROUNDS", 1)
-    monkeypatch.setattr(candidates, "CANDIDATES", 1)
+    monkeypatch.setattr(sparse_assignment, "ROUNDS", 1)
+    monkeypatch.setattr(sparse_assignment, "CANDIDATES", 1)
     found = solve([Rows(gain)])
     best = best_total(gain)
     collected = total(gain, found.permutation.index[0])
@@ -165,8 +165,8 @@ def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            started = prices.first_prices(InMemory(gain), 1.0)
-            found.append((started.tobytes(), assign_among_candidates(InMemory(gain))))
+            started = dual_prices.first_prices(MemoryCosts(gain), 1.0)
+            found.append((started.tobytes(), assign_among_candidates(MemoryCosts(gain))))
     finally:
         torch.set_num_threads(before)
     assert len({started for started, _ in found}) == 1
@@ -175,7 +175,7 @@ def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
 
 def test_double_precision_is_taken_as_it_is():
     gain = trained(200, 5).double() * (1 + 1e-10)
-    found = assign_among_candidates(InMemory(gain))
+    found = assign_among_candidates(MemoryCosts(gain))
     assert found.total == pytest.approx(best_total(gain), rel=1e-13)
 
 
@@ -202,8 +202,8 @@ def test_of_a_huge_gain_it_does_not_matter_where_it_is(kind, monkeypatch):
     if kind == "tied":
         gains = gains.sign()
     if kind == "cut short":
-        monkeypatch.setattr(candidates, "ROUNDS", 1)
-        monkeypatch.setattr(candidates, "CANDIDATES", 1)
+        monkeypatch.setattr(sparse_assignment, "ROUNDS", 1)
+        monkeypatch.setattr(sparse_assignment, "CANDIDATES", 1)
     here, there = solve(gains), solve([Rows(gain) for gain in gains])
     assert (here.permutation.index == there.permutation.index).all()
     assert here.gap == there.gap

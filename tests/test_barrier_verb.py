@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from transfusion.cli.barrier import barrier_curves
 from transfusion.cli.options import SHORTCUTS
-from transfusion.cli.ways import ways_of
-from transfusion.interpolation import Shortcuts
-from transfusion.matching import align
+from transfusion.evaluation.interpolation import Shortcuts
+from transfusion.matching.alignment_run import align
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_figure_leaves_the_drawing_library_as_it_was(run, tmp_path):
 
 
 def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
-    monkeypatch.setattr("transfusion.interpolation.barrier", None)
+    monkeypatch.setattr("transfusion.evaluation.interpolation.barrier", None)
     code, _, err = run("-o", tmp_path / "figure.bmp")
     assert code == 1
     assert "neither a figure nor JSON" in err
@@ -136,7 +136,7 @@ def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
 
 def test_a_missing_library_is_named_before_any_work(run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("transfusion.interpolation.barrier", None)
+    monkeypatch.setattr("transfusion.evaluation.interpolation.barrier", None)
     code, _, err = run("-o", tmp_path / "figure.png")
     assert code == 1
     assert "pip install 'transfusion[plots]'" in err
@@ -153,7 +153,7 @@ def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):
 
 
 def test_labels_without_any_pi():
-    assert ways_of([None]) == ["vanilla"]
+    assert barrier_curves([None]) == ["vanilla"]
 
 
 def test_the_choices_on_the_command_line_are_all_there_are():

@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from cases.encoders import BART
 from families import CASES
 from making import case
+from transfusion.data.probes import calibration_probes
+from transfusion.data.probes.probed_model import Probes
+from transfusion.data.probes.random_inputs import run_model
+from transfusion.data.probes.synthetic_texts import corpus
 from transfusion.errors import DataError, LibraryError
-from transfusion.probes import run
-from transfusion.probing import Probes, real
-from transfusion.probing.texts import corpus
 from wording import BERT_WORDS, CLS, PAD, SEP, joined, put_tokenizer, subject_of
 
 LINES = [text.replace("\n", " ") for name in ("news.txt", "stories.txt") for text in corpus()[name]]
@@ -47,9 +48,9 @@ def pictures(tmp_path) -> Path:
 def given(path: Path, folder: Path, count: int = 64, seed: int = 0) -> Probes:
     """The user's inputs, which the model has been run on."""
     subject = subject_of(folder)
-    probes = real(path, subject.model, subject.module, count, seed)
+    probes = calibration_probes(path, subject.model, subject.module, count, seed)
     for batch in probes.batches:
-        outputs = run(subject.module, subject.model.family, batch, double=False)
+        outputs = run_model(subject.module, subject.model.family, batch, double=False)
         assert all(torch.isfinite(one).all() for one in outputs.values())
     return probes
 
@@ -67,8 +68,8 @@ def refusal(path: Path, folder: Path) -> str:
 
 def test_images_are_fitted_and_prepared(pictures, tmp_path):
     folder = CASES["vit"].save(tmp_path / "vit", 1)
-    told = {"image_mean": [0.5, 0.25, 0.1], "image_std": [0.5, 0.25, 0.2]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    info = {"image_mean": [0.5, 0.25, 0.1], "image_std": [0.5, 0.25, 0.2]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(info))
     probes = given(pictures, folder)
     assert probes.about == f"10 images of {pictures}"
     images = joined(probes, "pixel_values")
@@ -118,7 +119,7 @@ def test_without_pillow_the_extra_is_named(pictures, made, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     subject = subject_of(made("vit"))
     with pytest.raises(LibraryError, match=re.escape("transfusion[images]")):
-        real(pictures, subject.model, subject.module, 8, 0)
+        calibration_probes(pictures, subject.model, subject.module, 8, 0)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────
@@ -244,8 +245,8 @@ def test_what_the_file_lacks_is_made_up(made, tmp_path):
     save_file({"pixel_values": torch.randn(8, 3, 12, 12)}, tmp_path / "a.safetensors")
     probes = given(tmp_path / "a.safetensors", made("clip"))
     assert len(joined(probes, "input_ids")) == 8
-    told = "8 sequences of random frequent tokens (no tokenizer in the model's folder)"
-    assert probes.about == f"8 examples of {tmp_path / 'a.safetensors'}; {told}"
+    info = "8 sequences of random frequent tokens (no tokenizer in the model's folder)"
+    assert probes.about == f"8 examples of {tmp_path / 'a.safetensors'}; {info}"
 
 
 def test_tokens_for_an_encoder_are_given_to_its_decoder_too(made, tmp_path):
@@ -286,9 +287,9 @@ def test_sounds_are_given_to_whisper_and_its_words_are_made_up(made, tmp_path):
 def test_tensors_that_cannot_be_shown(tensors, case, message, made, tmp_path):
     file = tmp_path / "a.safetensors"
     save_file(tensors, file)
-    told = refusal(file, made(case))
-    assert told.startswith(f"{file}: ")
-    assert message in told
+    info = refusal(file, made(case))
+    assert info.startswith(f"{file}: ")
+    assert message in info
 
 
 def test_a_broken_file_of_tensors(made, tmp_path):

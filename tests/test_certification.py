@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transfusion import architectures
-from transfusion.certification import certify_file, randomise
+from transfusion.architecture import families
 from transfusion.cli import main
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.transportation import apply, transport
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.transport_run import transport
+from transfusion.verification.certification import certify_file, randomise
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny_talker.py"
 
@@ -24,7 +25,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny_talker.py"
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(architectures, "_registered", [])
+    monkeypatch.setattr(families, "_registered", [])
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_the_command_line_prints_the_certificate(capsys):
 
 def test_a_model_of_one_s_own_goes_the_whole_way(tmp_path):
     """Registered, its checkpoints are moved like any other's."""
-    module = architectures.register(EXAMPLE)
+    module = families.register_file(EXAMPLE)
     torch.manual_seed(0)
     folders = {}
     for name, seed in (("a", 1), ("tuned", 1)):
@@ -137,12 +138,12 @@ def test_an_undeclared_axis_is_named(edited):
 def test_a_file_without_tables_is_refused(text, message, tmp_path):
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(ArchitectureError, match=message):
-        architectures.register(tmp_path / "bad.py")
+        families.register_file(tmp_path / "bad.py")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ArchitectureError, match="not a file of Python"):
-        architectures.register(tmp_path / "none.py")
+        families.register_file(tmp_path / "none.py")
 
 
 def test_a_class_that_is_not_there_is_refused():
@@ -151,7 +152,7 @@ def test_a_class_that_is_not_there_is_refused():
 
 
 def test_a_table_for_a_class_of_a_library(tmp_path):
-    (tmp_path / "mine.py").write_text("from transfusion.architectures.gpt2 import FAMILIES\n")
+    (tmp_path / "mine.py").write_text("from transfusion.architecture.families.gpt2 import FAMILIES\n")
     settings = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "vocab_size": 31, "n_positions": 13}
     (tmp_path / "tiny.json").write_text(json.dumps({**settings, "bos_token_id": 1, "eos_token_id": 1}))
     for name in ("GPT2LMHeadModel", "transformers:GPT2LMHeadModel"):
@@ -164,11 +165,11 @@ def test_an_entry_point_offers_tables(monkeypatch):
     class Point:
         def load(self):
             sys.modules.pop("tiny_talker", None)
-            return architectures.register(EXAMPLE)
+            return families.register_file(EXAMPLE)
 
-    monkeypatch.setattr(architectures, "entry_points", lambda group: [Point()])
-    architectures._installed.cache_clear()
+    monkeypatch.setattr(families, "entry_points", lambda group: [Point()])
+    families._installed.cache_clear()
     try:
-        assert "tiny_talker" in [family.name for family in architectures._installed()]
+        assert "tiny_talker" in [family.name for family in families._installed()]
     finally:
-        architectures._installed.cache_clear()
+        families._installed.cache_clear()

@@ -48,8 +48,8 @@ def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
         in out
     )
     assert "left behind, because the fine-tune does not have them: pooler.dense.weight" in out
-    story = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
-    assert story["alignment"]["residual"] == "tied"
+    metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    assert metadata["alignment"]["residual"] == "tied"
 
 
 def test_results_as_json_are_alone_on_stdout(cli, made, tmp_path):
@@ -113,10 +113,10 @@ def test_the_output_is_checked_before_any_work_even_in_a_dry_run(cli, made, tmp_
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
     (tmp_path / "file").write_text("")
     arguments = ["transport", tuned, "--base", a, "--onto", b, "--method", "naive", "--dry-run", "-o"]
-    for place, told in ((tmp_path / "tuned", "is, or holds, an input"), (tmp_path / "file", "is a file")):
+    for place, info in ((tmp_path / "tuned", "is, or holds, an input"), (tmp_path / "file", "is a file")):
         code, _, err = cli(*arguments, place, "--force")
         assert code == 1
-        assert told in err
+        assert info in err
 
 
 def test_a_transport_ends_with_the_advice(cli, made, tmp_path):
@@ -152,7 +152,7 @@ def test_a_failed_verification_exits_with_3_and_names_the_module(cli, made, tmp_
     import numpy as np
 
     from test_verification import with_map
-    from transfusion.matching import align
+    from transfusion.matching.alignment_run import align
 
     a = made("llama")
     pi = with_map(align(a, a, method="random", residual="tied"), "layer.1.qk", np.arange(8)[::-1])
@@ -175,7 +175,7 @@ def test_apply_under_untied_is_refused(cli, made, tmp_path):
 
 def test_an_existing_output_is_refused_before_any_work(cli, made, tmp_path, monkeypatch):
     (tmp_path / "pi").write_text("mine")
-    monkeypatch.setattr("transfusion.matching.align", None)
+    monkeypatch.setattr("transfusion.matching.alignment_run.align", None)
     code, _, err = cli("align", made("vit"), made("vit"), "-o", tmp_path / "pi")
     assert code == 1
     assert "exists already" in err
@@ -259,12 +259,12 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
     code = (
         "import os, signal, sys\n"
         "from transfusion.cli import main\n"
-        "from transfusion.transportation.dense import Transport\n"
-        "compute = Transport.rows\n"
+        "from transfusion.transportation.dense_transport import DenseTransport\n"
+        "compute = DenseTransport.rows\n"
         "def stop(self, entry, rows):\n"
         f"    if 'layer.2' in entry.name: os.kill(os.getpid(), signal.{name})\n"
         "    return compute(self, entry, rows)\n"
-        "Transport.rows = stop\n"
+        "DenseTransport.rows = stop\n"
         "main(sys.argv[1:])\n"
     )
     arguments = [
@@ -331,7 +331,7 @@ def test_an_unexpected_error_hides_its_traceback_unless_asked(cli, made, monkeyp
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("transfusion.description.describe_model", broken)
+    monkeypatch.setattr("transfusion.reporting.description.describe_model", broken)
     code, _, err = cli("inspect", made("vit"))
     assert code == 1
     assert "unexpected: ZeroDivisionError: oops" in err

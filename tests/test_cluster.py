@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from transfusion.matching import align
+from transfusion.matching.alignment_run import align
 
 RAY = Path(sys.executable).with_name("ray")
 pytestmark = [
@@ -106,13 +106,13 @@ def stopped(node: subprocess.Popen[bytes]) -> None:
 def joined(address: str, before: str = "true") -> subprocess.Popen[bytes]:
     """A second node, in a view of the file system of its own, after some command there."""
     start = " ".join(map(str, [RAY, "start", "--address", address, *SMALL, "--block"]))
-    told = {
+    info = {
         **os.environ,
         **({"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray/auth_token").exists() else {}),
     }
     return subprocess.Popen(
         ["unshare", "-m", "sh", "-c", f"{before} && {start}"],
-        env=told,
+        env=info,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -141,7 +141,7 @@ def shared(made, tmp_path):
 
 
 def test_two_nodes_find_what_threads_find(address, shared):
-    from transfusion.alignment import Alignment
+    from transfusion.alignment.alignment import Alignment
 
     other = joined(address)
     try:
@@ -173,7 +173,7 @@ def test_a_node_without_the_storage_is_named_and_nothing_is_written(address, sha
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_on_ray_that_is_asked_to_stop_says_so_and_goes_on_when_asked_again(number, code, shared):
     """Once the journal has a sweep, it is interrupted; what is found in the end is the same."""
-    from transfusion.alignment import Alignment
+    from transfusion.alignment.alignment import Alignment
 
     command = [sys.executable, "-m", "transfusion", "align", "a", "b", "-o", "pi.safetensors", "--json"]
     command += ["--engine", "ray", "--jobs", "1", "--method", "transfusion"]

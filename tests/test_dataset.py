@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transfusion.dataset import Dataset
+from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError
-from transfusion.evaluation import Meter
-from transfusion.interpolation import barrier
-from transfusion.live import Live
-from transfusion.measuring import Question
-from transfusion.model import Model
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.interpolation import barrier
+from transfusion.evaluation.predictions import PredictionKind
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
 
 IMAGES = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(6)
@@ -36,8 +36,8 @@ def write(tmp_path):
 
 
 def measured(folder, data: Dataset, batch: int = 2):
-    meter = Meter.of(Live.of(Model.open(folder), torch.float32), data, torch.float32, batch)
-    return meter.question, meter.measure()
+    evaluator = Evaluator.of(LiveModel.of(Model.open(folder), torch.float32), data, torch.float32, batch)
+    return evaluator.question, evaluator.measure()
 
 
 @pytest.mark.parametrize("name", ["data.safetensors", "data.npz"])
@@ -56,7 +56,7 @@ def test_batches_do_not_change_what_is_measured(made):
     data = Dataset.of("made up", {"pixel_values": IMAGES}, CLASSES)
     question, alone = measured(made("vit-classifier"), data, batch=1)
     _, together = measured(made("vit-classifier"), data, batch=6)
-    assert question is Question.CLASS
+    assert question is PredictionKind.CLASS
     assert alone.loss == pytest.approx(together.loss, abs=1e-5)
     assert alone.accuracy == together.accuracy
 
@@ -73,7 +73,7 @@ def test_a_text_without_labels_is_its_own(case, made):
     labels = TEXT.masked_fill(mask == 0, -100)
     with torch.no_grad():
         expected = model(input_ids=TEXT, attention_mask=mask, labels=labels).loss
-    assert question is Question.NEXT
+    assert question is PredictionKind.NEXT
     assert found.loss == pytest.approx(float(expected), abs=1e-4)
     given = Dataset.of("made up", {"input_ids": TEXT, "attention_mask": mask}, labels)
     assert measured(made(case), given)[1] == found
@@ -90,7 +90,7 @@ def test_models_that_see_both_sides_are_asked_about_every_position_itself(case, 
     question, found = measured(made(case), Dataset.of("made up", {"input_ids": TEXT}, labels))
     with torch.no_grad():
         expected = model(input_ids=TEXT, labels=labels).loss
-    assert question is Question.POSITION
+    assert question is PredictionKind.POSITION
     assert found.loss == pytest.approx(float(expected), abs=1e-4)
 
 
@@ -98,12 +98,12 @@ def test_an_encoder_decoder_predicts_what_its_decoder_reads(made):
     import transformers
 
     folder, both = made("t5-generation"), {"input_ids": TEXT, "decoder_input_ids": TEXT.flip(1)}
-    assert measured(folder, Dataset.of("made up", both, None))[0] is Question.NEXT
+    assert measured(folder, Dataset.of("made up", both, None))[0] is PredictionKind.NEXT
     question, found = measured(folder, Dataset.of("made up", both, TEXT))
     with torch.no_grad():
         model = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
         expected = model(**both, labels=TEXT).loss
-    assert question is Question.POSITION
+    assert question is PredictionKind.POSITION
     assert found.loss == pytest.approx(float(expected), abs=1e-4)
 
 

@@ -13,19 +13,25 @@ import pytest
 import torch
 from rich.console import Console
 
-from transfusion.alignment import Alignment
-from transfusion.cli.demonstrating import tables
-from transfusion.demo import digits, results, reviews, run, text
-from transfusion.demo.training import Schedule, fit, one_thread
-from transfusion.demo.workplace import GONE, RESULT, TOLD, publish_report, require_place, tell
+from transfusion.alignment.alignment import Alignment
+from transfusion.cli.demo import tables
 from transfusion.errors import MismatchError, OutputError
+from transfusion_demo import digits, results, reviews, run, text
+from transfusion_demo.output_folder import GONE, RESULT, TOLD, publish_report, require_place, tell
+from transfusion_demo.training import TrainingSchedule, fit, one_thread
 
-SHORT = digits.Plan(
-    Schedule(2, 1e-3), Schedule(1, 1e-3), Schedule(2, 1e-3), tests=60, draws=2, width=32, layers=1
+SHORT = digits.DigitsPlan(
+    TrainingSchedule(2, 1e-3),
+    TrainingSchedule(1, 1e-3),
+    TrainingSchedule(2, 1e-3),
+    tests=60,
+    draws=2,
+    width=32,
+    layers=1,
 )
-SHORT_TEXT = text.Plan(
-    Schedule(2, 1e-3, 16),
-    Schedule(2, 1e-3, 16),
+SHORT_TEXT = text.TextPlan(
+    TrainingSchedule(2, 1e-3, 16),
+    TrainingSchedule(2, 1e-3, 16),
     train=120,
     tests=60,
     vocabulary=400,
@@ -42,8 +48,8 @@ def shown(result):
     return console.export_text(styles=True)
 
 
-def shares(story):
-    return {row["name"]: row["share"] for row in story["models"]}
+def shares(metadata):
+    return {row["name"]: row["share"] for row in metadata["models"]}
 
 
 @pytest.fixture(scope="module")
@@ -75,22 +81,24 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
         "verify": "verify",
         "demo": "demo",
     }
-    told = {name: json.loads((place / f"{name}.json").read_text()) for name in verbs}
-    assert {name: one["verb"] for name, one in told.items()} == verbs
-    names = [[row["name"] for row in story["models"]] for story in (told["evaluation"], result["onto_b"])]
+    info = {name: json.loads((place / f"{name}.json").read_text()) for name in verbs}
+    assert {name: one["verb"] for name, one in info.items()} == verbs
+    names = [
+        [row["name"] for row in metadata["models"]] for metadata in (info["evaluation"], result["onto_b"])
+    ]
     assert names[0] == names[1]
     pi = Alignment.load(place / "pi-b-functional.safetensors")
-    assert told["verify"]["alignment"] == {"sha256": pi.digest, "method": "functional"}
-    assert told["verify"]["axes"].keys() == pi.provenance.advice["axes"].keys()
-    assert told["verify"]["a"] == str(place / "a")
-    assert told["evaluation"]["against"] == str(place / "b")
-    assert all(Path(row["model"]).is_dir() for row in told["evaluation-successor"]["models"])
+    assert info["verify"]["alignment"] == {"sha256": pi.digest, "method": "functional"}
+    assert info["verify"]["axes"].keys() == pi.provenance.advice["axes"].keys()
+    assert info["verify"]["a"] == str(place / "a")
+    assert info["evaluation"]["against"] == str(place / "b")
+    assert all(Path(row["model"]).is_dir() for row in info["evaluation-successor"]["models"])
     assert result["proof"] < 1e-9
     assert len(said) == 5
 
 
 def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept, cli, tmp_path):
-    from transfusion.reporting import report
+    from transfusion.reporting.build_report import report
 
     place, result, _ = kept
     more = ("--base", place / "successor", "--onto", place / "successor", "--method", "naive", "-q")
@@ -98,15 +106,15 @@ def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept,
     assert code == 0, err
     model = digits.load(place / "successor-tuned")
     images, labels = digits.Digits.load(SHORT.tests, 3).test
-    told = result["onto_successor"]["models"][-1]["support"]
-    assert results.score(model(images).logits.detach(), labels)["loss"] == pytest.approx(told["loss"], 1e-4)
+    info = result["onto_successor"]["models"][-1]["support"]
+    assert results.score(model(images).logits.detach(), labels)["loss"] == pytest.approx(info["loss"], 1e-4)
     assert report(place / "successor-guarded", ceiling=place / "successor-tuned").sections
     with pytest.raises(MismatchError, match="does not look like a fine-tune of"):
         report(place / "successor-guarded", ceiling=place / "b-tuned")
 
 
 def test_the_report_is_about_the_run_and_names_every_step(kept):
-    from transfusion.reporting import report
+    from transfusion.reporting.build_report import report
 
     place, _, _ = kept
     page = report(place / "b-functional", [place / f"{name}.json" for name in TOLD])
@@ -129,8 +137,8 @@ def test_a_report_on_models_that_are_gone_names_no_commands_for_them(kept, tmp_p
 
 def test_what_is_kept_speaks_of_the_place_where_it_is(kept):
     place, _, _ = kept
-    story = json.loads((place / "b-transfusion" / "transfusion.json").read_text())
-    assert str(place / "b") in json.dumps(story)
+    metadata = json.loads((place / "b-transfusion" / "transfusion.json").read_text())
+    assert str(place / "b") in json.dumps(metadata)
     assert not [path for path in place.rglob("*") if path.is_file() and b".partial" in path.read_bytes()]
 
 
@@ -149,14 +157,14 @@ ENDINGS = {"naive": "τ as it is", "transfusion": "the paper's π", "functional"
 
 
 def test_the_tests_that_are_kept_are_what_was_measured(kept):
-    from transfusion.evaluation import Data
-    from transfusion.live import Live
-    from transfusion.model import Model
+    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.live.live_model import LiveModel
+    from transfusion.model.model import Model
 
     place, result, _ = kept
     model = Model.open(place / "b")
-    live = Live.of(model, torch.float32)
-    loss = Data.of(place / "task.safetensors").meter(model, live, batch=64).measure().loss
+    live = LiveModel.of(model, torch.float32)
+    loss = EvaluationData.of(place / "task.safetensors").evaluator(model, live, batch=64).measure().loss
     assert loss == pytest.approx(result["sweep"]["at_zero"]["task"]["loss"], rel=1e-4)
 
 
@@ -210,7 +218,7 @@ def test_the_text_demo_moves_an_adapter_of_the_same_rank(kept_text):
 
 
 def test_the_report_on_a_moved_adapter_has_its_sections_and_finds_its_models(kept_text):
-    from transfusion.reporting import report
+    from transfusion.reporting.build_report import report
 
     place, _ = kept_text
     results = [file for name in TOLD if (file := place / f"{name}.json").exists()]
@@ -263,35 +271,39 @@ def test_a_sentiment_lora_arrives():
 
 
 def test_tables_show_gains_in_colour_and_shares_of_the_gap():
-    judged = results.Judged(results.data("shifted", 10, "which?", 2), results.data("plain", 10, "which?", 2))
+    judged = results.JudgedModel(
+        results.data("shifted", 10, "which?", 2), results.data("plain", 10, "which?", 2)
+    )
 
     def both(task, support):
-        return results.Both({"value": task}, {"value": support})
+        return results.DemoScores({"value": task}, {"value": support})
 
     scores = {"B": (0.30, 0.95), "worse": (0.28, 0.95), "moved": (0.50, 0.91), "top": (0.70, 0.9)}
-    rows = [results.Row(name, Path(name), both(*found)) for name, found in scores.items()]
+    rows = [results.DemoRow(name, Path(name), both(*found)) for name, found in scores.items()]
     result = {
         "demo": "digits",
         "seed": 0,
         "onto_b": results.evaluation(judged, rows),
     }
     coloured = shown(result)
-    for style, told in ((32, r"\+20\.0"), (32, r"\+50%"), (31, r"-2\.0"), (31, "-5%"), (2, r"\+0\.0")):
-        assert re.search(rf"\x1b\[{style}m *{told}", coloured), told
+    for style, info in ((32, r"\+20\.0"), (32, r"\+50%"), (31, r"-2\.0"), (31, "-5%"), (2, r"\+0\.0")):
+        assert re.search(rf"\x1b\[{style}m *{info}", coloured), info
     assert result["onto_b"]["models"][0]["gain"] is None
 
 
 def test_a_share_of_no_gap_is_not_told():
-    one = results.Both({"value": 0.5}, {"value": 0.5})
-    judged = results.Judged(results.data("x", 1, "?", 2), results.data("x", 1, "?", 2))
-    story = results.evaluation(judged, [results.Row(name, Path(name), one) for name in ("B", "moved", "top")])
-    assert set(shares(story).values()) == {None}
+    one = results.DemoScores({"value": 0.5}, {"value": 0.5})
+    judged = results.JudgedModel(results.data("x", 1, "?", 2), results.data("x", 1, "?", 2))
+    metadata = results.evaluation(
+        judged, [results.DemoRow(name, Path(name), one) for name in ("B", "moved", "top")]
+    )
+    assert set(shares(metadata).values()) == {None}
 
 
 def test_training_follows_the_loss_and_leaves_what_is_frozen():
     learned, frozen = (torch.nn.Parameter(torch.tensor([3.0])) for _ in range(2))
     frozen.requires_grad_(False)
-    fit([learned, frozen], lambda _: (learned - 1).square().sum(), Schedule(200, 0.1), seed=0)
+    fit([learned, frozen], lambda _: (learned - 1).square().sum(), TrainingSchedule(200, 0.1), seed=0)
     assert learned.item() == pytest.approx(1, abs=0.2)
     assert frozen.item() == 3
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 import transfusion
 from families import CASES, finetuned
 from test_planning import MACHINE
-from transfusion.alpha import Alpha
-from transfusion.card import card
+from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.model_card import card
 
 PUBLIC = {name: getattr(transfusion, name) for name in transfusion.__all__ if name != "__version__"}
 SHOWN = {**PUBLIC, "Alpha": Alpha, "card": card}
@@ -68,7 +68,9 @@ def _adapter(folder: str) -> None:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_examples_show_what_happens(name, prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.planning.planning.measure", lambda: MACHINE)  # measured: test_planning
+    monkeypatch.setattr(
+        "transfusion.transportation.planning.cost_plan.measure", lambda: MACHINE
+    )  # measured: test_planning
     shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     runner = doctest.DocTestRunner(verbose=False)
@@ -94,5 +96,5 @@ def test_every_parameter_and_result_has_a_type():
     ]
     for function in functions:
         signature = inspect.signature(function)
-        told = [one.annotation for one in signature.parameters.values() if one.name != "self"]
-        assert inspect.Parameter.empty not in (*told, signature.return_annotation), function
+        info = [one.annotation for one in signature.parameters.values() if one.name != "self"]
+        assert inspect.Parameter.empty not in (*info, signature.return_annotation), function

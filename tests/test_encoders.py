@@ -9,7 +9,7 @@ import pytest
 
 from families import Case, transformers_model
 from transfusion.errors import ArchitectureError
-from transfusion.model import Model
+from transfusion.model.model import Model
 
 SIZES = {
     "hidden_size": 128,

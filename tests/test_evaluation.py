@@ -18,14 +18,16 @@ from cases.first import CLIP_TEXT, CLIP_VISION, OPEN_CLIP, _keep_open_clip, _ope
 from cases.vision import SIGLIP, SIGLIP_TEXT
 from families import BERT, CASES, GPT2, VIT, often
 from making import Case, case
-from transfusion.dataset import Dataset
+from transfusion.data.dataset import Dataset
+from transfusion.data.examples import Examples
+from transfusion.data.image_files import ImageFile
 from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
-from transfusion.evaluation import Classes, Data, Score, evaluate, gain
-from transfusion.evaluation.classes import SUPPLIED
-from transfusion.evaluation.fitting import fitting
-from transfusion.evaluation.scores import f1, matthews
-from transfusion.examples import Examples, Picture
-from transfusion.model import Model
+from transfusion.evaluation.batch_size import batch_size_for
+from transfusion.evaluation.class_prompts import SUPPLIED, Classes
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.model_comparison import evaluate
+from transfusion.evaluation.scores import Score, f1, gain, matthews
+from transfusion.model.model import Model
 from wording import GPT2_WORDS, WORDS, put_tokenizer
 
 PETS = ("cat", "great dane", "owl")
@@ -81,10 +83,10 @@ def two_towers(place):
             folder = READERS[kind].save(place / kind, 1)
             if kind != "open_clip":
                 put_tokenizer(folder)
-                told = {"size": {"shortest_edge": 12}, "crop_size": {"height": 12, "width": 12}}
-                told |= {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "resample": 3}
-                told |= {"do_center_crop": True, "image_processor_type": "CLIPImageProcessor"}
-                (folder / "preprocessor_config.json").write_text(json.dumps(told))
+                info = {"size": {"shortest_edge": 12}, "crop_size": {"height": 12, "width": 12}}
+                info |= {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "resample": 3}
+                info |= {"do_center_crop": True, "image_processor_type": "CLIPImageProcessor"}
+                (folder / "preprocessor_config.json").write_text(json.dumps(info))
             done[kind] = folder
         return done[kind]
 
@@ -121,12 +123,12 @@ def table(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def measured(folder: Path, data: Data, **more: Any) -> Score:
+def measured(folder: Path, data: EvaluationData, **more: Any) -> Score:
     model = Model.open(folder)
-    return data.meter(model, data.live(model), **more).measure()
+    return data.evaluator(model, data.live(model), **more).measure()
 
 
-def refusal(folder: Path, data: Data, kind: type[Exception] = DataError) -> str:
+def refusal(folder: Path, data: EvaluationData, kind: type[Exception] = DataError) -> str:
     with pytest.raises(kind) as caught:
         measured(folder, data)
     assert caught.value.hint
@@ -170,8 +172,8 @@ def by_transformers(folder: Path, pets: Path, kind: str) -> torch.Tensor:
                 given["attention_mask"] = found["attention_mask"]
             read = model.get_text_features(**given).pooler_output
             classes.append((read / read.norm(dim=-1, keepdim=True)).mean(0))
-        told = torch.stack([one / one.norm() for one in classes])
-        return model.logit_scale.exp() * (seen / seen.norm(dim=-1, keepdim=True)) @ told.T
+        info = torch.stack([one / one.norm() for one in classes])
+        return model.logit_scale.exp() * (seen / seen.norm(dim=-1, keepdim=True)) @ info.T
 
 
 def by_open_clip(folder: Path, pets: Path) -> torch.Tensor:
@@ -196,52 +198,52 @@ def test_zero_shot_is_what_the_library_computes(kind, two_towers, pets, named):
     logits = by_open_clip(folder, pets) if kind == "open_clip" else by_transformers(folder, pets, kind)
     targets = [{0: 0, 1: 2, 2: 1}[one] for one in opened(pets)[1]]  # folders by name, classes by file
     loss, accuracy = score_of(logits, targets)
-    found = measured(folder, Data(pets, classes=named))
+    found = measured(folder, EvaluationData(pets, classes=named))
     assert found.loss == pytest.approx(loss, abs=1e-5)
     assert found.accuracy == found.value == pytest.approx(accuracy)
     for batch in (1, 4):
-        again = measured(folder, Data(pets, classes=named), batch=batch)
+        again = measured(folder, EvaluationData(pets, classes=named), batch=batch)
         assert again.loss == pytest.approx(found.loss, abs=1e-5)
         assert again.accuracy == found.accuracy
-    assert measured(folder, Data(pets, classes=named)) == found
+    assert measured(folder, EvaluationData(pets, classes=named)) == found
 
 
 def test_prompts_are_read_by_the_text_tower_of_the_moment(two_towers, pets, named):
     model = Model.open(two_towers("clip"))
-    data = Data(pets, classes=named)
+    data = EvaluationData(pets, classes=named)
     live = data.live(model)
-    meter = data.meter(model, live)
-    before = meter.measure()
+    evaluator = data.evaluator(model, live)
+    before = evaluator.measure()
     name = "text_projection.weight"
     with live.holding({name: 2 * live.module.get_parameter(name).data.flip(0)}):
-        assert meter.measure().loss != before.loss
-    assert meter.measure() == before
+        assert evaluator.measure().loss != before.loss
+    assert evaluator.measure() == before
     reads: list[int] = []
     original = live.module.get_text_features
     live.module.get_text_features = lambda **given: reads.append(1) or original(**given)
-    assert meter.measure() == before
+    assert evaluator.measure() == before
     assert not reads  # the tower is what it was, so nothing is read again
     with live.holding({name: -live.module.get_parameter(name).data}):
-        meter.measure()
+        evaluator.measure()
     assert len(reads) == 1
 
 
 def test_losses_have_gradients(two_towers, pets, named):
     model = Model.open(two_towers("clip"))
-    data = Data(pets, classes=named)
+    data = EvaluationData(pets, classes=named)
     live = data.live(model)
-    meter = data.meter(model, live, batch=4)
-    losses = list(meter.losses())
+    evaluator = data.evaluator(model, live, batch=4)
+    losses = list(evaluator.losses())
     assert len(losses) == 3
     mean = sum(loss.item() * size for loss, size in zip(losses, (4, 4, 1), strict=True)) / 9
-    assert mean == pytest.approx(meter.measure().loss, abs=1e-5)
+    assert mean == pytest.approx(evaluator.measure().loss, abs=1e-5)
     sum(losses).backward()
     for name in ("visual_projection.weight", "text_projection.weight"):
         assert live.module.get_parameter(name).grad.abs().max() > 0
     for name, parameter in live.module.named_parameters():
         parameter.requires_grad_(name.startswith("vision"))
         parameter.grad = None
-    next(meter.losses()).backward()
+    next(evaluator.losses()).backward()
     assert live.module.get_parameter("text_projection.weight").grad is None
 
 
@@ -263,24 +265,24 @@ def test_images_for_a_model_with_a_head(place, pets):
     with torch.no_grad():
         logits = model(**prepared).logits
     loss, accuracy = score_of(logits, [(2, 0, 1)[one] for one in order])
-    found = measured(folder, Data(pets))
+    found = measured(folder, EvaluationData(pets))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
     aliases = Classes("file", ("cat", "great dane", "owl"), (), ("Cat", "great_dane", "OWL"))
-    assert measured(folder, Data(pets, classes=aliases)) == found
+    assert measured(folder, EvaluationData(pets, classes=aliases)) == found
 
 
 def test_without_a_preparation_a_note_says_so(place, made, pets):
     folder = CASES["vit-classifier"].save(place / "plain", 1)
     seven = Classes("file", ("cat", "great dane", "owl", "a", "b", "c", "d"), ())
-    data = Data(pets, classes=seven)
+    data = EvaluationData(pets, classes=seven)
     model = Model.open(folder)
-    meter = data.meter(model, data.live(model))
-    assert meter.notes == (
+    evaluator = data.evaluator(model, data.live(model))
+    assert evaluator.notes == (
         f"{folder}: nothing in its folder says how images are prepared; they are cropped to the frame and"
         " scaled as for made-up images",
     )
-    assert 0 <= meter.measure().accuracy <= 1
-    assert meter.story() == {
+    assert 0 <= evaluator.measure().accuracy <= 1
+    assert evaluator.metadata() == {
         "data": str(pets),
         "examples": 9,
         "question": "class of every example",
@@ -297,27 +299,27 @@ def test_timm_sees_what_timm_prepares(place, pets):
     about = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.9, "interpolation": "bilinear"}
     config["pretrained_cfg"] = {**config.get("pretrained_cfg", {}), **about}
     (folder / "config.json").write_text(json.dumps(config))
-    pictures = [Picture.at(one) for one in sorted(pets.rglob("*.png"))]
-    data = Data(Examples("pets", images=pictures, labels=[0] * 9))
+    pictures = [ImageFile.at(one) for one in sorted(pets.rglob("*.png"))]
+    data = EvaluationData(Examples("pets", images=pictures, labels=[0] * 9))
     model = Model.open(folder)
-    meter = data.meter(model, data.live(model))
+    evaluator = data.evaluator(model, data.live(model))
     prepare = timm.data.create_transform(input_size=(3, 12, 12), is_training=False, **about)
     expected = torch.stack([prepare(one) for one in opened(pets)[0]])
-    found = next(meter.feed.batches(9)).inputs["pixel_values"]
+    found = next(evaluator.batch_source.batches(9)).inputs["pixel_values"]
     assert torch.allclose(found, expected, atol=1e-6)
-    assert not meter.notes
+    assert not evaluator.notes
 
 
 def test_a_preparation_that_does_not_resize(pets, tmp_path):
     folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
     (folder / "preprocessor_config.json").write_text(json.dumps({"do_resize": False}))
-    pictures = [Picture.at(one) for one in sorted(pets.rglob("*.png"))]
-    data = Data(Examples("pets", images=pictures, labels=[0] * 9))
+    pictures = [ImageFile.at(one) for one in sorted(pets.rglob("*.png"))]
+    data = EvaluationData(Examples("pets", images=pictures, labels=[0] * 9))
     model = Model.open(folder)
-    from transfusion.evaluation.preparing import Eye
-    from transfusion.probing.subject import Subject
+    from transfusion.data.probes.probed_model import ProbedModel
+    from transfusion.evaluation.image_processor import ImageProcessor
 
-    eye = Eye.of(Subject(model, data.live(model).module))
+    eye = ImageProcessor.of(ProbedModel(model, data.live(model).module))
     with pytest.raises(DataError, match=r"when prepared, and .* is \(3, 15, 23\)"):
         eye.inputs(pictures)
     same = Image.new("RGB", (12, 12), (255, 0, 51))
@@ -330,21 +332,21 @@ def test_a_preparation_that_does_not_resize(pets, tmp_path):
 def test_images_are_prepared_as_by_open_clip(way, size):
     from open_clip.transform import image_transform
 
-    from transfusion.evaluation.preparing import _of_open_clip
+    from transfusion.evaluation.image_processor import _of_open_clip
 
     image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
     theirs = image_transform(12, is_train=False, resize_mode=way, interpolation="bilinear", fill_color=9)
-    told = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9}
-    ours = _of_open_clip(told, (12, 12), "RGB")(shown(image))
+    info = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9}
+    ours = _of_open_clip(info, (12, 12), "RGB")(shown(image))
     assert torch.allclose(theirs(image), ours, atol=1e-6)
 
 
-def shown(image: Image.Image) -> Picture:
+def shown(image: Image.Image) -> ImageFile:
     from io import BytesIO
 
     held = BytesIO()
     image.save(held, "PNG")
-    return Picture("image", held.getvalue())
+    return ImageFile("image", held.getvalue())
 
 
 @pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
@@ -352,7 +354,7 @@ def shown(image: Image.Image) -> Picture:
 def test_images_are_prepared_as_by_transformers(name, size):
     import transformers
 
-    from transfusion.evaluation.preparing import _of_transformers
+    from transfusion.evaluation.image_processor import _of_transformers
 
     made_by = {"Deit": "DeiTImageProcessorPil"}.get(name, f"{name}ImageProcessorPil")
     small = {
@@ -362,8 +364,8 @@ def test_images_are_prepared_as_by_transformers(name, size):
     }.get(name, {"size": {"height": 12, "width": 10}})
     theirs = getattr(transformers, made_by)(**small)
     image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
-    told = json.loads(theirs.to_json_string())
-    ours = _of_transformers(told, "RGB")(shown(image))
+    info = json.loads(theirs.to_json_string())
+    ours = _of_transformers(info, "RGB")(shown(image))
     assert torch.allclose(theirs(image, return_tensors="pt")["pixel_values"][0], ours, atol=1e-5)
 
 
@@ -380,13 +382,13 @@ def test_texts_are_classed_as_by_the_library(classifier, tmp_path):
     with torch.no_grad():
         logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
     loss, accuracy = score_of(logits, labels)
-    data = Data(table(tmp_path / "texts.jsonl", rows))
+    data = EvaluationData(table(tmp_path / "texts.jsonl", rows))
     for batch in (None, 1, 4):
         found = measured(classifier, data, batch=batch)
         assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
     assert measured(classifier, data) == measured(classifier, data)
     named = [{**row, "label": f"label_{row['label']}"} for row in rows]
-    assert measured(classifier, Data(table(tmp_path / "named.jsonl", named))).loss == pytest.approx(
+    assert measured(classifier, EvaluationData(table(tmp_path / "named.jsonl", named))).loss == pytest.approx(
         loss, abs=1e-5
     )
 
@@ -397,7 +399,7 @@ def test_glue_is_known_by_name(classifier, tmp_path):
         tmp_path / "glue" / "cola" / "dev.jsonl",
         [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)],
     )
-    found = measured(classifier, Data(first.parent, split="dev"))
+    found = measured(classifier, EvaluationData(first.parent, split="dev"))
     assert found.metric == "matthews"
     assert found.value == found.metrics["matthews"]
     assert set(found.metrics) == {"accuracy", "matthews", "loss"}
@@ -405,12 +407,16 @@ def test_glue_is_known_by_name(classifier, tmp_path):
         {"question1": text, "question2": "Why?", "label": label}
         for text, label in zip(TEXTS, labels, strict=True)
     ]
-    found = measured(classifier, Data(table(tmp_path / "qqp.jsonl", pairs)))
+    found = measured(classifier, EvaluationData(table(tmp_path / "qqp.jsonl", pairs)))
     assert found.metric == "accuracy"
     assert set(found.metrics) == {"accuracy", "f1", "loss"}
-    assert measured(classifier, Data(tmp_path / "qqp.jsonl", metric="f1")).value == found.metrics["f1"]
+    assert (
+        measured(classifier, EvaluationData(tmp_path / "qqp.jsonl", metric="f1")).value == found.metrics["f1"]
+    )
     unlabelled = table(tmp_path / "rte.jsonl", [{"sentence1": "a", "sentence2": "b", "label": -1}])
-    assert "example 1 has label -1, and there are 2 classes" in refusal(classifier, Data(unlabelled))
+    assert "example 1 has label -1, and there are 2 classes" in refusal(
+        classifier, EvaluationData(unlabelled)
+    )
 
 
 def test_pairs_are_told_apart(place, tmp_path):
@@ -436,7 +442,9 @@ def test_pairs_are_told_apart(place, tmp_path):
     assert int(whole[0]["token_type_ids"].max()) == 1
     with torch.no_grad():
         loss, _ = score_of(torch.cat([model(**one).logits for one in whole]), [1] * len(rows))
-    assert measured(folder, Data(table(tmp_path / "two.jsonl", rows))).loss == pytest.approx(loss, abs=1e-5)
+    assert measured(folder, EvaluationData(table(tmp_path / "two.jsonl", rows))).loss == pytest.approx(
+        loss, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("pad", [0, None])
@@ -452,12 +460,12 @@ def test_a_decoder_that_classes_texts(pad, tmp_path):
     with torch.no_grad():
         logits = torch.cat([model(**_ids(tokenizer(text, return_tensors="pt"))).logits for text in TEXTS])
     loss, _ = score_of(logits, [1] * len(TEXTS))
-    data = Data(table(tmp_path / "texts.jsonl", [{"text": text, "label": 1} for text in TEXTS]))
+    data = EvaluationData(table(tmp_path / "texts.jsonl", [{"text": text, "label": 1} for text in TEXTS]))
     opened_model = Model.open(folder)
-    meter = data.meter(opened_model, data.live(opened_model), batch=4)
-    assert meter.measure().loss == pytest.approx(loss, abs=1e-5)
-    assert meter.batch == (4 if pad == 0 else 1)
-    assert bool(meter.notes) == (pad is None)
+    evaluator = data.evaluator(opened_model, data.live(opened_model), batch=4)
+    assert evaluator.measure().loss == pytest.approx(loss, abs=1e-5)
+    assert evaluator.batch == (4 if pad == 0 else 1)
+    assert bool(evaluator.notes) == (pad is None)
 
 
 def test_next_tokens_of_texts(place, tmp_path):
@@ -473,12 +481,12 @@ def test_next_tokens_of_texts(place, tmp_path):
         with torch.no_grad():
             loss = model(input_ids=ids, labels=ids).loss
         total, count = total + float(loss) * (ids.shape[1] - 1), count + ids.shape[1] - 1
-    found = measured(folder, Data(tmp_path / "lines.txt"))
+    found = measured(folder, EvaluationData(tmp_path / "lines.txt"))
     assert found.metric == "loss"
     assert found.value == found.loss == pytest.approx(total / count, abs=1e-5)
     assert found.metrics["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
     assert (
-        measured(folder, Data(tmp_path / "lines.txt", metric="perplexity")).value
+        measured(folder, EvaluationData(tmp_path / "lines.txt", metric="perplexity")).value
         == found.metrics["perplexity"]
     )
 
@@ -491,15 +499,15 @@ def test_long_texts_are_refused_or_cut(place, tmp_path):
     long = " ".join(["We walked home along the river."] * 3)
     (tmp_path / "lines.txt").write_text(f"It rained.\n{long}\n")
     length = len(tokenizer(long)["input_ids"])
-    data = Data(tmp_path / "lines.txt")
+    data = EvaluationData(tmp_path / "lines.txt")
     assert refusal(folder, data) == (
         f"{tmp_path / 'lines.txt'}: example 2 has {length} tokens, and GPT2LMHeadModel takes 13"
     )
-    model, data = Model.open(folder), Data(tmp_path / "lines.txt", truncate=True)
-    meter = data.meter(model, data.live(model))
-    assert meter.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were cut",)
-    assert meter.measure().loss > 0
-    assert [len(one["input_ids"]) for one in meter.feed.tokens][1] == 13
+    model, data = Model.open(folder), EvaluationData(tmp_path / "lines.txt", truncate=True)
+    evaluator = data.evaluator(model, data.live(model))
+    assert evaluator.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were cut",)
+    assert evaluator.measure().loss > 0
+    assert [len(one["input_ids"]) for one in evaluator.batch_source.tokens][1] == 13
 
 
 def test_empty_texts_are_refused(tmp_path):
@@ -508,7 +516,7 @@ def test_empty_texts_are_refused(tmp_path):
     tokenizer["post_processor"] = None
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     file = table(tmp_path / "texts.jsonl", [{"text": "No"}, {"text": ""}])
-    assert refusal(folder, Data(file)) == f"{file}: example 2 has no tokens"
+    assert refusal(folder, EvaluationData(file)) == f"{file}: example 2 has no tokens"
 
 
 # ── heads from elsewhere ─────────────────────────────────────────────────────────────────────
@@ -531,18 +539,18 @@ def test_a_borrowed_head_on_a_bare_encoder(classifier, place, tmp_path):
     with torch.no_grad():
         logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
     loss, accuracy = score_of(logits, labels)
-    found = measured(bare, Data(file, head=classifier))
+    found = measured(bare, EvaluationData(file, head=classifier))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
-    assert refusal(bare, Data(file)).endswith("no tokenizer in the model's folder")
+    assert refusal(bare, EvaluationData(file)).endswith("no tokenizer in the model's folder")
     put_tokenizer(bare)
-    message = refusal(bare, Data(file), ArchitectureError)
+    message = refusal(bare, EvaluationData(file), ArchitectureError)
     assert message == f"{bare}: BertModel has no head for {file}"
     headless = case("bert-bare", "bert", "BertModel", "BertConfig", settings).save(tmp_path / "headless", 6)
-    assert refusal(bare, Data(file, head=headless), ArchitectureError) == (
+    assert refusal(bare, EvaluationData(file, head=headless), ArchitectureError) == (
         f"{headless}: its head was asked for, and BertModel has none for {file}"
     )
     vit = case("vit", "vit", "ViTModel", "ViTConfig", VIT).save(tmp_path / "vit", 1)
-    assert "whose head was asked for, a vit" in refusal(bare, Data(file, head=vit), MismatchError)
+    assert "whose head was asked for, a vit" in refusal(bare, EvaluationData(file, head=vit), MismatchError)
 
 
 @pytest.mark.parametrize(("kind", "normalise"), [("clip", True), ("open_clip", False)])
@@ -574,30 +582,33 @@ def test_a_linear_head_on_texts_and_images(kind, normalise, two_towers, pets, tm
     loss, accuracy = score_of(read @ head["weight"].T + head["bias"], labels)
     rows = [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
     texts = table(tmp_path / "sst2.jsonl", rows)
-    found = measured(folder, Data(texts, head=file))
+    found = measured(folder, EvaluationData(texts, head=file))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
-    message = refusal(folder, Data(texts), ArchitectureError)
+    message = refusal(folder, EvaluationData(texts), ArchitectureError)
     assert message.endswith("has no head to class them with")
     save_file({"weight": torch.zeros(3, 11)}, file)
-    assert measured(folder, Data(pets, head=file)).accuracy == pytest.approx(1 / 3)
+    assert measured(folder, EvaluationData(pets, head=file)).accuracy == pytest.approx(1 / 3)
     save_file({"weight": torch.zeros(3, 12)}, file)
-    assert "made for features of width 12" in refusal(folder, Data(pets, head=file), MismatchError)
+    assert "made for features of width 12" in refusal(folder, EvaluationData(pets, head=file), MismatchError)
     save_file({"weight": torch.zeros(3)}, file)
-    assert refusal(folder, Data(pets, head=file)) == f"{file}: no linear head: weight (3,)"
+    assert refusal(folder, EvaluationData(pets, head=file)) == f"{file}: no linear head: weight (3,)"
     save_file({"mystery": torch.zeros(3)}, file)
-    assert refusal(folder, Data(pets, head=file)) == f"{file}: neither a linear head nor a model: mystery"
+    assert (
+        refusal(folder, EvaluationData(pets, head=file))
+        == f"{file}: neither a linear head nor a model: mystery"
+    )
 
 
 def test_a_head_that_is_replaced_is_noted(classifier, tmp_path):
     other, tuned = (put_tokenizer(CLASSIFIER.save(tmp_path / str(seed), seed)) for seed in (2, 3))
     file = table(tmp_path / "texts.jsonl", [{"text": "Yes", "label": 1}])
     note = f"{other} has a head of its own; it was replaced by that of {tuned}"
-    assert note in evaluate([other, tuned], data=Data(file, head=tuned)).notes
-    assert len(evaluate([other, tuned], data=Data(file, head=tuned)).notes) == 1
-    assert evaluate([tuned], data=Data(file, head=tuned), against=other).notes == ()
-    notes = evaluate([other], data=Data(file, head=tuned), against=classifier).notes
+    assert note in evaluate([other, tuned], data=EvaluationData(file, head=tuned)).notes
+    assert len(evaluate([other, tuned], data=EvaluationData(file, head=tuned)).notes) == 1
+    assert evaluate([tuned], data=EvaluationData(file, head=tuned), against=other).notes == ()
+    notes = evaluate([other], data=EvaluationData(file, head=tuned), against=classifier).notes
     assert notes == (note,)
-    assert evaluate([other], data=Data(file)).notes == ()
+    assert evaluate([other], data=EvaluationData(file)).notes == ()
 
 
 def test_an_adapter_is_measured_by_merging_it(classifier, tmp_path):
@@ -631,8 +642,8 @@ def test_the_classes_that_ship_with_the_package():
 def test_the_wordnet_ids_of_imagenet_r():
     from importlib.resources import files
 
-    told = files("timm.data").joinpath("_info", "imagenet_r_synsets.txt").read_text().split()
-    assert sorted(told) == list(Classes.of("imagenet-r").folders)
+    info = files("timm.data").joinpath("_info", "imagenet_r_synsets.txt").read_text().split()
+    assert sorted(info) == list(Classes.of("imagenet-r").folders)
     assert Classes.of("imagenet-r").names[0] == "goldfish"
 
 
@@ -665,30 +676,32 @@ def test_classes_that_make_no_sense(content, message, tmp_path):
 
 def test_classes_that_do_not_match(two_towers, pets, named, tmp_path):
     folder = two_towers("clip")
-    message = refusal(folder, Data(pets, classes="eurosat"))
+    message = refusal(folder, EvaluationData(pets, classes="eurosat"))
     assert message.startswith(
         f"{pets}: class names that eurosat does not know: Cat, OWL, great_dane; it knows"
     )
     other = Classes("file", ("cat", "owl", "dog"), TEMPLATES)
-    assert "does not know: great_dane; it knows cat, owl, dog" in refusal(folder, Data(pets, classes=other))
-    assert refusal(folder, Data(pets)) == f"{pets}: CLIPModel has no classes of its own"
+    assert "does not know: great_dane; it knows cat, owl, dog" in refusal(
+        folder, EvaluationData(pets, classes=other)
+    )
+    assert refusal(folder, EvaluationData(pets)) == f"{pets}: CLIPModel has no classes of its own"
     bare = Classes("file", PETS, ())
-    assert refusal(folder, Data(pets, classes=bare)) == "file: no templates in it"
+    assert refusal(folder, EvaluationData(pets, classes=bare)) == "file: no templates in it"
     pets = shutil.copytree(pets, tmp_path / "pets")  # a table shows images beside it only
     rows = [{"image": str(one), "label": number} for number, one in enumerate(sorted(pets.rglob("*.png")))]
     many = table(tmp_path / "many.jsonl", rows)
-    assert refusal(folder, Data(many, classes=named)) == (
+    assert refusal(folder, EvaluationData(many, classes=named)) == (
         f"{many}: example 4 has label 3, which is none of the 3 classes, counted from 0, of {named}"
     )
     assert refusal(
-        folder, Data(table(tmp_path / "none.jsonl", [{"image": rows[0]["image"]}]), classes=named)
+        folder, EvaluationData(table(tmp_path / "none.jsonl", [{"image": rows[0]["image"]}]), classes=named)
     ) == (f"{tmp_path / 'none.jsonl'}: no labels in it")
 
 
 def test_only_the_label_that_is_no_class_is_named(classifier, tmp_path):
     file = tmp_path / "texts.csv"
     file.write_text("text,label\nIt rained.,1\nNo,0\nYes,0.5\n")
-    assert refusal(classifier, Data(file)) == (
+    assert refusal(classifier, EvaluationData(file)) == (
         f'{file}: example 3 has label "0.5", which is none of the 2 classes, counted from 0, of {classifier}'
     )
 
@@ -699,24 +712,26 @@ def test_folders_that_are_numbers(two_towers, place, pets, tmp_path):
         (tmp_path / "signs" / f"{number:05d}").mkdir(parents=True)
         (tmp_path / "signs" / f"{number:05d}" / "x.png").write_bytes(file.read_bytes())
     for name in ("gtsrb", "svhn"):
-        data = Data(tmp_path / "signs", classes=name)
+        data = EvaluationData(tmp_path / "signs", classes=name)
         model = Model.open(two_towers("open_clip"))
-        meter = data.meter(model, data.live(model))
-        assert next(meter.feed.batches(9)).targets.tolist() == list(range(9))
+        evaluator = data.evaluator(model, data.live(model))
+        assert next(evaluator.batch_source.batches(9)).targets.tolist() == list(range(9))
 
 
 def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
     vit = CASES["vit"].save(tmp_path / "vit", 1)
-    message = refusal(vit, Data(pets, classes=named), ArchitectureError)
+    message = refusal(vit, EvaluationData(pets, classes=named), ArchitectureError)
     assert message == f"{vit}: ViTModel has no head for {pets}"
-    assert refusal(classifier, Data(pets)) == (
+    assert refusal(classifier, EvaluationData(pets)) == (
         f"{pets}: images, and BertForSequenceClassification reads tokens"
     )
     seven = CASES["vit-classifier"].save(tmp_path / "seven", 1)
-    assert refusal(seven, Data(pets)) == (
+    assert refusal(seven, EvaluationData(pets)) == (
         f"{pets}: 3 class names (Cat, OWL, great_dane), and {seven} has 7 classes without names"
     )
-    assert refusal(seven, Data(pets, classes=named)) == (f"{named}: 3 classes, and {seven} tells 7 apart")
+    assert refusal(seven, EvaluationData(pets, classes=named)) == (
+        f"{named}: 3 classes, and {seven} tells 7 apart"
+    )
 
 
 # ── scores, sizes, evaluations ───────────────────────────────────────────────────────────────
@@ -749,10 +764,10 @@ def test_gains():
 def test_a_batch_that_does_not_fit_is_halved(made, monkeypatch):
     model = Model.open(made("vit-classifier"))
     images = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-    data = Data(Dataset.of("images", {"pixel_values": images}, torch.arange(6) % 7))
+    data = EvaluationData(Dataset.of("images", {"pixel_values": images}, torch.arange(6) % 7))
     live = data.live(model)
-    meter = data.meter(model, live, batch=4)
-    expected, forward, sizes = meter.measure(), live.module.forward, []
+    evaluator = data.evaluator(model, live, batch=4)
+    expected, forward, sizes = evaluator.measure(), live.module.forward, []
 
     def narrow(pixel_values: torch.Tensor, most: int = 1, **more: Any) -> Any:
         sizes.append(len(pixel_values))
@@ -761,23 +776,25 @@ def test_a_batch_that_does_not_fit_is_halved(made, monkeypatch):
         return forward(pixel_values=pixel_values, **more)
 
     monkeypatch.setattr(live.module, "forward", narrow)
-    assert meter.measure().loss == pytest.approx(expected.loss, abs=1e-6)
+    assert evaluator.measure().loss == pytest.approx(expected.loss, abs=1e-6)
     assert sizes == [4, 2, *[1] * 6]
     monkeypatch.setattr(live.module, "forward", lambda **given: narrow(**given, most=0))
     with pytest.raises(DataError, match="not even one example at a time fits"):
-        meter.measure()
+        evaluator.measure()
 
 
 def test_the_size_that_fits_depends_on_the_machine(made, monkeypatch):
     model = Model.open(made("vit-classifier"))
-    data = Data(Dataset.of("images", {"pixel_values": torch.zeros(99, 3, 12, 12)}, torch.zeros(99).long()))
+    data = EvaluationData(
+        Dataset.of("images", {"pixel_values": torch.zeros(99, 3, 12, 12)}, torch.zeros(99).long())
+    )
     live = data.live(model)
-    meter = data.meter(model, live)
-    size = fitting(live.module, meter.asker, meter.feed.heaviest, 99)
-    assert size == fitting(live.module, meter.asker, meter.feed.heaviest, 99) == 64
-    assert fitting(live.module, meter.asker, meter.feed.heaviest, 3) == 4
-    monkeypatch.setattr("transfusion.evaluation.fitting._memory", lambda device: 400_000)
-    assert 1 <= fitting(live.module, meter.asker, meter.feed.heaviest, 99) < 16
+    evaluator = data.evaluator(model, live)
+    size = batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99)
+    assert size == batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99) == 64
+    assert batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 3) == 4
+    monkeypatch.setattr("transfusion.evaluation.batch_size._memory", lambda device: 400_000)
+    assert 1 <= batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99) < 16
 
 
 def test_an_evaluation_of_task_and_support(two_towers, pets, named):
@@ -786,28 +803,28 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
     seen: list[tuple[str, int, int]] = []
     other.save_pretrained(folder.parent / "clip-other")
     put_tokenizer(folder.parent / "clip-other")
-    support = Data(pets, classes=named, templates=("{}",), limit=6)
+    support = EvaluationData(pets, classes=named, templates=("{}",), limit=6)
     found = evaluate(
         [folder.parent / "clip-other"],
-        data=Data(pets, classes=named),
+        data=EvaluationData(pets, classes=named),
         support=support,
         against=folder,
-        on_examples=lambda *told: seen.append(told),
+        on_examples=lambda *info: seen.append(info),
     )
-    story = found.story()
-    assert story["against"] == str(folder)
-    assert [row["model"] for row in story["models"]] == [str(folder), f"{folder}-other"]
-    assert story["support"]["examples"] == 6
-    assert story["task"]["question"] == "zero-shot class of every image, 2 prompts a class"
-    assert story["models"][0]["gain"] == {"task": 0, "support": 0}
-    second = story["models"][1]
+    metadata = found.metadata()
+    assert metadata["against"] == str(folder)
+    assert [row["model"] for row in metadata["models"]] == [str(folder), f"{folder}-other"]
+    assert metadata["support"]["examples"] == 6
+    assert metadata["task"]["question"] == "zero-shot class of every image, 2 prompts a class"
+    assert metadata["models"][0]["gain"] == {"task": 0, "support": 0}
+    second = metadata["models"][1]
     assert second["gain"]["task"] == pytest.approx(
-        100 * (second["task"]["value"] - story["models"][0]["task"]["value"])
+        100 * (second["task"]["value"] - metadata["models"][0]["task"]["value"])
     )
     assert second["support"]["loss"] == measured(folder.parent / "clip-other", support).loss
     assert seen[-1][1:] == (6, 6)
     assert any("nothing in its folder says" in note for note in found.notes)
-    alone = transfusion.evaluate(folder, data=Data(pets, classes=named)).story()
+    alone = transfusion.evaluate(folder, data=EvaluationData(pets, classes=named)).metadata()
     assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)
 
 
@@ -823,7 +840,7 @@ def test_models_in_memory_are_told_apart(made, tmp_path):
     assert [row.model for row in found.rows] == [label, f"{label}, 2"]
     wanted = [row.task.loss for row in evaluate(places, data=data).rows]
     assert [row.task.loss for row in found.rows] == pytest.approx(wanted, abs=1e-6)
-    assert found.story()["against"] == label
+    assert found.metadata()["against"] == label
     (tmp_path / "again").symlink_to(places[0])
     rows = evaluate([places[0], places[1]], data=data, against=tmp_path / "again").rows
     assert [row.model for row in rows] == [str(tmp_path / "again"), str(places[1])]
@@ -834,7 +851,7 @@ def test_models_in_memory_are_told_apart(made, tmp_path):
 
 
 def test_in_double_precision(two_towers, pets, named):
-    data = Data(pets, classes=named)
+    data = EvaluationData(pets, classes=named)
     rough, fine = (
         evaluate(two_towers("clip"), data=data, dtype=dtype).rows[0].task
         for dtype in (torch.float32, torch.float64)
@@ -845,7 +862,7 @@ def test_in_double_precision(two_towers, pets, named):
 
 def test_a_support_without_classes(two_towers, pets, named):
     with pytest.raises(DataError, match="CLIPModel has no classes of its own") as caught:
-        evaluate(two_towers("clip"), data=Data(pets, classes=named), support=pets)
+        evaluate(two_towers("clip"), data=EvaluationData(pets, classes=named), support=pets)
     assert "--support-classes" in str(caught.value.hint)
 
 
@@ -855,7 +872,7 @@ def test_the_barrier_takes_every_kind_of_examples(residual, two_towers, pets, na
     a = two_towers("clip")
     b = READERS["clip"].save(place / f"clip-{residual}", 3)
     pi = transfusion.align(a, b, residual=residual, advice=False)
-    data = Data(pets, classes=named)
+    data = EvaluationData(pets, classes=named)
     way = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="interpolated")
     assert way.faithful
     assert way.examples == 9
@@ -872,14 +889,14 @@ def test_the_barrier_takes_every_kind_of_examples(residual, two_towers, pets, na
     ],
 )
 def test_settings_that_make_no_sense(more, message, two_towers, pets, named):
-    assert refusal(two_towers("clip"), Data(pets, classes=named, **more), SettingError) == message
+    assert refusal(two_towers("clip"), EvaluationData(pets, classes=named, **more), SettingError) == message
 
 
 def test_metrics_that_do_not_apply(two_towers, pets, named):
     for metric in ("perplexity", "f1"):
-        message = refusal(two_towers("clip"), Data(pets, classes=named, metric=metric))
+        message = refusal(two_towers("clip"), EvaluationData(pets, classes=named, metric=metric))
         assert message.startswith(f"{pets}: no {metric} of the zero-shot class")
-    assert measured(two_towers("clip"), Data(pets, classes=named, metric="loss")).metric == "loss"
+    assert measured(two_towers("clip"), EvaluationData(pets, classes=named, metric="loss")).metric == "loss"
     with pytest.raises(SettingError, match="no models"):
         evaluate([], data=pets)
     with pytest.raises(SettingError, match="too coarse"):

@@ -14,15 +14,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from families import CASES, FIRST, OFTEN, finetuned, often
-from transfusion.adapter.settings import WRAPPED
-from transfusion.alignment import Alignment
+from transfusion.alignment.alignment import Alignment
+from transfusion.data.probes.random_inputs import in_dtype, run_model
 from transfusion.errors import AdapterError
-from transfusion.live import Live, in_dtype, largest_difference
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.probes import run
-from transfusion.task_vector import TaskVector
-from transfusion.transportation import AdapterTransport, apply, merge, transport
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.module_settings import WRAPPED
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.task_vector import TaskVector
+from transfusion.transportation.transport_run import merge, transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out", "ignore:Unsupported layer type", "ignore:The following \\w+_pattern keys"
@@ -32,7 +34,7 @@ every_family = pytest.mark.parametrize("family", often(sorted(FIRST), OFTEN))
 
 
 @dataclass(frozen=True)
-class Journey:
+class TransportPlan:
     """A, B that is A exactly moved, and a fine-tune and an adapter of A."""
 
     a: Path
@@ -70,18 +72,18 @@ class Journey:
 
     def expected(self, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What outputs of A's kind are at B."""
-        return Live.of(self.under(self.a)).expected(self.pi, outputs)
+        return LiveModel.of(self.under(self.a)).expected(self.pi, outputs)
 
 
 @pytest.fixture(scope="module")
-def journeys(shuffled, tmp_path_factory) -> Callable[[str], Journey]:
-    done: dict[str, Journey] = {}
+def journeys(shuffled, tmp_path_factory) -> Callable[[str], TransportPlan]:
+    done: dict[str, TransportPlan] = {}
 
-    def find(family: str) -> Journey:
+    def find(family: str) -> TransportPlan:
         if family not in done:
             case, root = CASES[FIRST[family]], tmp_path_factory.mktemp(family)
             a, b = shuffled(case.name)
-            done[family] = Journey(a, b, finetuned(case, a, root / "tuned"), root)
+            done[family] = TransportPlan(a, b, finetuned(case, a, root / "tuned"), root)
         return done[family]
 
     return find
@@ -98,11 +100,11 @@ def apart(wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> fl
 @every_family
 def test_every_bit_is_that_of_the_moved_fine_tune(family, journeys):
     """Sums are rounded once, in a wider type, so that nothing is lost between π(A) and π(A_ft)."""
-    journey = journeys(family)
-    tuned, arrived = journey.under(journey.tuned), Model.open(journey.moved)
+    plan = journeys(family)
+    tuned, arrived = plan.under(plan.tuned), Model.open(plan.moved)
     assert tuned.checkpoint.tensors.keys() == arrived.checkpoint.tensors.keys()
     for name, layout in tuned.architecture.tensors.items():
-        wanted, found = journey.pi.move(tuned.read(name), layout), arrived.read(name)
+        wanted, found = plan.pi.move(tuned.read(name), layout), arrived.read(name)
         assert wanted.dtype is found.dtype
         assert torch.equal(wanted, found), name
     assert any(not torch.equal(tuned.read(name), arrived.read(name)) for name in tuned.architecture.tensors)
@@ -142,8 +144,8 @@ def loaded(folder: Path) -> nn.Module:
     import transformers
 
     (name,) = model.config["architectures"]
-    module, account = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    assert not any(account.values()), account
+    module, output_record = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(output_record.values()), output_record
     return module.eval()
 
 
@@ -153,15 +155,15 @@ WIDER = {"gemma": 2e-5}
 
 @every_family
 def test_every_library_loads_it_and_computes_the_same_in_float32(family, journeys):
-    journey = journeys(family)
-    live = Live.of(Model.open(journey.moved))
+    plan = journeys(family)
+    live = LiveModel.of(Model.open(plan.moved))
     inputs = in_dtype(live.inputs, torch.float32)
     wanted, found, bare = (
-        run(loaded(folder), live.family, inputs, double=False)
-        for folder in (journey.tuned, journey.moved, journey.b)
+        run_model(loaded(folder), live.family, inputs, double=False)
+        for folder in (plan.tuned, plan.moved, plan.b)
     )
     assert all(value.dtype is torch.float32 for value in found.values())
-    wanted = journey.expected(wanted)
+    wanted = plan.expected(wanted)
     assert apart(wanted, found) < WIDER.get(family, 1e-5)
     assert apart(wanted, bare) > 1e-2, "the fine-tune did nothing"
 
@@ -190,7 +192,7 @@ def adapted(base: Path, folder: Path, chosen: str = "", *, packed: bool = True) 
     """An adapter with random values, made by PEFT on all linear maps of a model."""
     import peft
 
-    module = Live.of(Model.open(base)).module.float()
+    module = LiveModel.of(Model.open(base)).module.float()
     torch.manual_seed(4)
     config = peft.LoraConfig(
         r=3, lora_alpha=5, target_modules=chosen or targets(module, packed), init_lora_weights=False
@@ -203,9 +205,9 @@ def with_adapter(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
     """What a base computes with an adapter that PEFT loaded onto it, in float64."""
     import peft
 
-    live = Live.of(Model.open(base))
+    live = LiveModel.of(Model.open(base))
     module: Any = peft.PeftModel.from_pretrained(live.module.float(), adapter).double().eval()
-    return run(module.get_base_model(), live.family, live.inputs)
+    return run_model(module.get_base_model(), live.family, live.inputs)
 
 
 def stored(adapter: Path) -> dict[str, torch.Tensor]:
@@ -214,51 +216,51 @@ def stored(adapter: Path) -> dict[str, torch.Tensor]:
 
 @every_family
 def test_an_adapter_on_all_linear_maps_does_on_b_what_it_did_on_a(family, journeys):
-    journey = journeys(family)
-    wanted = journey.expected(with_adapter(journey.adapter, journey.a))
-    assert apart(wanted, with_adapter(journey.moved_adapter, journey.b)) < 1e-5
-    assert apart(wanted, Live.of(Model.open(journey.b)).outputs()) > 1e-2, "the adapter did nothing"
-    was, is_now = stored(journey.adapter), stored(journey.moved_adapter)
+    plan = journeys(family)
+    wanted = plan.expected(with_adapter(plan.adapter, plan.a))
+    assert apart(wanted, with_adapter(plan.moved_adapter, plan.b)) < 1e-5
+    assert apart(wanted, LiveModel.of(Model.open(plan.b)).outputs()) > 1e-2, "the adapter did nothing"
+    was, is_now = stored(plan.adapter), stored(plan.moved_adapter)
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
     assert all(3 in value.shape for value in is_now.values())
 
 
 @every_family
 def test_folded_into_the_model_the_adapter_does_the_same(family, journeys, tmp_path):
-    journey = journeys(family)
-    full = transport(journey.foldable, base=journey.a, onto=journey.b, via=journey.pi, full=True)
+    plan = journeys(family)
+    full = transport(plan.foldable, base=plan.a, onto=plan.b, via=plan.pi, full=True)
     module = loaded(full.save(tmp_path / "full")).double()
-    live = Live.of(Model.open(journey.b))
-    wanted = journey.expected(with_adapter(journey.foldable, journey.a))
-    assert apart(wanted, run(module, live.family, live.inputs)) < 1e-5
+    live = LiveModel.of(Model.open(plan.b))
+    wanted = plan.expected(with_adapter(plan.foldable, plan.a))
+    assert apart(wanted, run_model(module, live.family, live.inputs)) < 1e-5
     assert apart(wanted, live.outputs()) > 1e-2, "the adapter did nothing"
 
 
 @pytest.mark.parametrize("family", ["open_clip", "siglip-vision"])
 def test_an_attention_that_is_wrapped_as_a_whole_is_not_folded(family, journeys):
     """PEFT 0.21 adds the change of ``out_proj`` twice, to a model that it runs and one that it merges."""
-    journey = journeys(family)
-    full = transport(journey.adapter, base=journey.a, onto=journey.b, via=journey.pi, full=True)
+    plan = journeys(family)
+    full = transport(plan.adapter, base=plan.a, onto=plan.b, via=plan.pi, full=True)
     with pytest.raises(AdapterError, match=r"changes \S+out_proj\.weight within an attention"):
         full.state_dict()
 
 
 def test_two_adapters_of_an_attention_as_a_whole_make_one_that_peft_loads(journeys, tmp_path):
     """The adapter together with itself, halved, is the adapter."""
-    journey = journeys("open_clip")
-    both = [journey.adapter, journey.adapter]
-    joined = merge(both, base=journey.a, onto=journey.b, via=journey.pi, weights=[0.5, 0.5])
+    plan = journeys("open_clip")
+    both = [plan.adapter, plan.adapter]
+    joined = merge(both, base=plan.a, onto=plan.b, via=plan.pi, weights=[0.5, 0.5])
     joined.save(tmp_path / "joined")
-    wanted = journey.expected(with_adapter(journey.adapter, journey.a))
-    assert apart(wanted, with_adapter(tmp_path / "joined", journey.b)) < 1e-5
+    wanted = plan.expected(with_adapter(plan.adapter, plan.a))
+    assert apart(wanted, with_adapter(tmp_path / "joined", plan.b)) < 1e-5
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS_AS_PARAMETERS)
 def test_an_adapter_on_stacked_experts_is_refused_by_their_names(family, journeys, tmp_path):
-    journey = journeys(family)
-    adapter = adapted(journey.a, tmp_path / "adapter", "all-linear")
+    plan = journeys(family)
+    adapter = adapted(plan.a, tmp_path / "adapter", "all-linear")
     with pytest.raises(AdapterError, match=r"target_parameters=\[.*'gate_up_proj'") as refusal:
-        transport(adapter, base=journey.a, onto=journey.b, via=journey.pi)
+        transport(adapter, base=plan.a, onto=plan.b, via=plan.pi)
     assert "merge the adapter into its base" in str(refusal.value)
 
 
@@ -268,27 +270,25 @@ def test_an_adapter_on_stacked_experts_is_refused_by_their_names(family, journey
 @every_family
 def test_a_task_vector_comes_back_bit_for_bit(family, journeys, made):
     """By any π between any bases; the sums that are written come back where B is A, moved."""
-    journey = journeys(family)
-    a, tuned = journey.under(journey.a), journey.under(journey.tuned)
-    pi = align(journey.a, made(FIRST[family], 2), method="random", seed=5, advice=False)
+    plan = journeys(family)
+    a, tuned = plan.under(plan.a), plan.under(plan.tuned)
+    pi = align(plan.a, made(FIRST[family], 2), method="random", seed=5, advice=False)
     vector, back = TaskVector.between(tuned, a), pi.inverse()
     tensors = a.under(pi.provenance.policy).architecture.tensors
     assert pi.maps
     for name, layout in tensors.items():
         tau = vector.difference(name)
         assert torch.equal(back.move(pi.move(tau, layout), layout), tau), name
-    returned = transport(journey.moved, base=journey.b, onto=journey.a, via=journey.pi.inverse())
+    returned = transport(plan.moved, base=plan.b, onto=plan.a, via=plan.pi.inverse())
     found = returned.state_dict()
     assert all(torch.equal(tuned.checkpoint.read(name), value) for name, value in found.items())
 
 
 @every_family
 def test_an_adapter_comes_back_bit_for_bit(family, journeys):
-    journey = journeys(family)
-    was, there = stored(journey.adapter), stored(journey.moved_adapter)
-    returned = transport(
-        journey.moved_adapter, base=journey.b, onto=journey.a, via=journey.pi.inverse()
-    ).state_dict()
+    plan = journeys(family)
+    was, there = stored(plan.adapter), stored(plan.moved_adapter)
+    returned = transport(plan.moved_adapter, base=plan.b, onto=plan.a, via=plan.pi.inverse()).state_dict()
     assert was.keys() == returned.keys()
     assert all(torch.equal(value, returned[key]) for key, value in was.items())
     assert not all(torch.equal(value, there[key]) for key, value in was.items())

@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from transfusion.data.example_tables import read_lines
+from transfusion.data.examples import Columns, Examples
+from transfusion.data.image_files import ImageFile
+from transfusion.data.read_examples import read_examples
 from transfusion.errors import DataError
-from transfusion.examples import Columns, Examples, Picture, lines, read
 
 ROWS = [("a warm day", "positive"), ('a cold, "wet" day', "negative"), ("a day", "positive")]
 
 
 def refusal(*arguments) -> str:
     with pytest.raises(DataError) as caught:
-        read(*arguments)
+        read_examples(*arguments)
     assert caught.value.hint
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -56,7 +59,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_a_folder_of_classes(folder):
-    found = read(folder)
+    found = read_examples(folder)
     assert found.labels == ["cat", "cat", "dog"]
     assert found.names == ("cat", "dog")
     assert shades(found) == [30, 20, 10]
@@ -64,8 +67,8 @@ def test_a_folder_of_classes(folder):
 
 
 def test_a_limit_takes_all_classes(folder):
-    assert read(folder).limited(2).labels == ["cat", "dog"]
-    assert len(read(folder).limited(9)) == 3
+    assert read_examples(folder).limited(2).labels == ["cat", "dog"]
+    assert len(read_examples(folder).limited(9)) == 3
 
 
 def test_splits_of_a_folder(folder):
@@ -75,7 +78,7 @@ def test_splits_of_a_folder(folder):
     (folder / "cat").rename(folder.parent / "whole" / "train" / "cat")
     (folder / "dog").rename(folder.parent / "whole" / "test" / "dog")
     whole = folder.parent / "whole"
-    assert read(whole, "test").names == ("dog",)
+    assert read_examples(whole, "test").names == ("dog",)
     assert refusal(whole) == f"{whole}: which split? there are test, train"
     assert refusal(whole, "dev") == f"{whole}: no split dev; there are test, train"
 
@@ -87,16 +90,16 @@ def test_folders_that_cannot_be_read(folder, tmp_path):
     assert refusal(tmp_path / "empty").endswith(", only images without a folder")
     (folder / "dog" / "1.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="1.png: cannot be read as an image"):
-        shades(read(folder))
+        shades(read_examples(folder))
 
 
 def test_images_in_tables(folder):
     file = folder / "all.csv"
     file.write_text("image,label\ncat/a.png,1\ndog/1.png,0\n")
-    found = read(file)
+    found = read_examples(file)
     assert (found.labels, found.names, shades(found)) == ([1, 0], None, [30, 10])
     (folder / "all.jsonl").write_text('{"file_name": "cat/b.png", "class": "cat"}')
-    found = read(folder / "all.jsonl")
+    found = read_examples(folder / "all.jsonl")
     assert (found.labels, shades(found)) == (["cat"], [20])
     file.write_text("image,label\nnowhere.png,1\n")
     assert refusal(file) == f"{file}, example 1: no image {folder / 'nowhere.png'}"
@@ -109,7 +112,7 @@ def test_images_as_bytes_in_parquet(tmp_path):
     file = tmp_path / "all.parquet"
     cells = [{"bytes": as_bytes(40), "path": None}, {"bytes": as_bytes(50), "path": "x.png"}]
     pyarrow.parquet.write_table(pyarrow.table({"image": cells, "label": [2, 0]}), file)
-    found = read(file)
+    found = read_examples(file)
     assert (found.labels, shades(found)) == ([2, 0], [40, 50])
     file.write_bytes(b"no table")
     assert refusal(file).startswith(f"{file}: cannot be read as parquet (")
@@ -146,11 +149,11 @@ def write_parquet(path: Path) -> None:
 def test_texts_in_tables(suffix, write, tmp_path):
     file = tmp_path / f"reviews{suffix}"
     write(file)
-    found = read(file)
+    found = read_examples(file)
     assert list(found.texts) == [(text,) for text, _ in ROWS]
     assert found.labels == [name for _, name in ROWS]
     assert found.task is None
-    assert read(file, None, Columns(text=("label",), label="sentence")).texts[0] == ("positive",)
+    assert read_examples(file, None, Columns(text=("label",), label="sentence")).texts[0] == ("positive",)
     message = refusal(file, None, Columns(text=("body",)))
     assert message == f"{file}: no column body; there are sentence, label"
     assert refusal(file, "test") == f"{file}: a file has no splits, and test was asked for"
@@ -158,10 +161,10 @@ def test_texts_in_tables(suffix, write, tmp_path):
 
 def test_lines_of_a_text(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
-    assert read(tmp_path / "a.txt").texts == [("one",), ("two",)]
+    assert read_examples(tmp_path / "a.txt").texts == [("one",), ("two",)]
     (tmp_path / "a.csv").write_text("one\ntwo\n")
-    assert read(tmp_path / "a.csv").texts == [("one",), ("two",)]
-    assert read(tmp_path / "a.csv", None, Columns(text=("one",))).texts == [("two",)]
+    assert read_examples(tmp_path / "a.csv").texts == [("one",), ("two",)]
+    assert read_examples(tmp_path / "a.csv", None, Columns(text=("one",))).texts == [("two",)]
     write_parquet(tmp_path / "a.parquet")
     assert refusal_of_lines(tmp_path / "a.parquet").endswith('no column "text" among sentence, label')
 
@@ -179,26 +182,26 @@ def test_only_line_ends_end_lines(mark, end, tmp_path):
     for name, written in rows.items():
         file = tmp_path / name
         file.write_bytes((end.join(written) + end).encode())
-        assert read(file).texts == [(text,), ("two",)], name
-        assert list(lines(file)) == [text, "two"], name
+        assert read_examples(file).texts == [(text,), ("two",)], name
+        assert list(read_lines(file)) == [text, "two"], name
 
 
 def test_lines_within_cells_and_marks_of_byte_order(tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes(b'\xef\xbb\xbftext,label\r\n"one\ntwo\r\nthree",1\r\nfour,0\r\n')
-    found = read(file)
+    found = read_examples(file)
     assert (found.texts, found.labels) == ([("one\ntwo\r\nthree",), ("four",)], [1, 0])
     (tmp_path / "b.csv").write_text("a; b\nc\n")
-    assert read(tmp_path / "b.csv").texts == [("a; b",), ("c",)]
+    assert read_examples(tmp_path / "b.csv").texts == [("a; b",), ("c",)]
     file.write_text("text,label\na,1.0\nb,-1\n")
-    assert read(file).labels == [1, -1]
+    assert read_examples(file).labels == [1, -1]
     (tmp_path / "c.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
-    assert read(tmp_path / "c.jsonl").texts == [("one",)]
+    assert read_examples(tmp_path / "c.jsonl").texts == [("one",)]
 
 
 def refusal_of_lines(path: Path) -> str:
     with pytest.raises(DataError) as caught:
-        list(lines(path))
+        list(read_lines(path))
     return caught.value.message
 
 
@@ -268,7 +271,7 @@ def test_the_hub_is_asked_once(there, monkeypatch, caplog):
     monkeypatch.setattr(huggingface_hub, "dataset_info", silent)
     monkeypatch.setattr(datasets, "load_dataset", load)
     if there:
-        assert read("some/data").texts == [("one",)]
+        assert read_examples("some/data").texts == [("one",)]
     else:
         assert refusal("some/data").endswith("the hub could not provide it (nobody answers)")
     assert (asked, offline) == (["some/data"], [(True, True)])
@@ -308,11 +311,11 @@ def test_tasks_that_are_known_by_name(place, head, task, tmp_path):
     file.parent.mkdir(parents=True, exist_ok=True)
     width = len(head.split("\t"))
     file.write_text(f"{head}\tlabel\n" + "\t".join(["some words"] * width) + "\t1\n")
-    found = read(file)
+    found = read_examples(file)
     assert found.task == task
     assert (found.names is None) == (task is None)
     assert found.texts == [("some words",) * width]
-    assert read(file.parent, "dev").texts == found.texts if file.stem == "dev" else True
+    assert read_examples(file.parent, "dev").texts == found.texts if file.stem == "dev" else True
 
 
 # ── datasets ─────────────────────────────────────────────────────────────────────────────────
@@ -334,9 +337,9 @@ def saved(tmp_path) -> Path:
 
 
 def test_folders_of_datasets(saved):
-    found = read(saved / "saved", "test")
+    found = read_examples(saved / "saved", "test")
     assert (found.labels, found.names, shades(found)) == ([1, 0], ("tree", "house"), [60, 70])
-    assert read(saved / "single").labels == [1, 0]
+    assert read_examples(saved / "single").labels == [1, 0]
     assert refusal(saved / "saved", "dev") == f"{saved / 'saved'}: no split dev; there are train, test"
     assert refusal(saved / "single", "dev") == f"{saved / 'single'}: no split dev; it has no splits"
     (saved / "single" / "state.json").write_text("{}")
@@ -353,7 +356,7 @@ def test_a_table_shows_only_images_beside_it(cell, tmp_path):
     (place / "link.png").symlink_to(secret)
     (place / "data.csv").write_text(f"image,label\n{cell.format(secret)},0\n")
     with pytest.raises(DataError, match="leads outside .* and is not followed"):
-        read(place / "data.csv")
+        read_examples(place / "data.csv")
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -365,7 +368,7 @@ def test_a_folder_of_classes_shows_only_regular_files_in_it(kind, tmp_path):
     else:
         os.mkfifo(place / "x.png")
     with pytest.raises(DataError, match=r"x\.png: (it leads outside|not a regular file)"):
-        read(tmp_path / "data")
+        read_examples(tmp_path / "data")
 
 
 def test_no_other_program_is_started_to_show_a_picture(tmp_path, monkeypatch):
@@ -379,4 +382,4 @@ def test_no_other_program_is_started_to_show_a_picture(tmp_path, monkeypatch):
 
     monkeypatch.setattr("subprocess.Popen.__init__", start)
     with pytest.raises(DataError, match="cannot be read as an image"):
-        Picture.at(tmp_path / "x.png").opened()
+        ImageFile.at(tmp_path / "x.png").opened()

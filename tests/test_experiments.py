@@ -37,10 +37,10 @@ from experiments.recipes import RECIPES, Kind, recipe
 from experiments.settings import ImageTask, Scale, TextTask
 from experiments.small import SMALL, shown
 from experiments.tuning import Schedule, follow
-from transfusion.dataset import Dataset
+from transfusion.data.dataset import Dataset
 from transfusion.errors import CheckpointError, SettingError
-from transfusion.evaluation import Data
-from transfusion.methods import METHODS
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.matching.methods import METHODS
 
 READERS = cache(open_clip.SimpleTokenizer)
 """Reading the list of pieces takes longer than everything else here."""
@@ -71,7 +71,7 @@ class Untrained:
         return "bases as chance made them"
 
 
-def corners(seed: int, count: int = 60) -> Data:
+def corners(seed: int, count: int = 60) -> EvaluationData:
     """Images with a light corner, and names for the corners."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 4
@@ -200,9 +200,9 @@ def test_a_hub_that_does_not_answer_is_asked_once(
     monkeypatch.setattr(open_clip, "create_model", lambda *_, **__: pytest.fail("it was fetched"))
     assert program.main(["table-1"]) == CheckpointError.exit_code
     assert len(asked) == 1
-    told = " ".join(capfd.readouterr().err.split())
-    assert "ViT-B-16 commonpool_l_s1b_b8k: cannot be fetched (nobody answers)" in told
-    assert "Retry" not in told
+    details = " ".join(capfd.readouterr().err.split())
+    assert "ViT-B-16 commonpool_l_s1b_b8k: cannot be fetched (nobody answers)" in details
+    assert "Retry" not in details
 
 
 def test_the_full_scales_tasks_read_and_ask_as_they_should(
@@ -303,24 +303,24 @@ def run(tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments
     monkeypatch.setattr(program, "SMALL", tiny)
     output = tmp_path / "result.json"
     assert program.main([*arguments, "--small", "-o", str(output)]) == 0
-    story: dict[str, Any] = json.loads(output.read_text())
-    return story
+    metadata: dict[str, Any] = json.loads(output.read_text())
+    return metadata
 
 
 def test_a_table_is_kept_with_its_command_and_shown_beside_the_papers(
     tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = ("no-attention", "transfusion")
-    story = run(tiny, monkeypatch, tmp_path, "table-3", "--seeds", "2", "--methods", *methods)
-    assert story["command"].startswith("python -m experiments table-3 --seeds 2 ")
-    assert story["verb"] == "experiments table-3"
-    assert story["run"]["machine"]["cores"]
-    assert [len(by_seed) for by_seed in story["found"].values()] == [2, 2, 2]
+    metadata = run(tiny, monkeypatch, tmp_path, "table-3", "--seeds", "2", "--methods", *methods)
+    assert metadata["command"].startswith("python -m experiments table-3 --seeds 2 ")
+    assert metadata["verb"] == "experiments table-3"
+    assert metadata["run"]["machine"]["cores"]
+    assert [len(by_seed) for by_seed in metadata["found"].values()] == [2, 2, 2]
     said = capsys.readouterr().out
     assert "+4.95 / −0.06" in said
     assert "49.02 / 68.73" in said
     assert "bases as chance made them; 2 seeds" in said
-    heads, rows = results.grid(story)
+    heads, rows = results.grid(metadata)
     assert heads[1:3] == ["EuroSAT\n(paper)", "corners\n(here)"]
     names = [row[0] for row in rows]
     assert names == ["A, fine-tuned", "B, zero-shot", "no-attention", "B + π(τ), TransFusion"]
@@ -344,8 +344,8 @@ def test_a_recipe_with_other_methods_is_kept_only_where_a_place_is_named(
 def test_few_shots_never_lose_on_the_shots(
     tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    story = run(tiny, monkeypatch, tmp_path, "table-4", "--methods", "naive", "transfusion")
-    for by_seed in story["found"].values():
+    metadata = run(tiny, monkeypatch, tmp_path, "table-4", "--methods", "naive", "transfusion")
+    for by_seed in metadata["found"].values():
         for row in ("naive", "transfusion"):
             assert by_seed[0][row]["loss learned"] <= by_seed[0][row]["loss at 1"]
 
@@ -355,10 +355,10 @@ def test_the_figure_of_strengths_is_drawn(
 ) -> None:
     pytest.importorskip("matplotlib")
     figure = tmp_path / "alpha.svg"
-    story = run(
+    metadata = run(
         tiny, monkeypatch, tmp_path, "alpha", "--methods", "naive", "transfusion", "--figure", str(figure)
     )
-    curves = story["found"]["DTD"][0]["curves"]
+    curves = metadata["found"]["DTD"][0]["curves"]
     assert [point["alpha"] for point in curves["naive"]] == [0.5, 1.0]
     drawn = figure.read_text()
     assert "corners" in drawn
@@ -443,9 +443,9 @@ def test_models_of_the_barrier_keep_their_names() -> None:
 def test_the_page_is_what_the_results_say() -> None:
     assert documents.PAGE.read_text(encoding="utf-8") == documents.page()
     for name in RECIPES:
-        story = results.load(name, "small")
-        assert story["command"].startswith("python -m experiments")
-        assert {"seconds", "memory", "machine"} <= set(story["run"])
+        metadata = results.load(name, "small")
+        assert metadata["command"].startswith("python -m experiments")
+        assert {"seconds", "memory", "machine"} <= set(metadata["run"])
 
 
 # ── slow ─────────────────────────────────────────────────────────────────────────────────────
@@ -457,14 +457,14 @@ def test_every_recipe_runs_small(name: str, tmp_path: Path) -> None:
     """On real data; what is in the cache is used, and the rest is trained first, for minutes."""
     output = tmp_path / "result.json"
     assert program.main([name, "--small", "-o", str(output)]) == 0
-    story = json.loads(output.read_text())
+    metadata = json.loads(output.read_text())
     chosen = recipe(name)
     if chosen.kind is Kind.BARRIER:
-        assert len(story["found"]["curves"]) == 1 + len(chosen.rows)
+        assert len(metadata["found"]["curves"]) == 1 + len(chosen.rows)
         assert output.with_suffix(".png").exists()
         return
-    assert list(story["found"]) == list(chosen.tasks)
-    for by_seed in story["found"].values():
+    assert list(metadata["found"]) == list(chosen.tasks)
+    for by_seed in metadata["found"].values():
         rows = by_seed[0]["curves"] if chosen.kind is Kind.STRENGTHS else by_seed[0]
         assert set(chosen.rows) <= set(rows)
         if running.EXPERT in rows:

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned, often
 from transfusion.errors import AdapterError, ArchitectureError
-from transfusion.live import Live, largest_difference
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.transportation import apply, transport
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.transport_run import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 FIRST = "model.layers.0.block_sparse_moe.experts.0.w1.weight"
@@ -108,9 +109,9 @@ def test_a_planted_truth_arrives_whole(case, residual, sharded, made, tmp_path):
     if sharded:
         assert spread(b) > 1, "no stack lies in several files"
         assert placed(moved) == placed(b) == placed(a)
-    wanted, found = (Live.of(Model.open(folder)).outputs()["logits"] for folder in (tuned, moved))
+    wanted, found = (LiveModel.of(Model.open(folder)).outputs()["logits"] for folder in (tuned, moved))
     assert float((wanted - found).abs().max()) < 1e-5
-    own = Live.of(Model.open(b)).outputs()["logits"]
+    own = LiveModel.of(Model.open(b)).outputs()["logits"]
     assert float((wanted - own).abs().max()) > 1e-2, "the fine-tune did nothing"
 
     kind = getattr(transformers, type(CASES[case].make()).__name__)
@@ -197,7 +198,7 @@ def test_the_losses_of_training_do_not_speak_against_a_move(made, tmp_path):
     """With the router's logits among the outputs, what is compared is still what the model computes."""
     a = made("mixtral-tied")
     _, b = shuffled(a, tmp_path / "b")
-    one, two = Live.of(Model.open(a)), Live.of(Model.open(b))
+    one, two = LiveModel.of(Model.open(a)), LiveModel.of(Model.open(b))
     assert {"aux_loss", "router_logits.0"} <= one.outputs().keys()
     pi = align(a, b, residual="tied", advice=False)
     assert largest_difference(one.expected(pi, one.outputs()), two.outputs()) < 1e-9
@@ -207,15 +208,15 @@ def test_a_module_is_certified_as_it_is_in_memory():
     import transformers
 
     from cases.moe import MIXTRAL
-    from transfusion.architectures import families
-    from transfusion.certification import certify_class
+    from transfusion.architecture.families import all_families
+    from transfusion.verification.certification import certify_class
 
-    family = next(family for family in families() if family.name == "mixtral")
+    family = next(family for family in all_families() if family.name == "mixtral")
     assert certify_class(transformers.MixtralForCausalLM, MIXTRAL, family).passed
 
 
 def test_running_a_model_leaves_its_choice_of_kernels_alone(made):
-    live = Live.of(Model.open(made("mixtral")))
+    live = LiveModel.of(Model.open(made("mixtral")))
     before = live.module.config._experts_implementation
     live.outputs()
     assert live.module.config._experts_implementation == before != "eager"

@@ -10,18 +10,19 @@ import torch
 
 from families import CASES, finetuned
 from test_sweep import examples, loss_of
-from transfusion.alpha import Alpha
-from transfusion.dataset import Dataset
+from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, MismatchError, SettingError
-from transfusion.evaluation import Data, Meter
-from transfusion.live import Live
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.scaling import fewshot
-from transfusion.scaling.learning import Schedule, alpha_of, groups_of, learn, slopes
-from transfusion.scaling.line import Lines
-from transfusion.scaling.shots import drawn, others, same_examples
-from transfusion.transportation import transport
+from transfusion.evaluation.alpha_learning import LearningSchedule, alpha_of, groups_of, learn, slopes
+from transfusion.evaluation.alpha_line import AlphaLines
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.fewshot_alpha import fewshot
+from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
+from transfusion.live.live_model import LiveModel
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.transport_run import transport
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +35,24 @@ def job(made, tmp_path_factory):
     return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b, advice=False), "data": data}
 
 
-def meter_of(lines: Lines, data, dtype=torch.float32, batch: int | None = None) -> Meter:
-    return Data.of(data).meter(lines.reader, lines.live, dtype=dtype, batch=batch)
+def evaluator_of(lines: AlphaLines, data, dtype=torch.float32, batch: int | None = None) -> Evaluator:
+    return EvaluationData.of(data).evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
 
 
 # ── slopes ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_slopes_are_finite_differences(job):
-    lines = Lines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
-    line, meter = lines.along(job["via"]), meter_of(lines, job["data"], torch.float64, batch=16)
+    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
+    line, evaluator = lines.along(job["via"]), evaluator_of(lines, job["data"], torch.float64, batch=16)
     groups = groups_of(line)
     assert list(groups) == ["default", "encoder.layer.0.*", "encoder.layer.1.*", "encoder.layer.2.*"]
     here = dict(zip(groups, (0.9, 0.2, 1.3, 0.6), strict=True))
-    loss, found = slopes(line, meter, alpha_of(here), groups)
+    loss, found = slopes(line, evaluator, alpha_of(here), groups)
 
     def at(**more):
         with line.at(alpha_of({**here, **more})):
-            return meter.measure().loss
+            return evaluator.measure().loss
 
     assert loss == pytest.approx(at(), abs=1e-12)
     step = 1e-5
@@ -62,11 +63,11 @@ def test_slopes_are_finite_differences(job):
 
 
 def test_batches_do_not_matter(job):
-    lines = Lines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
+    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
     line = lines.along(job["via"])
     groups, results = groups_of(line), []
     for batch in (70, 13):
-        loss, found = slopes(line, meter_of(lines, job["data"], torch.float64, batch), Alpha(0.5), groups)
+        loss, found = slopes(line, evaluator_of(lines, job["data"], torch.float64, batch), Alpha(0.5), groups)
         results.append((loss, *found.tolist()))
     assert results[0] == pytest.approx(results[1], abs=1e-12)
 
@@ -79,9 +80,11 @@ def test_losses_are_those_of_texts_too(made, tmp_path):
     mask = torch.ones_like(data.inputs["input_ids"])
     mask[0, 3:] = 0
     masked = Dataset.of("texts", {**data.inputs, "attention_mask": mask}, None)
-    lines = Lines.of(tuned, a, a)
-    line, meter = lines.along(None), meter_of(lines, masked, batch=4)
-    assert slopes(line, meter, Alpha(), groups_of(line))[0] == pytest.approx(loss_of(tuned, masked), abs=1e-5)
+    lines = AlphaLines.of(tuned, a, a)
+    line, evaluator = lines.along(None), evaluator_of(lines, masked, batch=4)
+    assert slopes(line, evaluator, Alpha(), groups_of(line))[0] == pytest.approx(
+        loss_of(tuned, masked), abs=1e-5
+    )
 
 
 # ── learning ─────────────────────────────────────────────────────────────────────────────────
@@ -117,29 +120,29 @@ def planted(tmp_path_factory):
 def test_what_is_harmful_goes_and_the_rest_stays(planted):
     tuned, base, images, labels = planted
     data = Dataset.of("planted", {"pixel_values": images}, labels)
-    lines = Lines.of(tuned, base, base)
-    meter = meter_of(lines, data)
+    lines = AlphaLines.of(tuned, base, base)
+    evaluator = evaluator_of(lines, data)
     line = lines.along(None)
-    found = learn(line, meter, Schedule(epochs=35, rate=0.1))
+    found = learn(line, evaluator, LearningSchedule(epochs=35, rate=0.1))
     learned = found.alpha.patterns
     assert learned["encoder.layer.1.*"] < 0.15
     for layer in (0, 2):
         assert learned[f"encoder.layer.{layer}.*"] == pytest.approx(1, abs=0.25)
     assert min(found.losses) < 0.5 * found.losses[0]
     with line.at(found.alpha):
-        assert meter.measure().loss == pytest.approx(min(found.losses), abs=1e-5)
+        assert evaluator.measure().loss == pytest.approx(min(found.losses), abs=1e-5)
 
 
 def test_no_coefficient_falls_below_zero(planted):
     """The other way round: all of the change is away from what is right."""
     tuned, base, images, _ = planted
     model = Model.open(base)
-    live = Live.of(model, torch.float32)
+    live = LiveModel.of(model, torch.float32)
     with torch.no_grad():
         labels = live.module(images).logits.argmax(-1)
     data = Dataset.of("planted", {"pixel_values": images}, labels)
-    lines = Lines.of(tuned, base, base)
-    found = learn(lines.along(None), meter_of(lines, data), Schedule(epochs=20, rate=0.15))
+    lines = AlphaLines.of(tuned, base, base)
+    found = learn(lines.along(None), evaluator_of(lines, data), LearningSchedule(epochs=20, rate=0.15))
     assert all(0 <= value < 0.35 for value in found.alpha.patterns.values())
     assert 0 in found.alpha.patterns.values()
 
@@ -147,9 +150,9 @@ def test_no_coefficient_falls_below_zero(planted):
 def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path):
     found = fewshot(**job, shots=3, epochs=6, seed=1)
     assert [curve.label for curve in found.curves] == ["naive", "guarded"]
-    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
-    meter = meter_of(lines, job["data"])
-    scored = job["data"].chosen(others(meter, drawn(meter, 3, seed=1)))
+    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"])
+    evaluator = evaluator_of(lines, job["data"])
+    scored = job["data"].chosen(remaining_examples(evaluator, draw_shots(evaluator, 3, seed=1)))
     for curve in found.curves:
         assert len(curve.learned.losses) == 7
         assert all(after < before for before, after in pairwise(curve.learned.losses))
@@ -172,17 +175,17 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
         )
     assert found.naive == found.curves[0]
     assert found.alpha == found.moved.learned.alpha == found.curves[1].learned.alpha
-    story = found.story()
-    assert story["training"] == {
+    metadata = found.metadata()
+    assert metadata["training"] == {
         "data": "made up",
         "examples": 21,
         "of": 70,
         "test": "the examples that were not drawn",
     }
-    assert story["task"]["examples"] == 49
-    for curve in story["curves"]:
+    assert metadata["task"]["examples"] == 49
+    for curve in metadata["curves"]:
         for what in ("plain", "learned"):
-            gain = 100 * (curve[what]["value"] - story["zero"]["value"])
+            gain = 100 * (curve[what]["value"] - metadata["zero"]["value"])
             assert curve["gain"][what] == pytest.approx(gain)
 
 
@@ -211,8 +214,10 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
     found = fewshot(adapter, base=a, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
     assert (found.training["examples"], found.task["examples"]) == (5, 3)
     assert found.task["metric"] == "loss"
-    lines = Lines.of(adapter, a, b)
-    rest = data.chosen(others(meter := meter_of(lines, data), drawn(meter, 5, seed=0)))
+    lines = AlphaLines.of(adapter, a, b)
+    rest = data.chosen(
+        remaining_examples(evaluator := evaluator_of(lines, data), draw_shots(evaluator, 5, seed=0))
+    )
     whole = transport(adapter, base=a, onto=b, via=pi, alpha=found.alpha, full=True).save(tmp_path / "whole")
     assert loss_of(whole, rest) == pytest.approx(found.moved.after.loss, abs=1e-6)
     kept = transport(adapter, base=a, onto=b, via=pi, alpha=found.alpha).save(tmp_path / "kept")
@@ -224,22 +229,22 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
 
 
 def test_shots_are_of_every_class_and_drawn_once(job):
-    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
-    meter = meter_of(lines, job["data"])
-    places = drawn(meter, 4, seed=2)
+    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"])
+    evaluator = evaluator_of(lines, job["data"])
+    places = draw_shots(evaluator, 4, seed=2)
     assert len(set(places)) == len(places) == 28
     assert torch.bincount(job["data"].labels[places]).tolist() == [4] * 7
-    assert drawn(meter, 4, seed=2) == places != drawn(meter, 4, seed=3)
-    assert sorted([*places, *others(meter, places)]) == list(range(70))
-    assert len(meter.chosen(places)) == 28
+    assert draw_shots(evaluator, 4, seed=2) == places != draw_shots(evaluator, 4, seed=3)
+    assert sorted([*places, *remaining_examples(evaluator, places)]) == list(range(70))
+    assert len(evaluator.chosen(places)) == 28
 
 
 def test_the_same_examples_are_known_again(tmp_path):
     (tmp_path / "a.npz").touch()
-    data = Data(tmp_path / "a.npz")
-    assert same_examples(data, Data(str(tmp_path / ".." / tmp_path.name / "a.npz")))
-    assert not same_examples(data, Data(tmp_path / "a.npz", split="test"))
-    assert not same_examples(Data("org/name"), Data("org/other"))
+    data = EvaluationData(tmp_path / "a.npz")
+    assert same_examples(data, EvaluationData(str(tmp_path / ".." / tmp_path.name / "a.npz")))
+    assert not same_examples(data, EvaluationData(tmp_path / "a.npz", split="test"))
+    assert not same_examples(EvaluationData("org/name"), EvaluationData("org/other"))
 
 
 def test_refusals(job, made, tmp_path):
@@ -268,7 +273,7 @@ def test_refusals(job, made, tmp_path):
 
 
 def test_nothing_to_learn(job):
-    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
+    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"])
     line = lines.along(None)
     still = type(line)(None, line.live, line.start, line.start, line.names)
     with pytest.raises(MismatchError, match="changes nothing of B"):

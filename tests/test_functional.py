@@ -19,20 +19,25 @@ from families import CASES, FIRST, VIT, finetuned, often
 from planting import ANATOMIES, Plant, plant
 from test_adapter import outputs_with, train_adapter
 from test_every_family import adapted, loaded, stored, with_adapter
-from transfusion import functional, libraries, live
-from transfusion.alignment import Alignment
-from transfusion.architecture import Heads
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Permutation, Rotation
+from transfusion.architecture.architecture import HeadPolicy
+from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
-from transfusion.functional import Quality
-from transfusion.functional.listening import HELD_OUT
-from transfusion.live import Live, largest_difference
-from transfusion.maps import Permutation, Rotation
-from transfusion.matching import align, turning
-from transfusion.methods import METHODS, Functional, Method, Mlp, preset
-from transfusion.model import Model
-from transfusion.probing import Probes
-from transfusion.transportation import AdapterTransport, apply, transport
-from transfusion.transportation.folding import Folding
+from transfusion.live import live_model
+from transfusion.live.activations import HELD_OUT
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching import functional_choice
+from transfusion.matching.activations import correspondence
+from transfusion.matching.activations.prediction_quality import PredictionQuality
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
+from transfusion.model.model import Model
+from transfusion.runtime import optional_libraries
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.norm_folding import NormFolding
+from transfusion.transportation.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore:Unsupported layer type")
 
@@ -52,7 +57,7 @@ three_plants = pytest.mark.parametrize("name", ["vit-larger", "bert", "llama-lar
 
 
 def outputs(folder: Path) -> dict[str, torch.Tensor]:
-    return Live.of(Model.open(folder)).outputs()
+    return LiveModel.of(Model.open(folder)).outputs()
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +89,7 @@ def strangers(made) -> Callable[[str], Alignment]:
 
 
 @dataclass(frozen=True)
-class Journey:
+class TransportPlan:
     """A fine-tune of A on its way to B, which is A shuffled."""
 
     a: Path
@@ -102,27 +107,27 @@ class Journey:
 
 
 @pytest.fixture(scope="module")
-def journeys(shuffled, tmp_path_factory) -> Callable[[str], Journey]:
+def journeys(shuffled, tmp_path_factory) -> Callable[[str], TransportPlan]:
     @cache
-    def find(family: str) -> Journey:
+    def find(family: str) -> TransportPlan:
         case, root = CASES[FIRST[family]], tmp_path_factory.mktemp(family)
         a, b = shuffled(case.name)
-        return Journey(a, b, finetuned(case, a, root / "tuned"), root)
+        return TransportPlan(a, b, finetuned(case, a, root / "tuned"), root)
 
     return find
 
 
 @pytest.mark.parametrize("family", often(sorted(FIRST), ["albert", "clip", "gpt2", "phi3", "t5"]))
 def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
-    journey = journeys(family)
-    truth = align(journey.a, journey.a, method="random", residual="tied", seed=3)  # as `shuffled` made B
-    under = Model.open(journey.a).under(truth.provenance.policy)
-    tuned = replace(Live.of(Model.open(journey.tuned)), architecture=under.architecture)
-    wanted, before = tuned.expected(truth, tuned.outputs()), outputs(journey.b)
+    plan = journeys(family)
+    truth = align(plan.a, plan.a, method="random", residual="tied", seed=3)  # as `shuffled` made B
+    under = Model.open(plan.a).under(truth.provenance.policy)
+    tuned = replace(LiveModel.of(Model.open(plan.tuned)), architecture=under.architecture)
+    wanted, before = tuned.expected(truth, tuned.outputs()), outputs(plan.b)
     effect = largest_difference(wanted, before)
     assert effect > 1e-2, "the fine-tune did nothing"
-    assert largest_difference(wanted, outputs(journey.moved)) < 1e-4 * effect
-    advice = journey.pi.provenance.advice
+    assert largest_difference(wanted, outputs(plan.moved)) < 1e-4 * effect
+    advice = plan.pi.provenance.advice
     assert advice["found"] == pytest.approx(1, abs=1e-6)
     assert advice["identity"] < 0.9
 
@@ -209,7 +214,7 @@ def test_norms_are_moved_with_those_that_read_through_them(name, plants, found):
     assert len({fold.norm for fold in pi.folds.values()}) == len(anatomy.read_through)
     assert {fold.offset for fold in pi.folds.values()} == {0.0}
     moved = transport(planted.tuned, base=planted.a, onto=planted.b, via=pi).state_dict()
-    a, tuned, model, folding = *map(Model.open, (planted.a, planted.tuned, planted.b)), Folding(pi)
+    a, tuned, model, folding = *map(Model.open, (planted.a, planted.tuned, planted.b)), NormFolding(pi)
     for tensor in model.architecture.tensors:
         (stored_as,) = model.names[tensor].names
         stays = folding.is_part(tensor) and tensor.endswith(".weight")
@@ -232,7 +237,7 @@ def test_a_head_that_only_the_fine_tune_has_reads_through_the_norm_of_b(plants, 
 
 def test_a_head_that_b_lacks_reads_through_the_norm_of_b(plants, tmp_path):
     planted = plants("vit-larger")
-    Live.of(Model.open(planted.b)).module.vit.float().save_pretrained(tmp_path / "b")
+    LiveModel.of(Model.open(planted.b)).module.vit.float().save_pretrained(tmp_path / "b")
     moved = transport(planted.tuned, base=planted.a, onto=tmp_path / "b", method="functional")
     wanted = outputs(planted.tuned)
     size = max(float(value.abs().max()) for value in wanted.values())
@@ -244,7 +249,7 @@ def test_a_head_beside_an_adapter_reads_through_the_norm_of_b(plants, found, tmp
     whole = {}
     for role, base in (("a", planted.a), ("b", planted.b)):  # the same class on top of both
         module = head.build(9)
-        module.model.load_state_dict(Live.of(Model.open(base)).module.model.state_dict())
+        module.model.load_state_dict(LiveModel.of(Model.open(base)).module.model.state_dict())
         whole[role] = head.store(module, tmp_path / f"{role}-with-head")
     train_adapter(
         whole["a"], tmp_path / "adapter", ["q_proj"], modules_to_save=["score"], task_type="SEQ_CLS"
@@ -294,7 +299,7 @@ def test_of_an_adapter_the_product_is_moved(case, strangers, made, tmp_path):
         changed += bool(change > 1e-2)
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-5 * max(1, float(change))), tensor
     assert changed == len(stored(adapter)) // 2
-    assert Live.of(second).outputs()
+    assert LiveModel.of(second).outputs()
     assert loaded(after)
 
 
@@ -335,14 +340,14 @@ def test_of_strangers_little_is_predicted(case, strangers):
 
 def other_batches(monkeypatch, change: Callable[[list], list]) -> None:
     """From now on, probes are not what they would have been."""
-    made_up = functional.made_up
+    made_up = correspondence.synthetic_probes
 
     def changed(*asked):
         made = made_up(*asked)
         assert len(made.batches) == 10
         return Probes(change(made.batches), made.about)
 
-    monkeypatch.setattr(functional, "made_up", changed)
+    monkeypatch.setattr(correspondence, "synthetic_probes", changed)
 
 
 def noise(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -372,7 +377,7 @@ def test_the_others_are_learned_from(strangers, made, monkeypatch):
 
 def test_a_fifth_of_few_probes_is_held_out_too():
     for count in (8, 20, 64, 320):
-        batches = functional.divided(
+        batches = correspondence.split_batches(
             [{"x": torch.arange(count)[start : start + 32]} for start in range(0, count, 32)]
         )
         assert torch.equal(torch.cat([batch["x"] for batch in batches]), torch.arange(count))
@@ -384,10 +389,10 @@ def test_units_leave_their_heads_only_where_that_predicts_more(made, shuffled):
     """Between strangers, heads have no partners; where they do, they keep their units."""
     case = "vit-classifier"
     free = align(made(case, 1), made(case, 2), method="functional")
-    assert free.provenance.policy.heads is Heads.FLAT
+    assert free.provenance.policy.heads is HeadPolicy.FLAT
     kept = align(made(case, 1), made(case, 2), method=preset("functional").changed(heads="matched"))
     assert free.provenance.advice["found"] > kept.provenance.advice["found"] + 0.02
-    assert align(*shuffled(case), method="functional").provenance.policy.heads is Heads.MATCHED
+    assert align(*shuffled(case), method="functional").provenance.policy.heads is HeadPolicy.MATCHED
 
 
 def test_both_models_are_never_in_memory_together(plants, monkeypatch):
@@ -396,11 +401,11 @@ def test_both_models_are_never_in_memory_together(plants, monkeypatch):
     def build(model, dtype):
         gc.collect()
         alive.extend(one for one in built if one() is not None)
-        module = live.build(model, dtype)
+        module = live_model.build(model, dtype)
         built.append(weakref.ref(module))
         return module
 
-    monkeypatch.setattr(functional, "build", build)
+    monkeypatch.setattr(correspondence, "build", build)
     align(planted.a, planted.b, method="functional")
     assert len(built) == 2
     assert alive == []
@@ -477,9 +482,9 @@ def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plan
 
     def qualities(evidence, maps):
         asked.append(maps)
-        return {"layer.0.x": Quality(shares[(2, 0, 1)[len(asked) - 1]], shares[0], 0.0)}
+        return {"layer.0.x": PredictionQuality(shares[(2, 0, 1)[len(asked) - 1]], shares[0], 0.0)}
 
-    monkeypatch.setattr(turning, "qualities", qualities)
+    monkeypatch.setattr(functional_choice, "prediction_qualities", qualities)
     pi = align(planted.a, planted.b, method=preset("auto").changed(probes=20, heads="matched"))
     assert pi.provenance.advice["chosen"] == chosen
     assert pi.maps == asked[["functional", "identity", "permutation"].index(chosen)]
@@ -516,7 +521,7 @@ def without_transformers(monkeypatch):
     def refuse(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(libraries, "import_module", refuse)
+    monkeypatch.setattr(optional_libraries, "import_module", refuse)
 
 
 def test_auto_goes_by_weights_where_the_library_is_missing(plants, without_transformers):
@@ -538,10 +543,10 @@ def test_choices_by_which_nothing_would_be_computed_are_refused(choice):
 def test_a_way_with_neurons_that_is_no_choice_is_refused_with_those_that_are():
     with pytest.raises(SettingError, match="mlp = 'sideways' is not a choice") as caught:
         preset("functional").changed(mlp="sideways")
-    assert all(choice in caught.value.hint for choice in Mlp)
+    assert all(choice in caught.value.hint for choice in MlpSolver)
 
 
-CHOICES = ({"probes": 8}, {"samples": 100}, {"mlp": "turned"}, {"weights": 0.5}, {"scaled": False})
+CHOICES = ({"probes": 8}, {"samples": 100}, {"mlp": "rotated"}, {"weights": 0.5}, {"scaled": False})
 
 
 @pytest.mark.parametrize("choice", [*CHOICES, {"calibrate": "inputs"}], ids=str)
@@ -557,16 +562,16 @@ def test_choices_of_functional_alignment_are_refused_elsewhere(method, choice):
 def test_a_story_remembers_what_was_chosen(choice):
     method = preset("functional").changed(**choice)
     policy = {key: str(getattr(method.policy, key)) for key in ("residual", "inner", "heads")}
-    told = json.loads(json.dumps(method.options()))
-    assert Method.recalled("functional", told, policy) == method.changed(heads=method.policy.heads)
-    assert isinstance(method.functional, Functional)
+    info = json.loads(json.dumps(method.options()))
+    assert Method.from_json("functional", info, policy) == method.changed(heads=method.policy.heads)
+    assert isinstance(method.functional, FunctionalOptions)
 
 
-@pytest.mark.parametrize("mlp", ["turned", "assigned"])
+@pytest.mark.parametrize("mlp", ["rotated", "assigned"])
 def test_neurons_are_turned_or_assigned_as_asked(mlp, plants, tmp_path):
     planted = plants("bert")
     pi = align(planted.a, planted.b, method=preset("functional").changed(mlp=mlp))
-    kind = {"turned": Rotation, "assigned": Permutation}[mlp]
+    kind = {"rotated": Rotation, "assigned": Permutation}[mlp]
     neurons = [map_ for id, map_ in pi.maps.items() if id.endswith(".ffn")]
     assert len(neurons) == 3
     assert all(isinstance(map_, kind) for map_ in neurons)
@@ -603,8 +608,8 @@ def test_a_run_is_repeated_bit_for_bit(method, cli, plants, found, tmp_path):
     given = [planted.tuned, "--base", planted.a, "--onto", planted.b, "--method", method]
     code, _, err = cli("transport", *given, "-o", tmp_path / "first")
     assert code == 0, err
-    story = json.loads((tmp_path / "first" / "transfusion.json").read_text())
-    assert story["alignment"]["sha256"] == found("vit-larger").digest
+    provenance = json.loads((tmp_path / "first" / "transfusion.json").read_text())
+    assert provenance["alignment"]["sha256"] == found("vit-larger").digest
     code, _, err = cli(
         "transport", "--from", tmp_path / "first" / "transfusion.json", "-o", tmp_path / "again"
     )
@@ -640,10 +645,10 @@ def test_what_was_found_is_kept_and_inspected(cli, plants, found, tmp_path):
     assert "predicted: 100% of B's activations" in " ".join(out.split())
     code, out, _ = cli("inspect", path, "--json")
     assert code == 0
-    told = json.loads(out)
-    assert told["axes"]["layer.0.x"]["kind"] == "rotation"
-    assert told["axes"]["layer.0.group"]["kind"] == "permutation"
-    assert told["advice"]["found"] == pytest.approx(1, abs=1e-6)
+    info = json.loads(out)
+    assert info["axes"]["layer.0.x"]["kind"] == "rotation"
+    assert info["axes"]["layer.0.group"]["kind"] == "permutation"
+    assert info["advice"]["found"] == pytest.approx(1, abs=1e-6)
 
 
 def test_norms_of_a_damaged_file_are_missed(found, tmp_path):
@@ -652,9 +657,9 @@ def test_norms_of_a_damaged_file_are_missed(found, tmp_path):
 
     path = found("llama").save(tmp_path / "pi.safetensors")
     with safe_open(path, framework="pt") as opened:
-        story = json.loads(opened.metadata()["transfusion"])
-    story["folds"].popitem()
-    save_file(load_file(path), path, {"transfusion": json.dumps(story)})
+        provenance = json.loads(opened.metadata()["transfusion"])
+    provenance["folds"].popitem()
+    save_file(load_file(path), path, {"transfusion": json.dumps(provenance)})
     with pytest.raises(AlignmentError, match="the file is damaged"):
         Alignment.load(path)
 

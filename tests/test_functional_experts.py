@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned, often
-from transfusion.alignment import Alignment
-from transfusion.functional import experts
-from transfusion.live import Live, largest_difference
-from transfusion.matching import align
-from transfusion.methods import preset
-from transfusion.model import Model
-from transfusion.transportation import apply, transport
+from transfusion.alignment.alignment import Alignment
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.activations import expert_matching
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import preset
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.transport_run import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 ROUTER = "model.layers.0.block_sparse_moe.gate.weight"
@@ -64,10 +65,10 @@ def test_a_fine_tune_computes_the_same_on_the_shuffled_model(case, made, tmp_pat
     tuned = finetuned(CASES[case], a, tmp_path / "tuned")
     moved = transport(tuned, base=a, onto=b, via=functional(a, b)).save(tmp_path / "moved")
     base = Model.open(a).under(planted.provenance.policy)
-    live = replace(Live.of(Model.open(tuned)), architecture=base.architecture)
+    live = replace(LiveModel.of(Model.open(tuned)), architecture=base.architecture)
     expected = live.expected(planted, live.outputs())
     scale = max(float(value.abs().max()) for value in expected.values())
-    assert largest_difference(expected, Live.of(Model.open(moved)).outputs()) < 1e-4 * scale
+    assert largest_difference(expected, LiveModel.of(Model.open(moved)).outputs()) < 1e-4 * scale
 
 
 def test_they_are_found_under_noise(made, tmp_path):
@@ -112,8 +113,10 @@ def test_the_router_tells_experts_apart_where_neurons_do_not(tmp_path):
 
 
 def test_some_neurons_are_enough_to_tell_experts_apart(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(experts, "TOGETHER", 10)
-    monkeypatch.setattr(experts, "_routed", lambda stack, given: torch.zeros(5, 5, dtype=torch.float64))
+    monkeypatch.setattr(expert_matching, "TOGETHER", 10)
+    monkeypatch.setattr(
+        expert_matching, "_routed", lambda stack, given: torch.zeros(5, 5, dtype=torch.float64)
+    )
     a = made("mixtral")
     assert Model.open(a).architecture.sizes["layer.0.ffn"] > 8
     planted, b = shuffled(a, tmp_path / "b")

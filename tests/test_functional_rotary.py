@@ -11,19 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, finetuned, often
-from transfusion.alignment import Alignment
-from transfusion.certification import EXACT, certify, free_axes, random_move
-from transfusion.functional.axes import Piece
-from transfusion.functional.households import _of_heads, _View
-from transfusion.functional.listening import MADE
-from transfusion.live import Live, largest_difference
-from transfusion.maps import Rotation
-from transfusion.matching import align
-from transfusion.methods import preset
-from transfusion.model import Model
-from transfusion.planes import in_planes, pairs, random_turns, turn
-from transfusion.tables import Group
-from transfusion.transportation import apply, transport
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Rotation
+from transfusion.alignment.rotary_pairs import random_pair_rotations, rotary_pairs, rotate_pairs, split_pairs
+from transfusion.architecture.table import Symmetry
+from transfusion.live.activations import OUTPUT
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.activations.axis_activations import AxisPiece
+from transfusion.matching.activations.head_matching import _of_heads, _View
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import preset
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.transport_run import transport
+from transfusion.verification.certification import EXACT, certify, free_axes, random_move
 
 TURNING = (
     "dinov3",
@@ -45,11 +46,11 @@ TURNING = (
 NORMED = ("gemma3", "olmo2", "qwen3", "qwen3_moe")
 
 
-def turned(folder: Path, seed: int) -> Path:
+def rotated(folder: Path, seed: int) -> Path:
     """A folder of a model, in which every axis that turns in pairs is turned by random angles."""
     model = Model.open(folder)
     pi = random_move(model.architecture, seed)
-    only = replace(pi, maps=random_turns(model.architecture, seed))
+    only = replace(pi, maps=random_pair_rotations(model.architecture, seed))
     (file,) = folder.glob("*.safetensors")
     state = load_file(file)
     for id in only.maps:
@@ -63,8 +64,8 @@ def turned(folder: Path, seed: int) -> Path:
 def planted(a: Path, root: Path, seed: int = 2) -> tuple[Path, Alignment]:
     """A with everything permuted that may be, and everything turned that turns; and the move itself."""
     shuffle = align(a, a, method="random", residual="tied", seed=seed)
-    b = turned(apply(shuffle, a).save(root / "b"), seed)
-    turns = random_turns(Model.open(b).architecture, seed)
+    b = rotated(apply(shuffle, a).save(root / "b"), seed)
+    turns = random_pair_rotations(Model.open(b).architecture, seed)
     return b, replace(shuffle, maps={**shuffle.maps, **turns})
 
 
@@ -77,9 +78,9 @@ def functional(a: Path, b: Path) -> Alignment:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family in TURNING])
 def test_a_model_whose_pairs_are_turned_computes_the_same(name, made):
-    live = Live.of(Model.open(made(name)))
+    live = LiveModel.of(Model.open(made(name)))
     pi = random_move(live.architecture, 4)
-    turns = replace(pi, maps=random_turns(live.architecture, 4))
+    turns = replace(pi, maps=random_pair_rotations(live.architecture, 4))
     if name == "falcon-rw":  # which has slopes
         assert not turns.maps
         return
@@ -95,8 +96,8 @@ def test_a_model_whose_pairs_are_turned_computes_the_same(name, made):
 @pytest.mark.parametrize("family", ["llama", "gptj"])
 def test_the_wrong_pairs_are_noticed(family, made):
     """Halves where neighbours are turned together, and the other way round."""
-    live = Live.of(Model.open(made(FIRST[family])))
-    other = {Group.ROTARY: Group.INTERLEAVED, Group.INTERLEAVED: Group.ROTARY}
+    live = LiveModel.of(Model.open(made(FIRST[family])))
+    other = {Symmetry.ROTARY: Symmetry.INTERLEAVED, Symmetry.INTERLEAVED: Symmetry.ROTARY}
     spaces = {
         id: replace(space, group=other.get(space.group, space.group))
         for id, space in live.architecture.spaces.items()
@@ -109,9 +110,9 @@ def test_the_wrong_pairs_are_noticed(family, made):
 
 @pytest.mark.parametrize("family", NORMED)
 def test_a_scale_for_each_unit_of_q_and_k_leaves_nothing_to_turn(family, made):
-    live = Live.of(Model.open(made(FIRST[family])))
+    live = LiveModel.of(Model.open(made(FIRST[family])))
     spaces = {
-        id: replace(space, group=Group.ROTARY if space.axis == "qk" else space.group)
+        id: replace(space, group=Symmetry.ROTARY if space.axis == "qk" else space.group)
         for id, space in live.architecture.spaces.items()
     }
     (reason,) = {space.why for space in live.architecture.spaces.values() if space.axis == "qk"}
@@ -132,25 +133,25 @@ def test_part_of_a_head_that_is_not_turned_is_not_taken_for_a_pair(made):
     model = Model.open(made(FIRST["phi3"]))
     half = {**model.config, "rope_parameters": {"partial_rotary_factor": 0.5}}
     table = model.family.table(half, frozenset(model.names))
-    assert {axis.name: axis.group for axis in table.stacks[0].axes}["qk"] is Group.FIXED
+    assert {axis.name: axis.group for axis in table.stacks[0].axes}["qk"] is Symmetry.FIXED
 
 
 # ── planes ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("group", [Group.ROTARY, Group.INTERLEAVED])
+@pytest.mark.parametrize("group", [Symmetry.ROTARY, Symmetry.INTERLEAVED])
 def test_planes_are_turned_by_the_angle_that_is_found_in_them(group):
     angles = torch.tensor([[0.3, -2.0, 3.0]], dtype=torch.float64)
     a = torch.randn(6, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    b = turn(angles, group)[0] @ a
-    assert torch.allclose(in_planes(b @ a.T, group).angle(), angles[0], atol=1e-12)
-    one, two = pairs(group, 6)
+    b = rotate_pairs(angles, group)[0] @ a
+    assert torch.allclose(split_pairs(b @ a.T, group).angle(), angles[0], atol=1e-12)
+    one, two = rotary_pairs(group, 6)
     assert torch.allclose(torch.hypot(b[one], b[two]), torch.hypot(a[one], a[two]))
 
 
 def test_only_axes_that_turn_have_planes():
     with pytest.raises(ValueError, match="do not turn in pairs"):
-        pairs(Group.PERMUTATION, 4)
+        rotary_pairs(Symmetry.PERMUTATION, 4)
 
 
 def test_rotations_in_float64_keep_their_digits_there_and_back(made, tmp_path):
@@ -196,10 +197,10 @@ def test_functional_alignment_finds_what_was_turned(family, made, tmp_path):
     pi = functional(a, b)
     moved = transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "moved")
     base = Model.open(a).under(truth.provenance.policy)
-    live = replace(Live.of(Model.open(tuned)), architecture=base.architecture)
+    live = replace(LiveModel.of(Model.open(tuned)), architecture=base.architecture)
     expected = live.expected(truth, live.outputs())
     scale = max(float(value.abs().max()) for value in expected.values())
-    assert largest_difference(expected, Live.of(Model.open(moved)).outputs()) < 1e-4 * scale
+    assert largest_difference(expected, LiveModel.of(Model.open(moved)).outputs()) < 1e-4 * scale
 
     without_norms(tuned, a, pi)
     arrived = Model.open(transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "arrived"))
@@ -239,7 +240,7 @@ def test_pairs_never_mix_and_are_never_mirrored(made):
     for space in Model.open(made("gptj")).architecture.turning():
         map_ = pi.maps[space.id]
         assert isinstance(map_, Rotation)
-        for one, two in zip(*pairs(space.group, space.size), strict=True):
+        for one, two in zip(*rotary_pairs(space.group, space.size), strict=True):
             plane = np.ix_(range(map_.rows), [one, two], [one, two])
             assert np.linalg.det(map_.matrix[plane].astype(float)) == pytest.approx(1, abs=1e-5)
 
@@ -248,9 +249,9 @@ def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
     """Two heads in one plane: where q and k agree about the angle the pair is right, and wrong elsewhere."""
     q = torch.randn(2, 2, 400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     q[1] = q[0]
-    quarter = turn(torch.tensor([torch.pi / 2], dtype=torch.float64), Group.ROTARY)
+    quarter = rotate_pairs(torch.tensor([torch.pi / 2], dtype=torch.float64), Symmetry.ROTARY)
     k = torch.stack([q[0], quarter @ q[0]])
-    views = [_View(Piece(("head", "qk"), one, one.flip(0), MADE), Group.ROTARY) for one in (q, k)]
+    views = [_View(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY) for one in (q, k)]
     alone = sum(view.of_heads() for view in views)
     assert torch.allclose(alone, alone[0, 0].expand(2, 2)), "each for itself, q and k tell nothing"
     together = _of_heads(views)
@@ -263,7 +264,7 @@ def test_an_adapter_is_turned_along(made, tmp_path):
 
     a = made("llama")
     b, truth = planted(a, tmp_path)
-    live = Live.of(Model.open(a))
+    live = LiveModel.of(Model.open(a))
     torch.manual_seed(4)
     config = peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
     peft.get_peft_model(live.module.float(), config).save_pretrained(tmp_path / "adapter")
@@ -271,7 +272,7 @@ def test_an_adapter_is_turned_along(made, tmp_path):
     moved.save(tmp_path / "moved")
 
     def outputs(adapter: Path, base: Path) -> dict[str, torch.Tensor]:
-        fresh = Live.of(Model.open(base))
+        fresh = LiveModel.of(Model.open(base))
         module = peft.PeftModel.from_pretrained(fresh.module.float(), adapter).double().eval()
         return replace(fresh, module=module.get_base_model()).outputs()
 
@@ -283,8 +284,8 @@ def test_an_adapter_is_turned_along(made, tmp_path):
 
 
 def test_inspect_says_what_turns_in_pairs(made, cli):
-    told = cli("inspect", made("llama"))[1]
-    turning = told.partition("axes whose units turn in pairs")[2].partition("axes that stay")[0]
+    info = cli("inspect", made("llama"))[1]
+    turning = info.partition("axes whose units turn in pairs")[2].partition("axes that stay")[0]
     assert "layer.*.qk" in turning
     assert "within layer.*.group" in turning
     assert "vocab" not in turning

@@ -11,21 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from families import PRINCIPAL
-from transfusion.alignment import random_maps
-from transfusion.architecture import Heads, Inner, Policy, Residual
-from transfusion.evidence.gains import Gains
-from transfusion.evidence.weights import Weights
+from transfusion.alignment.alignment import random_maps
+from transfusion.alignment.maps import Permutation
+from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.layouts import explode
-from transfusion.maps import Permutation, move
-from transfusion.model import Model
-from transfusion.workers import Workers
+from transfusion.matching.weights.gains import Gains
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model
+from transfusion.runtime.threads import Threads
 
 POLICIES = {
     "untied": Policy(),
-    "tied": Policy(Residual.TIED, Inner.TIED),
-    "flat": Policy(Residual.TIED, Inner.TIED, Heads.FLAT),
+    "tied": Policy(Residual.TIED, InnerPolicy.TIED),
+    "flat": Policy(Residual.TIED, InnerPolicy.TIED, HeadPolicy.FLAT),
 }
-ONE = Workers(1)
+ONE = Threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -35,36 +36,36 @@ def pair(made):
     @cache
     def opened(case, policy):
         a, b = (Model.open(made(case, seed)).under(POLICIES[policy]) for seed in (1, 2))
-        return Weights(a, b, vectors=case in ("llama", "gpt2"))
+        return WeightPair(a, b, vectors=case in ("llama", "gpt2"))
 
     return opened
 
 
-def movable(weights: Weights) -> list[str]:
+def movable(weights: WeightPair) -> list[str]:
     """The axes that gains are asked for: free, spoken of, and with nothing free within them."""
     architecture = weights.architecture
     return [
         space.id
         for space in architecture.free()
-        if weights.speaks_of(space.id) and space.id not in architecture.children
+        if weights.has_evidence_for(space.id) and space.id not in architecture.children
     ]
 
 
-def fresh_gain(weights: Weights, id: str, maps, sections):
+def fresh_gain(weights: WeightPair, id: str, maps, sections):
     """A gain that is computed from nothing, by these sections."""
     gains = Gains(weights, ONE, 0)
-    return gains.of(id, gains.past(id, maps, sections))
+    return gains.of(id, gains.history(id, maps, sections))
 
 
 class Followed:
     """Gains that go on from the past which they were left with."""
 
-    def __init__(self, weights: Weights, limit: int | None) -> None:
-        self.gains, self.past = Gains(weights, ONE, limit), {}
+    def __init__(self, weights: WeightPair, limit: int | None) -> None:
+        self.gains, self.history = Gains(weights, ONE, limit), {}
 
     def of(self, id: str, maps, sections):
-        self.past[id] = self.gains.past(id, maps, sections, self.past.get(id, ()))
-        return self.gains.of(id, self.past[id])
+        self.history[id] = self.gains.history(id, maps, sections, self.history.get(id, ()))
+        return self.gains.of(id, self.history[id])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -89,11 +90,11 @@ def test_a_gain_is_what_the_scores_of_all_tensors_become(case, policy, pair):
         assert float(collected) == pytest.approx(sum(parts) - rest, abs=1e-4 * sum(map(abs, parts))), id
 
 
-def _without(weights: Weights, name: str, id: str, maps) -> float:
+def _without(weights: WeightPair, name: str, id: str, maps) -> float:
     """What the parts of a concatenation in which an axis does not occur add to the score of a tensor."""
     architecture, layout = weights.architecture, weights.tensors[name]
     here = {other: maps[other] for other in layout.names() if other in maps}
-    moved = move(weights.read("a", name), layout, here, architecture.sizes, architecture.parents)
+    moved = move_tensor(weights.read("a", name), layout, here, architecture.sizes, architecture.parents)
     product = moved * weights.read("b", name)
     return sum(
         float(piece.sum(dtype=torch.float64))
@@ -105,7 +106,7 @@ def _without(weights: Weights, name: str, id: str, maps) -> float:
 CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.booleans(), st.integers(0, 10**6)), max_size=6)
 
 
-def changed(weights: Weights, maps, but: str, which: int, small: bool, seed: int):
+def changed(weights: WeightPair, maps, but: str, which: int, small: bool, seed: int):
     """Maps of which one, of another axis than one, has two units swapped or is drawn anew."""
     others = [space.id for space in weights.architecture.free() if space.id != but]
     id = others[which % len(others)]
@@ -142,7 +143,7 @@ def test_a_gain_that_is_kept_is_as_one_computed_afresh(case, policy, axis, chang
         asked = sections[number % len(sections) :] if partly else sections
         found, fresh = kept.of(id, maps, asked), fresh_gain(weights, id, maps, asked)
         assert torch.allclose(found, fresh, rtol=1e-4, atol=1e-5 * float(fresh.abs().max()))
-        assert torch.equal(found, Gains(weights, ONE, 0).of(id, kept.past[id]))
+        assert torch.equal(found, Gains(weights, ONE, 0).of(id, kept.history[id]))
 
 
 def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch):
@@ -172,9 +173,9 @@ def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch)
         index[0, [2, 5]] = index[0, [5, 2]]
         maps = {**maps, "layer.1.y": Permutation(index)}
         assert multiplied(maps) == 2
-        assert len(gains.past[id]) == 1 + times
+        assert len(gains.history[id]) == 1 + times
     assert multiplied(random_maps(weights.architecture, 2)) == whole
-    assert len(gains.past[id]) == 1
+    assert len(gains.history[id]) == 1
 
 
 def test_corrections_that_add_up_to_half_of_the_columns_end_in_a_computation(pair):
@@ -190,10 +191,10 @@ def test_corrections_that_add_up_to_half_of_the_columns_end_in_a_computation(pai
         index[0, :6] = np.roll(index[0, :6], 1)
         maps = {**maps, "layer.1.y": Permutation(index)}
         gains.of(id, maps, sections)
-        if len(gains.past[id]) == 1:
+        if len(gains.history[id]) == 1:
             break
         corrected += 6
-        assert sum(view.moved for view in gains.past[id]) == corrected <= width / 2
+        assert sum(view.moved for view in gains.history[id]) == corrected <= width / 2
     assert corrected + 6 > width / 2
 
 
@@ -202,17 +203,17 @@ def test_some_rows_of_a_gain_are_those_of_the_whole(case, pair, monkeypatch):
     """To the last digit, if they begin where a block of rows begins; and whatever is read at a time."""
     weights = pair(case, "untied")
     maps = random_maps(weights.architecture, 1)
-    monkeypatch.setattr("transfusion.evidence.products.BLOCK", 8)
+    monkeypatch.setattr("transfusion.matching.weights.gain_products.BLOCK", 8)
     for numbers in (2**24, 64):
-        monkeypatch.setattr("transfusion.evidence.products.NUMBERS", numbers)
+        monkeypatch.setattr("transfusion.matching.weights.gain_products.NUMBERS", numbers)
         for id in movable(weights):
             gains = Gains(weights, ONE, 0)
-            past = gains.past(id, maps, weights.sections[id])
-            whole = gains.of(id, past)
+            history = gains.history(id, maps, weights.sections[id])
+            whole = gains.of(id, history)
             size = weights.architecture.sizes[id]
             for rows in (range(min(8, size)), range(8, size)):
                 if len(rows):
-                    assert torch.equal(gains.of(id, past, rows), whole[:, rows.start : rows.stop])
+                    assert torch.equal(gains.of(id, history, rows), whole[:, rows.start : rows.stop])
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_only_what_fits_is_kept(pair):
     for limit, kept in ((0, set()), (4 * size**2, {first}), (10**9, worth_it)):
         gains = Gains(weights, ONE, limit)
         for id in movable(weights):
-            gains.of(id, gains.past(id, maps, weights.sections[id]))
+            gains.of(id, gains.history(id, maps, weights.sections[id]))
         assert {id for id, _ in gains._kept} == kept
 
 
@@ -264,7 +265,7 @@ def test_every_row_against_every_row_is_what_loops_find(case, pair):
                 layout = weights.tensors[section.tensor]
                 here = {id: maps[id] for id in layout.names() if id in maps}
                 of_a = section.cut(
-                    move(
+                    move_tensor(
                         weights.read("a", section.tensor),
                         layout,
                         here,
@@ -295,7 +296,7 @@ def test_columns_say_what_moving_the_whole_tensor_does(case, policy, pair):
             here = {name: others[name] for name in section.layout.names() if name in others}
             if id in {architecture.parents.get(name) for name in here}:
                 continue
-            moved = move(of_a, section.layout, here, architecture.sizes, architecture.parents)
+            moved = move_tensor(of_a, section.layout, here, architecture.sizes, architecture.parents)
             plain = section.cut(of_a).transpose(0, 1).reshape(architecture.sizes[id], -1)
             columns = section.columns(maps)
             assert columns.shape == (section.rows, section.width)

@@ -10,24 +10,24 @@ import pytest
 import torch
 
 from families import CASES, often
-from transfusion.architecture import Heads, Policy
-from transfusion.dataset import Dataset
+from transfusion.alignment.maps import Map, Permutation
+from transfusion.architecture.architecture import HeadPolicy, Policy
+from transfusion.data.dataset import Dataset
+from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
-from transfusion.interpolation import Shortcuts, barrier
-from transfusion.live import build
-from transfusion.maps import Map, Permutation
-from transfusion.matching import align
-from transfusion.measuring import Question
-from transfusion.methods import Method
-from transfusion.model import Model
-from transfusion.probes import probes, run
+from transfusion.evaluation.interpolation import Shortcuts, barrier
+from transfusion.evaluation.predictions import PredictionKind
+from transfusion.live.building import build
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import Method
+from transfusion.model.model import Model
 
 
 def examples(folder, count: int = 12) -> Dataset:
     """Made-up inputs for a model, and made-up labels where it is a classifier."""
     model = Model.open(folder)
     module = build(model)
-    inputs = probes(model.family, module.config.to_dict(), batch=count, seed=3)
+    inputs = random_inputs(model.family, module.config.to_dict(), batch=count, seed=3)
     classes = module.config.num_labels
     words = "CausalLM" in type(module).__name__ or "LMHead" in type(module).__name__
     return Dataset.of("made up", inputs, None if words else torch.arange(count) % classes)
@@ -36,7 +36,7 @@ def examples(folder, count: int = 12) -> Dataset:
 def plain_loss(folder, data: Dataset) -> tuple[float, float]:
     """What the library's own model says, in one batch and in float64 throughout."""
     model = Model.open(folder)
-    logits = run(build(model), model.family, data.inputs)["logits"]
+    logits = run_model(build(model), model.family, data.inputs)["logits"]
     targets = data.labels
     if targets is None:
         logits, targets = logits[:, :-1].flatten(0, 1), data.inputs["input_ids"][:, 1:].flatten()
@@ -56,7 +56,7 @@ def test_the_ends_are_a_and_b(case, residual, made, aligned):
     data = examples(a)
     pi = aligned(a, b, residual=residual)
     found = barrier(a, b, via=pi, data=data, points=3, dtype=torch.float64, batch=5)
-    assert (found.turned > 0) == (residual == "untied")
+    assert (found.rotated > 0) == (residual == "untied")
     for point, folder in ((found.points[0], a), (found.points[-1], b)):
         loss, accuracy = plain_loss(folder, data)
         assert point.loss == pytest.approx(loss, abs=1e-9)
@@ -77,7 +77,7 @@ def test_at_1_it_is_exactly_b(made, aligned):
 def test_without_heads_in_mind_the_function_of_a_is_lost(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     data = examples(a)
-    flat = align(a, b, method=Method("flat", "", policy=Policy(heads=Heads.FLAT)), advice=False)
+    flat = align(a, b, method=Method("flat", "", policy=Policy(heads=HeadPolicy.FLAT)), advice=False)
     found = barrier(a, b, via=flat, data=data, points=2, dtype=torch.float64)
     assert abs(found.points[0].loss - plain_loss(a, data)[0]) > 1e-3
     assert found.points[-1].loss == pytest.approx(plain_loss(b, data)[0], abs=1e-9)
@@ -119,8 +119,8 @@ def test_rounding_takes_the_nearest_permutation():
 def test_a_pi_made_for_plain_shortcuts_gets_them(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     data, pi = examples(a), align(a, b)
-    story = dataclasses.replace(pi.provenance, options={**pi.provenance.options, "plain_shortcuts": True})
-    ablated = dataclasses.replace(pi, provenance=story)
+    metadata = dataclasses.replace(pi.provenance, options={**pi.provenance.options, "plain_shortcuts": True})
+    ablated = dataclasses.replace(pi, provenance=metadata)
     assert barrier(a, b, via=ablated, data=data, points=2).shortcuts is Shortcuts.PLAIN
     asked = barrier(a, b, via=ablated, data=data, points=2, shortcuts="interpolated")
     assert asked.shortcuts is Shortcuts.INTERPOLATED
@@ -130,7 +130,7 @@ def test_a_pi_made_for_plain_shortcuts_gets_them(made):
 def test_a_shuffled_model_has_no_barrier_once_aligned(shuffled):
     a, b = shuffled("vit-classifier")
     data, model = examples(a), Model.open(a)
-    answers = run(build(model), model.family, data.inputs)["logits"].argmax(-1)
+    answers = run_model(build(model), model.family, data.inputs)["logits"].argmax(-1)
     data = dataclasses.replace(data, labels=answers)
     seen = []
     aligned = barrier(
@@ -150,23 +150,23 @@ def test_the_height_is_over_the_straight_line(made):
     first, last = found.points[0].loss, found.points[-1].loss
     above = [p.loss - ((1 - p.alpha) * first + p.alpha * last) for p in found.points]
     assert found.height == max(above)
-    story = found.story()
-    assert story["summit"] == found.points[above.index(max(above))].alpha
-    assert story["examples"] == 12
-    assert story["question"] == Question.CLASS
+    metadata = found.metadata()
+    assert metadata["summit"] == found.points[above.index(max(above))].alpha
+    assert metadata["examples"] == 12
+    assert metadata["question"] == PredictionKind.CLASS
 
 
 def test_a_module_is_left_as_it_was_even_after_an_error(made):
-    from transfusion.live import Live
+    from transfusion.live.live_model import LiveModel
 
-    live = Live.of(Model.open(made("vit-classifier")))
+    live = LiveModel.of(Model.open(made("vit-classifier")))
     before = {name: parameter.data.clone() for name, parameter in live.module.named_parameters()}
 
     def broken() -> None:
         with live.moved(align(made("vit-classifier"), made("vit-classifier"), method="random")):
             raise ZeroDivisionError
 
-    live = Live.of(Model.open(made("vit-classifier")))
+    live = LiveModel.of(Model.open(made("vit-classifier")))
     with pytest.raises(ZeroDivisionError):
         broken()
     assert all(torch.equal(p.data, before[name]) for name, p in live.module.named_parameters())
@@ -226,7 +226,9 @@ def test_other_settings_that_make_no_sense(made):
 def test_models_without_logits_are_refused(case, made):
     a = made(case)
     model = Model.open(a)
-    data = Dataset.of("made up", probes(model.family, build(model).config.to_dict()), torch.zeros(3).long())
+    data = Dataset.of(
+        "made up", random_inputs(model.family, build(model).config.to_dict()), torch.zeros(3).long()
+    )
     with pytest.raises(ArchitectureError, match="gives no logits"):
         barrier(a, a, via=None, data=data)
 
@@ -234,7 +236,7 @@ def test_models_without_logits_are_refused(case, made):
 def test_open_clip_has_no_classes(made):
     a = made("open_clip")
     model = Model.open(a)
-    data = Dataset.of("made up", probes(model.family, model.config), torch.zeros(3).long())
+    data = Dataset.of("made up", random_inputs(model.family, model.config), torch.zeros(3).long())
     with pytest.raises(ArchitectureError, match="gives no logits"):
         barrier(a, a, via=None, data=data)
 

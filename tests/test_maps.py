@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transfusion.alignment.maps import Map, Permutation, TransportMap
+from transfusion.alignment.tensor_moves import _move_by_factors, move_tensor
 from transfusion.errors import AlignmentError, LayoutError
 from transfusion.layouts import parse
-from transfusion.maps import Map, Permutation, Plan, move
-from transfusion.maps.moving import _move_by_factors
 
 SIZES = {"group": 2, "rep": 3, "qk": 4, "vo": 5, "x": 6, "ffn": 3, "unit": 2}
 PARENTS = {"rep": "group", "qk": "group", "vo": "group", "unit": "rep"}
@@ -53,21 +53,21 @@ def test_the_fast_road_and_the_general_one_arrive_at_the_same_tensor(text: str, 
     slow = tensor
     for dim, item in enumerate(layout.items):
         slow = _move_by_factors(slow, dim, item, maps, SIZES, PARENTS, layout.outside(dim, PARENTS))
-    assert torch.equal(move(tensor, layout, maps, SIZES, PARENTS), slow)
+    assert torch.equal(move_tensor(tensor, layout, maps, SIZES, PARENTS), slow)
 
 
 @given(maps=all_maps())
 def test_a_parent_with_a_dimension_of_its_own_moves_like_one_in_a_product(maps: dict[str, Map]):
     tensor = torch.randn(shape_of("group vo x"))
-    apart = move(tensor, parse("group vo x"), maps, SIZES, PARENTS)
-    together = move(tensor.flatten(0, 1), parse("(group vo) x"), maps, SIZES, PARENTS)
+    apart = move_tensor(tensor, parse("group vo x"), maps, SIZES, PARENTS)
+    together = move_tensor(tensor.flatten(0, 1), parse("(group vo) x"), maps, SIZES, PARENTS)
     assert torch.equal(apart.flatten(0, 1), together)
 
 
 def test_a_parent_that_comes_later_is_refused():
     maps = {"vo": Permutation.random(5, 2, np.random.default_rng(0))}
     with pytest.raises(LayoutError, match="axis vo lies within group, which does not enclose it") as caught:
-        move(torch.randn(5, 2), parse("vo group"), maps, SIZES, PARENTS)
+        move_tensor(torch.randn(5, 2), parse("vo group"), maps, SIZES, PARENTS)
     assert "a dimension of its own before this one" in str(caught.value.hint)
 
 
@@ -95,9 +95,9 @@ def test_composition_is_one_after_the_other(first, second):
 # ── plans ────────────────────────────────────────────────────────────────────────────────────
 
 
-def random_plan(name: str, rng: np.random.Generator) -> Plan:
+def random_plan(name: str, rng: np.random.Generator) -> TransportMap:
     shares = rng.random((rows(name), SIZES[name], SIZES[name])) ** 4
-    return Plan(shares / shares.sum(axis=2, keepdims=True))
+    return TransportMap(shares / shares.sum(axis=2, keepdims=True))
 
 
 @st.composite
@@ -113,7 +113,7 @@ def plans_below_permutations(draw: st.DrawFn) -> dict[str, Map]:
 
 
 def lineage_of(name: str, maps: dict[str, Map]) -> np.ndarray:
-    from transfusion.alignment import Alignment
+    from transfusion.alignment.alignment import Alignment
 
     return Alignment(maps, SIZES, PARENTS, provenance=None).lineage(name)  # type: ignore[arg-type]
 
@@ -122,12 +122,12 @@ def lineage_of(name: str, maps: dict[str, Map]) -> np.ndarray:
 @given(maps=all_maps())
 def test_a_plan_made_from_a_permutation_moves_like_it(text: str, maps: dict[str, Map]):
     layout, tensor = parse(text), torch.randn(shape_of(text), dtype=torch.float64)
-    plans = {name: Plan.of(map_) for name, map_ in maps.items()}
+    plans = {name: TransportMap.of(map_) for name, map_ in maps.items()}
     assert plans == maps
-    moved = move(tensor, layout, maps, SIZES, PARENTS)
-    assert torch.equal(move(tensor, layout, plans, SIZES, PARENTS), moved)
+    moved = move_tensor(tensor, layout, maps, SIZES, PARENTS)
+    assert torch.equal(move_tensor(tensor, layout, plans, SIZES, PARENTS), moved)
     mixed = {name: plans[name] if place % 2 else maps[name] for place, name in enumerate(maps)}
-    assert torch.equal(move(tensor, layout, mixed, SIZES, PARENTS), moved)
+    assert torch.equal(move_tensor(tensor, layout, mixed, SIZES, PARENTS), moved)
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
@@ -137,7 +137,7 @@ def test_plans_are_linear(text: str, maps: dict[str, Map], factor: float):
     one, two = torch.randn(2, *shape_of(text), dtype=torch.float64)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return move(tensor, layout, maps, SIZES, PARENTS)
+        return move_tensor(tensor, layout, maps, SIZES, PARENTS)
 
     assert torch.allclose(moved(one + factor * two), moved(one) + factor * moved(two), atol=1e-12)
     assert torch.allclose(moved(torch.ones_like(one)), torch.ones_like(one), atol=1e-6)
@@ -149,32 +149,34 @@ def test_chained_plans_do_one_after_the_other(text: str, first, second, third):
     layout, tensor = parse(text), torch.randn(shape_of(text), dtype=torch.float64)
     for earlier, later in ((first, second), (first, third), (third, first)):
         chain = {name: later[name].after(earlier[name], lineage_of(name, later)) for name in SIZES}
-        twice = move(move(tensor, layout, earlier, SIZES, PARENTS), layout, later, SIZES, PARENTS)
-        assert torch.allclose(move(tensor, layout, chain, SIZES, PARENTS), twice, atol=1e-5)
+        twice = move_tensor(
+            move_tensor(tensor, layout, earlier, SIZES, PARENTS), layout, later, SIZES, PARENTS
+        )
+        assert torch.allclose(move_tensor(tensor, layout, chain, SIZES, PARENTS), twice, atol=1e-5)
 
 
 @given(maps=all_maps())
 def test_the_inverse_of_a_plan_is_one_only_for_permutations(maps: dict[str, Map]):
     for name, map_ in maps.items():
         lineage = lineage_of(name, maps)
-        assert Plan.of(map_).inverse(lineage) == map_.inverse(lineage)
+        assert TransportMap.of(map_).inverse(lineage) == map_.inverse(lineage)
         soft = random_plan(name, np.random.default_rng(0))
         assert np.allclose(soft.inverse(lineage).matrix.sum(axis=2), 1, atol=1e-6)
         assert not soft.after(soft.inverse(lineage), lineage).is_identity()
 
 
 def test_a_unit_that_nothing_is_made_of_comes_back_as_the_mean_of_all():
-    plan = Plan(np.array([[[1.0, 0.0], [1.0, 0.0]]]))
+    plan = TransportMap(np.array([[[1.0, 0.0], [1.0, 0.0]]]))
     assert plan.inverse(np.zeros(1, dtype=np.int64)).matrix.tolist() == [[[0.5, 0.5], [0.5, 0.5]]]
 
 
 def test_plans_are_equal_to_what_does_the_same():
     turn = Permutation(np.array([1, 0]))
-    assert Plan.of(turn) == turn
-    assert turn == Plan.of(turn)
-    assert turn != Plan.of(Permutation.identity(2))
-    assert Plan.of(Permutation.identity(2)).is_identity()
-    assert Plan.from_tensor(Plan.of(turn).to_tensor()) == turn
+    assert TransportMap.of(turn) == turn
+    assert turn == TransportMap.of(turn)
+    assert turn != TransportMap.of(Permutation.identity(2))
+    assert TransportMap.of(Permutation.identity(2)).is_identity()
+    assert TransportMap.from_tensor(TransportMap.of(turn).to_tensor()) == turn
 
 
 def test_a_plan_computes_in_float32_and_gives_back_the_type_it_got():
@@ -199,10 +201,10 @@ def test_a_plan_computes_in_float32_and_gives_back_the_type_it_got():
 )
 def test_a_matrix_that_is_no_plan_is_refused(matrix, reason):
     with pytest.raises(AlignmentError, match=reason):
-        Plan(matrix)
+        TransportMap(matrix)
 
 
 def test_a_plan_within_a_parent_that_comes_later_is_refused():
     maps = {"vo": random_plan("vo", np.random.default_rng(0))}
     with pytest.raises(LayoutError, match="axis vo lies within group, which does not enclose it"):
-        move(torch.randn(5, 2), parse("vo group"), maps, SIZES, PARENTS)
+        move_tensor(torch.randn(5, 2), parse("vo group"), maps, SIZES, PARENTS)

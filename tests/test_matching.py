@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from families import PRINCIPAL, often
-from transfusion.architecture import Policy, Residual
+from transfusion.architecture.architecture import Policy, Residual
 from transfusion.errors import MismatchError, SettingError
-from transfusion.matching import align
-from transfusion.methods import preset
-from transfusion.model import Model
-from transfusion.transportation import apply
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import preset
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)
@@ -70,10 +70,10 @@ def test_the_paper_s_start_loses_its_way_in_a_deep_gpt2_and_a_settled_one_does_n
         start: align(
             a, b, method=preset("transfusion").changed(inner="free", starts=[start])
         ).provenance.objective[-1]
-        for start in ("identity", "settled")
+        for start in ("identity", "progressive")
     }
     truth = sum(_norms(Model.open(a)))
-    assert reached["settled"] == pytest.approx(truth, rel=1e-5)
+    assert reached["progressive"] == pytest.approx(truth, rel=1e-5)
     assert reached["identity"] < 0.95 * truth
 
 

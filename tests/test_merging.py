@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
 from transfusion.errors import AdapterError, MismatchError, SettingError
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.transportation import merge, transport
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.transport_run import merge, transport
 
 CASE = "llama"
 
@@ -104,7 +104,7 @@ def test_dare_keeps_a_random_share_and_the_expectation(inputs, changes):
 @pytest.mark.parametrize(("how", "density"), [("sum", None), ("ties", 0.4)])
 def test_how_much_is_made_at_a_time_does_not_matter(how, density, inputs, monkeypatch):
     whole = merged(inputs, how=how, density=density)
-    monkeypatch.setattr("transfusion.transportation.output.BLOCK", 100)
+    monkeypatch.setattr("transfusion.transportation.output_model.BLOCK", 100)
     same(merged(inputs, how=how, density=density), whole)
 
 
@@ -237,8 +237,13 @@ def test_adapters_together_are_an_adapter_of_all_their_ranks(how, weights, adapt
     assert ranks[of.format(1, "self_attn.q_proj")] == 7
     assert ranks[of.format(0, "self_attn.v_proj")] == 2
     assert ranks[of.format(0, "mlp.down_proj")] == 3
-    story = json.loads((joined / "transfusion.json").read_text())
-    assert (story["kind"], story["how"], story["rank"], story["kept"]) == ("adapter", how, 7, None)
+    metadata = json.loads((joined / "transfusion.json").read_text())
+    assert (metadata["kind"], metadata["how"], metadata["rank"], metadata["kept"]) == (
+        "adapter",
+        how,
+        7,
+        None,
+    )
 
 
 def test_adapters_are_factored_to_a_smaller_rank_as_well_as_can_be(adapters, inputs, tmp_path):
@@ -268,9 +273,9 @@ def test_what_is_no_product_any_more_is_factored(how, adapters, inputs, tmp_path
             assert torch.allclose(found[name], full[name], atol=1e-5), name
     fewer = merge(adapters, **one, rank=3)
     fewer.save(tmp_path / "fewer")
-    story = json.loads((tmp_path / "fewer" / "transfusion.json").read_text())
-    assert 0.1 < story["kept"] < 0.999
-    assert story["rank"] == 3
+    metadata = json.loads((tmp_path / "fewer" / "transfusion.json").read_text())
+    assert 0.1 < metadata["kept"] < 0.999
+    assert metadata["rank"] == 3
 
 
 def test_adapters_and_models_come_together_in_a_model(adapters, inputs, tmp_path):
@@ -324,8 +329,8 @@ def test_on_the_command_line(cli, inputs, adapters, tmp_path):
     )
     assert code == 0
     assert "3 fine-tunes combined by ties" in out
-    story = json.loads((tmp_path / "model" / "transfusion.json").read_text())
-    assert (story["verb"], story["how"], story["weights"]) == ("merge", "ties", [1, 1, 0.5])
+    metadata = json.loads((tmp_path / "model" / "transfusion.json").read_text())
+    assert (metadata["verb"], metadata["how"], metadata["weights"]) == ("merge", "ties", [1, 1, 0.5])
     assert "base_model_relation: merge" in (tmp_path / "model" / "README.md").read_text()
     code, out, _ = cli("merge", *adapters, *common, "--rank", "2", "-o", tmp_path / "adapter")
     assert code == 0

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES
-from transfusion.architectures import timm_vit
+from transfusion.architecture.families import timm_vit
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.model import Model, differing_settings
+from transfusion.model.model import Model, differing_settings
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,8 +67,8 @@ def test_a_timm_model_whose_heads_neither_name_nor_arguments_tell_is_refused(abo
         ArchitectureError, match=f"{about['architecture']} of width {width}: neither its name"
     ):
         timm_vit.complete(about, shapes)
-    told = {**about, "model_args": {**about.get("model_args", {}), "num_heads": 4}}
-    assert timm_vit.complete(told, shapes)["num_heads"] == 4
+    info = {**about, "model_args": {**about.get("model_args", {}), "num_heads": 4}}
+    assert timm_vit.complete(info, shapes)["num_heads"] == 4
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import mutate_tables
 
 
 def test_every_corruption_of_the_llama_table_is_caught(capsys):
-    code, told = mutate_tables.main(["llama"]), capsys.readouterr().out
-    assert code == 0, told
-    assert "1/1" in told, "merging qk with vo was among them"
+    code, info = mutate_tables.main(["llama"]), capsys.readouterr().out
+    assert code == 0, info
+    assert "1/1" in info, "merging qk with vo was among them"
 
 
 @pytest.mark.slow

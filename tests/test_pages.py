@@ -15,7 +15,7 @@ import pytest
 import draw_pictures
 import pages
 import try_pages
-from transfusion.architectures import families
+from transfusion.architecture.families import all_families
 
 ROOT = Path(__file__).parent.parent
 VERBS = ROOT / "docs" / "verbs"
@@ -46,12 +46,12 @@ def test_every_verb_has_a_page_and_a_table_of_its_options():
 
 def test_every_family_has_its_row():
     rows = re.findall(r"^\| `([\w.-]+)` \(", (ROOT / "docs" / "families.md").read_text(), re.MULTILINE)
-    assert rows == sorted(family.name for family in families()), "make families"
+    assert rows == sorted(family.name for family in all_families()), "make families"
 
 
 def test_results_become_tables():
     score = {"value": 0.5, "loss": 1.0, "accuracy": 0.5, "metrics": {}}
-    told = {
+    info = {
         "task": {"metric": "accuracy"},
         "support": {"metric": "accuracy"},
         "models": [
@@ -59,7 +59,7 @@ def test_results_become_tables():
             {"model": "moved", "task": score, "support": score, "gain": {"task": 3.25, "support": -1.0}},
         ],
     }
-    assert pages._evaluated(told).splitlines() == [
+    assert pages._evaluated(info).splitlines() == [
         "| model | accuracy | gain | support | gain |",
         "| --- | --- | --- | --- | --- |",
         "| b | 50.0 |  | 50.0 |  |",
@@ -103,11 +103,11 @@ def test_code_that_is_gone_stops_the_build():
 
     import site_hooks
 
-    shown = site_hooks.code("transfusion/alpha.py", "Alpha.at")
-    assert shown.startswith('```python title="src/transfusion/alpha.py, line ')
+    shown = site_hooks.code("transfusion/transportation/alpha.py", "Alpha.at")
+    assert shown.startswith('```python title="src/transfusion/transportation/alpha.py, line ')
     assert "    def at(" not in shown
     with pytest.raises(PluginError, match=r"alpha.py has no Alpha.nowhere"):
-        site_hooks.code("transfusion/alpha.py", "Alpha.nowhere")
+        site_hooks.code("transfusion/transportation/alpha.py", "Alpha.nowhere")
     with pytest.raises(PluginError, match=r"src/transfusion/nowhere.py is not there"):
         site_hooks.code("transfusion/nowhere.py", "Alpha.at")
 
@@ -131,7 +131,7 @@ def test_formulas_that_cannot_be_drawn_stop_the_build():
 
 
 @pytest.mark.parametrize(
-    ("told", "printed", "alike"),
+    ("info", "printed", "alike"),
     [
         ("a\nb\n", "a\nb\n", True),
         ("a\n", "a\nb\n", False),
@@ -140,8 +140,8 @@ def test_formulas_that_cannot_be_drawn_stop_the_build():
         ("loss 0.4\n", "loss 0.5\n", False),
     ],
 )
-def test_examples_are_compared(told, printed, alike):
-    assert try_pages.agree(told, printed) is alike
+def test_examples_are_compared(info, printed, alike):
+    assert try_pages.agree(info, printed) is alike
 
 
 def test_examples_are_compared_but_for_numbers():
@@ -174,11 +174,11 @@ def kept(place) -> Path:
 @pytest.mark.slow
 def test_what_results_hold_is_told(kept):
     """Every key of every result of the demo is in docs/files.md."""
-    told = (ROOT / "docs" / "files.md").read_text()
+    info = (ROOT / "docs" / "files.md").read_text()
     results = sorted(kept.glob("*.json"))
     assert len(results) == 6
     for file in results:
-        missing = {key for key in keys(json.loads(file.read_text())) if f"`{key}`" not in told}
+        missing = {key for key in keys(json.loads(file.read_text())) if f"`{key}`" not in info}
         assert not missing, f"docs/files.md does not tell of {missing} in {file.name}"
 
 

@@ -14,25 +14,26 @@ import torch
 import transfusion
 from families import CASES, FIRST, often
 from transfusion.cli import main
-from transfusion.engines import Local
 from transfusion.errors import ArchitectureError, CheckpointError, LibraryError, SettingError
-from transfusion.evidence import products
-from transfusion.evidence.weights import Weights
 from transfusion.matching import blocks as blocks_module
-from transfusion.matching import planned
-from transfusion.matching.budget import Budget
+from transfusion.matching.methods import SearchStart, preset
 from transfusion.matching.search import Search, Trial
-from transfusion.methods import Start, preset
-from transfusion.model import Model
-from transfusion.planning import Machine, plan, sketch
-from transfusion.planning import costs as costs_module
-from transfusion.planning.costs import Costs
-from transfusion.planning.phases import Rehearsal
-from transfusion.planning.schedule import makespan, shared
-from transfusion.planning.sweeping import Rehearsed
-from transfusion.planning.work import Work
-from transfusion.solvers import assignment
-from transfusion.workers import Workers
+from transfusion.matching.search_memory import SearchMemory, plan_memory
+from transfusion.matching.solvers import assignment
+from transfusion.matching.weights import gain_products
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model
+from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.threads import Threads
+from transfusion.transportation.planning import costs as costs_module
+from transfusion.transportation.planning.cost_plan import plan
+from transfusion.transportation.planning.costs import Costs
+from transfusion.transportation.planning.machine import Machine
+from transfusion.transportation.planning.paper import sketch
+from transfusion.transportation.planning.phases import SearchRehearsal
+from transfusion.transportation.planning.schedule import makespan, shared
+from transfusion.transportation.planning.sweep_cost import Rehearsed
+from transfusion.transportation.planning.work import Work
 
 CONFIGS = Path(__file__).parent.parent / "benchmarks" / "scale" / "configs"
 MACHINE = Machine(
@@ -129,7 +130,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clear()
-        addmm, mm, read, solve = torch.addmm, torch.mm, Weights.read, assignment.solve
+        addmm, mm, read, solve = torch.addmm, torch.mm, WeightPair.read, assignment.solve
 
         def multiplied(left: Any, right: Any) -> None:
             self.flops += 2 * left.shape[0] * left.shape[1] * right.shape[1]
@@ -142,7 +143,7 @@ class Watch:
             multiplied(left, right)
             return mm(left, right, out=out)
 
-        def seen(weights: Weights, side: str, name: str, rows: Any = None) -> Any:
+        def seen(weights: WeightPair, side: str, name: str, rows: Any = None) -> Any:
             found = read(weights, side, name, rows)
             self.read += found.numel() * weights.a.info(name).dtype.itemsize
             return found
@@ -153,7 +154,7 @@ class Watch:
 
         monkeypatch.setattr(torch, "addmm", added)
         monkeypatch.setattr(torch, "mm", made)
-        monkeypatch.setattr(Weights, "read", seen)
+        monkeypatch.setattr(WeightPair, "read", seen)
         for module in (assignment, blocks_module):
             monkeypatch.setattr(module, "solve", solved)
 
@@ -165,12 +166,12 @@ class Watch:
 
 
 @pytest.mark.parametrize("family", ["llama", "vit", "gpt2", "mixtral"])
-@pytest.mark.parametrize("start", [Start.SETTLED, Start.IDENTITY])
+@pytest.mark.parametrize("start", [SearchStart.PROGRESSIVE, SearchStart.IDENTITY])
 def test_a_first_sweep_is_counted_as_it_happens(
-    family: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, start: SearchStart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Exactly, operation by operation and byte by byte, scores included; in chunks, as of large matrices."""
-    for module in (products, costs_module):
+    for module in (gain_products, costs_module):
         monkeypatch.setattr(module, "BLOCK", 4)
         monkeypatch.setattr(module, "NUMBERS", 200)
     places = tmp_path / "a", tmp_path / "b"
@@ -178,15 +179,15 @@ def test_a_first_sweep_is_counted_as_it_happens(
         CASES[FIRST[family]].save(place, seed)
     method = preset("guarded").changed(starts=[start])
     a, b = (Model.open(place).under(method.policy) for place in places)
-    weights = Weights(a, b)
+    weights = WeightPair(a, b)
     watch = Watch(monkeypatch)
-    search = Search(weights, method, seed=0, engine=Local(Workers(1)))
+    search = Search(weights, method, seed=0, engine=LocalEngine(Threads(1)))
     trial = Trial("real", {}, [search.identity])
     watch.clear()
     search.sweep(trial, start)
     rehearsed = Rehearsed(search, Costs(weights), set(weights.sections))
     work = rehearsed.sweep(start).work
-    if start is Start.SETTLED:
+    if start is SearchStart.PROGRESSIVE:
         assert watch.agrees_with(work), (watch.__dict__, work)
     else:  # which proposals were taken is not known beforehand, and neither is what was scored
         assert (watch.flops, watch.assignments) == (work.flops, Counter(work.assignments))
@@ -199,20 +200,20 @@ def test_the_passes_over_all_tensors_are_counted_as_they_happen(
     for seed, place in enumerate(places):
         CASES["llama"].save(place, seed)
     method = preset("guarded")
-    weights = Weights(*(Model.open(place).under(method.policy) for place in places))
-    rehearsal = Rehearsal(weights, method, Budget.of(weights, method, 1))
-    phases = {phase.name: phase for phase in rehearsal.phases(1)}
+    weights = WeightPair(*(Model.open(place).under(method.policy) for place in places))
+    alpha_search = SearchRehearsal(weights, method, SearchMemory.of(weights, method, 1))
+    phases = {phase.name: phase for phase in alpha_search.phases(1)}
     watch = Watch(monkeypatch)
-    search = Search(weights, method, seed=0, engine=Local(Workers(1)))
+    search = Search(weights, method, seed=0, engine=LocalEngine(Threads(1)))
     assert search.identity
     assert watch.read == phases["identity"].work.read > 0
     watch.clear()
-    assert search.kinship
+    assert search.in_place
     assert watch.read == phases["kinship"].work.read > 0
     assert phases["hashing"].work.hashed == a_and_b(weights)
 
 
-def a_and_b(weights: Weights) -> int:
+def a_and_b(weights: WeightPair) -> int:
     return weights.a.checkpoint.nbytes + weights.b.checkpoint.nbytes
 
 
@@ -316,8 +317,8 @@ def test_memory_is_what_align_plans(tmp_path: Path):
     a, b = map(Model.open, places)
     for memory in (None, 400_000_000):
         found = plan(a, b, machine=MACHINE, cores=2, memory=memory)
-        told = planned(a, b, method=preset("guarded"), memory=memory, jobs=2)
-        assert (found.memory["total"], found.cluster.at_once) == (told["memory"], told["threads"])
+        details = plan_memory(a, b, method=preset("guarded"), memory=memory, jobs=2)
+        assert (found.memory["total"], found.cluster.at_once) == (details["memory"], details["threads"])
 
 
 def test_with_little_memory_gains_are_computed_again_and_weights_read_again():
@@ -361,10 +362,10 @@ def test_the_verb_tells_people_and_programs_the_same(machine: Path, capsys: pyte
     where = ("--nodes", 2, "--network", "8Gb", "--memory", "16GB")
     asked = ("plan", CONFIGS / "llama-0.1b.json", "--machine", machine, *where)
     assert run(*asked, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verb"], told["cluster"]["nodes"], told["cluster"]["network"]) == ("plan", 2, 1e9)
-    assert told["assumptions"]["moving"][0] == 1
-    assert told["seconds"] == pytest.approx(sum(p["seconds"] for p in told["phases"] if p["counted"]))
+    details = json.loads(capsys.readouterr().out)
+    assert (details["verb"], details["cluster"]["nodes"], details["cluster"]["network"]) == ("plan", 2, 1e9)
+    assert details["assumptions"]["moving"][0] == 1
+    assert details["seconds"] == pytest.approx(sum(p["seconds"] for p in details["phases"] if p["counted"]))
     assert run(*asked) == 0
     shown = capsys.readouterr().out
     assert "2 nodes of 2 cores with 16 GB each" in shown
@@ -388,12 +389,12 @@ def test_wrong_usage_of_the_verb(machine: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_machine_is_measured_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    from transfusion.planning import measuring
+    from transfusion.transportation.planning import machine_benchmark
 
-    monkeypatch.setattr(measuring, "ASSIGNED", (4, 64))
-    monkeypatch.setattr(measuring, "AMONG_CANDIDATES", (64, 128))
+    monkeypatch.setattr(machine_benchmark, "ASSIGNED", (4, 64))
+    monkeypatch.setattr(machine_benchmark, "AMONG_CANDIDATES", (64, 128))
     for size in ("_FILES", "_HEIGHT", "_WIDTH", "_INNER"):
-        monkeypatch.setattr(measuring, size, getattr(measuring, size) // 6)
+        monkeypatch.setattr(machine_benchmark, size, getattr(machine_benchmark, size) // 6)
     file = tmp_path / "machine.json"
     assert run("plan", "--measure-machine", "-o", file) == 0
     assert "speed kept when all cores work" in capsys.readouterr().out

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, OFTEN, Case, finetuned, often, transformers_model
-from transfusion.live import Live, largest_difference
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.transportation import apply, transport
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.transport_run import transport
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 200, "num_hidden_layers": 12}
 DEEP = {
@@ -99,10 +100,10 @@ def whole_way(case: Case, a: Path, root: Path, finish: Callable[[Path], Path]) -
         assert torch.equal(pi.move(model.read(name), layout), target.read(name)), name
     tuned = finish(finetuned(case, a, root / "tuned"))
     moved = transport(tuned, base=a, onto=b, via=pi).save(root / "moved")
-    wanted = replace(Live.of(Model.open(tuned)), architecture=model.architecture)
+    wanted = replace(LiveModel.of(Model.open(tuned)), architecture=model.architecture)
     expected = wanted.expected(pi, wanted.outputs())
     scale = max(float(value.abs().max()) for value in expected.values())
-    return largest_difference(expected, Live.of(Model.open(moved)).outputs()) / scale
+    return largest_difference(expected, LiveModel.of(Model.open(moved)).outputs()) / scale
 
 
 @every_family

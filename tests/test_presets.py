@@ -11,15 +11,25 @@ import pytest
 
 from families import CASES, finetuned, often
 from test_adapter import train_adapter
-from transfusion.alignment import Alignment
-from transfusion.architecture import Heads, Inner, Residual
+from transfusion.alignment.alignment import Alignment
+from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
 from transfusion.errors import SettingError
-from transfusion.matching import align
-from transfusion.methods import DEFAULT, METHODS, Accept, Join, Order, Score, Start, preset
-from transfusion.model import Model
-from transfusion.transportation import apply, transport
-from transfusion.transportation.folding import Folding
-from transfusion.verification import verify
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import (
+    DEFAULT,
+    METHODS,
+    Acceptance,
+    BlockOrder,
+    HeadScore,
+    SearchStart,
+    StreamJoin,
+    preset,
+)
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.norm_folding import NormFolding
+from transfusion.transportation.transport_run import transport
+from transfusion.verification.equivalence import verify
 
 FOUR = ("vit-classifier", "bert-pretraining", "clip", "llama")
 EXACT = ("guarded", "transfusion", "tied", "brute-force", "no-attention")
@@ -62,8 +72,8 @@ def test_every_preset_finds_something_that_can_be_kept_and_used(method, case, fo
         assert pi.provenance.policy == preset(method).policy
     moved = transport(tuned(case), base=made(case, 1), onto=made(case, 2), via=pi).save(tmp_path / "moved")
     result, target, base = (Model.open(path) for path in (moved, made(case, 2), made(case, 1)))
-    fine, folding = Model.open(tuned(case)), Folding(pi)
-    for name, layout in base.under(pi.provenance.policy).architecture.trunk.items():
+    fine, folding = Model.open(tuned(case)), NormFolding(pi)
+    for name, layout in base.under(pi.provenance.policy).architecture.backbone.items():
         if name in pi.folds or folding.is_part(name) or folding.is_diagonal(name, layout):
             continue  # moved together with a norm: test_functional
         task = fine.read(name) - base.read(name)
@@ -105,14 +115,14 @@ def test_plain_shortcuts_need_one_map_for_the_stream(case, found, made):
     pi = found("no-residual", case)
     assert pi.provenance.options["plain_shortcuts"] is True
     assert pi.digest == found("transfusion", case).digest, "only the shortcuts differ"
-    assert pi.turned(Model.open(made(case)).under(pi.provenance.policy).architecture.shortcuts)
+    assert pi.rotated(Model.open(made(case)).under(pi.provenance.policy).architecture.shortcuts)
     assert verify(made(case), via=pi).difference > 1e-3
 
 
 def test_plain_shortcuts_do_no_harm_where_the_maps_of_the_stream_agree(shuffled):
     a, b = shuffled("llama")
     pi = align(a, b, method="no-residual", advice=False)
-    assert not pi.turned(Model.open(a).under(pi.provenance.policy).architecture.shortcuts)
+    assert not pi.rotated(Model.open(a).under(pi.provenance.policy).architecture.shortcuts)
     assert not all(map_.is_identity() for map_ in pi.maps.values())
     assert verify(a, via=pi).equal
 
@@ -188,24 +198,24 @@ def test_choices_may_be_words():
         heads="natural",
         score="exact",
         starts=["spectral", "identity"],
-        order="waves",
+        order="parallel",
         accept="rising",
         restarts=2,
         outputs=None,
     )
-    assert (method.policy.residual, method.policy.inner) == (Residual.TIED, Inner.FREE)
-    assert method.policy.heads is Heads.NATURAL
-    assert method.score is Score.EXACT
-    assert method.starts == (Start.SPECTRAL, Start.IDENTITY)
-    assert method.order is Order.WAVES
-    assert method.accept is Accept.RISING
+    assert (method.policy.residual, method.policy.inner) == (Residual.TIED, InnerPolicy.FREE)
+    assert method.policy.heads is HeadPolicy.NATURAL
+    assert method.score is HeadScore.EXACT
+    assert method.starts == (SearchStart.SPECTRAL, SearchStart.IDENTITY)
+    assert method.order is BlockOrder.PARALLEL
+    assert method.accept is Acceptance.RISING
     assert method.restarts == 2
     assert method.outputs is False, "None changes nothing"
-    assert preset("transfusion").order is Order.FORWARD, "the preset itself is as it was"
-    assert preset("ot").changed(join="matrix").fusion.join is Join.MATRIX
+    assert preset("transfusion").order is BlockOrder.FORWARD, "the preset itself is as it was"
+    assert preset("ot").changed(join="matrix").fusion.join is StreamJoin.MATRIX
 
 
-@pytest.mark.parametrize("start", Start)
+@pytest.mark.parametrize("start", SearchStart)
 def test_a_single_start_may_be_one_word(start):
     assert preset("transfusion").changed(starts=str(start)).starts == (start,)
     assert preset("transfusion").changed(starts=start).starts == (start,)
@@ -215,13 +225,13 @@ def test_a_single_start_may_be_one_word(start):
     ("name", "choices"),
     [
         ("residual", Residual),
-        ("inner", Inner),
-        ("heads", Heads),
-        ("score", Score),
-        ("starts", Start),
-        ("order", Order),
-        ("accept", Accept),
-        ("join", Join),
+        ("inner", InnerPolicy),
+        ("heads", HeadPolicy),
+        ("score", HeadScore),
+        ("starts", SearchStart),
+        ("order", BlockOrder),
+        ("accept", Acceptance),
+        ("join", StreamJoin),
     ],
 )
 def test_a_word_that_is_no_choice_is_refused_with_those_that_are(name, choices):

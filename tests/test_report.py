@@ -12,13 +12,14 @@ import torch
 
 import reports
 import transfusion
-from transfusion.alignment import Alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import DataError, MismatchError, OutputError
-from transfusion.model import Model
-from transfusion.reporting import charts
-from transfusion.reporting.charts.canvas import ticks
-from transfusion.reporting.heads import panels
-from transfusion.reporting.roles import roles
+from transfusion.model.model import Model
+from transfusion.reporting.charts.canvas import NARROW, WIDE, ticks
+from transfusion.reporting.charts.heat_map import HeatMap
+from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.head_panels import panels
+from transfusion.reporting.tensor_roles import roles
 
 
 class Reader(HTMLParser):
@@ -36,11 +37,11 @@ class Reader(HTMLParser):
         assert not self.open, self.open
 
     def handle_starttag(self, tag, attrs):
-        told = dict(attrs)
-        self.ids += [told["id"]] if "id" in told else []
-        self.tips += [told["data-tip"]] if "data-tip" in told else []
+        info = dict(attrs)
+        self.ids += [info["id"]] if "id" in info else []
+        self.tips += [info["data-tip"]] if "data-tip" in info else []
         self.outside += [
-            told[key] for key in ("src", "href") if key in told and not told[key].startswith(("#", "data:"))
+            info[key] for key in ("src", "href") if key in info and not info[key].startswith(("#", "data:"))
         ]
         if tag not in self.VOID:
             self.open.append(tag)
@@ -151,9 +152,9 @@ def test_layers_are_found_where_units_were_only_reordered(page):
 
 def test_heads_are_where_pi_has_put_them(page, job):
     pi = Alignment.load(job.pi)
-    told = [row for row in section(page, "heads").parts[0].table.rows if row[0].startswith("layer 1 ·")]
-    assert [int(row[2]) for row in told] == pi.maps["layer.1.head"].index[0].tolist()
-    assert all(row[3] == "100 %" for row in told)
+    info = [row for row in section(page, "heads").parts[0].table.rows if row[0].startswith("layer 1 ·")]
+    assert [int(row[2]) for row in info] == pi.maps["layer.1.head"].index[0].tolist()
+    assert all(row[3] == "100 %" for row in info)
 
 
 def test_shares_of_the_task_vector_are_those_of_the_files(page, job):
@@ -191,8 +192,8 @@ def test_a_pi_that_turns_units_shows_shares_of_energy_and_what_is_predicted(made
     page = transfusion.report(job.run)
     assert page.hero.verdict.endswith("of B predicted")
     rows = numbers(page, "layers-all")
-    told = json.loads((job.run / "transfusion.json").read_text())["alignment"]["advice"]["axes"]
-    assert rows.keys() == told.keys()
+    info = json.loads((job.run / "transfusion.json").read_text())["alignment"]["advice"]["axes"]
+    assert rows.keys() == info.keys()
     assert numbers(page, "arriving")["MLP in"] != []
     assert section(page, "heads").parts[0].table.rows
 
@@ -200,20 +201,20 @@ def test_a_pi_that_turns_units_shows_shares_of_energy_and_what_is_predicted(made
 def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch):
     from dataclasses import replace
 
-    from transfusion.architecture import Heads
-    from transfusion.maps import Rotation
-    from transfusion.reporting.bases import Bases
+    from transfusion.alignment.maps import Rotation
+    from transfusion.architecture.architecture import HeadPolicy
+    from transfusion.reporting.report_bases import Bases
 
     a = Model.open(job.a)
-    policy = replace(a.architecture.policy, heads=Heads.FLAT)
+    policy = replace(a.architecture.policy, heads=HeadPolicy.FLAT)
     flat = a.architecture.under(policy)
     size, heads = flat.sizes["layer.0.qk"], flat.sizes["layer.0.head"]
     turn = np.eye(size)
     here, there = 0, size - 1  # the first unit of the first head and the last of the last, half each
     turn[[here, there]] = [(turn[here] + turn[there]) / 2**0.5, (turn[here] - turn[there]) / 2**0.5]
     one = np.ones(1)
-    story = replace(Alignment.load(job.pi).provenance, policy=policy)
-    pi = Alignment.of({"layer.0.qk": Rotation(turn[None], one, one)}, flat, story)
+    metadata = replace(Alignment.load(job.pi).provenance, policy=policy)
+    pi = Alignment.of({"layer.0.qk": Rotation(turn[None], one, one)}, flat, metadata)
     (panel,) = panels(pi, Bases(a=a))
     width = size // heads
     assert panel.shares.shape == (heads, heads)
@@ -222,7 +223,7 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
 
 
 def test_heads_in_groups_are_counted_one_by_one(made):
-    from transfusion.reporting.bases import Bases
+    from transfusion.reporting.report_bases import Bases
 
     a = made("llama")
     pi = transfusion.align(a, a, method="random", seed=5)
@@ -260,10 +261,10 @@ def test_the_numbers_of_results_are_told_as_they_were(page):
 
 def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
     shutil.copytree(job.run, tmp_path / "moved")
-    told = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
-    told["base"] |= {"name": "gone/a", "path": "/gone/a"}
-    del told["settings"]["via"]
-    (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(told))
+    info = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    info["base"] |= {"name": "gone/a", "path": "/gone/a"}
+    del info["settings"]["via"]
+    (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(info))
     page = transfusion.report(tmp_path / "moved")
     assert page.notes == [
         "The run found its π on the way and did not keep it.", "gone/a is not at its recorded place."
@@ -275,9 +276,9 @@ def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
 
 def test_other_weights_at_the_same_place_are_not_taken_for_the_same(job, tmp_path):
     shutil.copytree(job.run, tmp_path / "moved")
-    told = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
-    told["onto"]["path"] = str(job.a)
-    (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(told))
+    info = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    info["onto"]["path"] = str(job.a)
+    (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(info))
     page = transfusion.report(tmp_path / "moved")
     assert page.notes == [f"{job.b} has other weights by now."]
 
@@ -365,8 +366,8 @@ def test_results_about_other_models_are_marked_and_make_no_headline(job, tmp_pat
     other = tmp_path / "successor"
     shutil.copytree(job.b, other)
     files = [
-        reports.write(tmp_path / f"{verb}.json", verb, told)
-        for verb, told in {
+        reports.write(tmp_path / f"{verb}.json", verb, info)
+        for verb, info in {
             "sweep": reports.sweep(str(job.tuned), str(job.a), str(other)),
             "fewshot": reports.fewshot(str(job.tuned), str(job.a), str(other)),
             "barrier": reports.barrier(str(job.a), str(other)),
@@ -387,8 +388,8 @@ def test_results_about_other_models_are_marked_and_make_no_headline(job, tmp_pat
 
 def test_a_result_is_known_by_its_models_however_they_were_written(job, tmp_path, monkeypatch):
     monkeypatch.chdir(job.a.parent)
-    told = reports.sweep("tuned", "./a", str(job.b))
-    place = reports.write(tmp_path / "sweep.json", "sweep", told)
+    info = reports.sweep("tuned", "./a", str(job.b))
+    place = reports.write(tmp_path / "sweep.json", "sweep", info)
     assert transfusion.report(job.run, [place]).hero.numbers[0].value == "+25.0"
     monkeypatch.chdir(tmp_path)  # from here, the relative paths lead nowhere
     page = transfusion.report(job.run, [place])
@@ -400,8 +401,8 @@ def test_a_folder_of_results_on_several_targets_has_no_headline(full, tmp_path):
     b, other = str(full.b), "models/successor"
     reports.write(tmp_path / "sweep.json", "sweep", reports.sweep(str(full.tuned), str(full.a), b))
     for name, onto in (("one", b), ("two", other)):
-        told = reports.evaluation(onto, str(full.run), str(full.ceiling))
-        reports.write(tmp_path / f"{name}.json", "evaluate", told)
+        info = reports.evaluation(onto, str(full.run), str(full.ceiling))
+        reports.write(tmp_path / f"{name}.json", "evaluate", info)
     page = transfusion.report(tmp_path, via=full.pi)
     assert "layers" in [one.id for one in page.sections]
     assert page.hero.title == f"Results in {tmp_path.name}"
@@ -425,9 +426,9 @@ def test_an_evaluation_makes_the_headline_rather_than_the_best_of_a_sweep(full, 
 
 
 def test_a_best_alpha_that_is_worse_than_b_is_said_to_be(full, tmp_path):
-    told = reports.sweep(str(full.tuned), str(full.a), str(full.b))
-    told["curves"] = [reports.swept("guarded", "guarded", -0.1)]
-    reports.write(tmp_path / "sweep.json", "sweep", told)
+    info = reports.sweep(str(full.tuned), str(full.a), str(full.b))
+    info["curves"] = [reports.swept("guarded", "guarded", -0.1)]
+    reports.write(tmp_path / "sweep.json", "sweep", info)
     (row,) = section(transfusion.report(tmp_path), "alpha").parts[1].rows
     assert row[:3] == ("guarded", "1, no better than B", "−10.0")
 
@@ -439,10 +440,10 @@ def test_counts_are_told_as_people_count(page):
 
 
 def test_hostile_names_stay_text(full, tmp_path):
-    told = json.loads((full.run / "sweep.json").read_text())
+    info = json.loads((full.run / "sweep.json").read_text())
     hostile = '<script>alert("x")</script>&"\''
-    told["curves"][1]["label"] = told["finetuned"] = hostile
-    (tmp_path / "sweep.json").write_text(json.dumps(told))
+    info["curves"][1]["label"] = info["finetuned"] = hostile
+    (tmp_path / "sweep.json").write_text(json.dumps(info))
     text = transfusion.report(tmp_path).html()
     assert "<script>alert" not in text
     assert any(tip.startswith(hostile) for tip in Reader(text).tips)
@@ -453,12 +454,12 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
     assert code == 0
     assert out.startswith("π(A) computes what A computes")
     assert out.endswith(f"\nwritten to {tmp_path / 'verify.json'}\n")
-    told = json.loads((tmp_path / "verify.json").read_text())
-    assert (told["verb"], told["equal"], told["outputs"]) == ("verify", True, ["logits"])
-    assert told["run"]["seconds"] > 0
-    assert (told["a"], told["via"]) == (str(job.a), str(job.pi))
+    info = json.loads((tmp_path / "verify.json").read_text())
+    assert (info["verb"], info["equal"], info["outputs"]) == ("verify", True, ["logits"])
+    assert info["run"]["seconds"] > 0
+    assert (info["a"], info["via"]) == (str(job.a), str(job.pi))
     pi = Alignment.load(job.pi)
-    assert told["alignment"] == {"sha256": pi.digest, "method": pi.provenance.method}
+    assert info["alignment"] == {"sha256": pi.digest, "method": pi.provenance.method}
     code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 1
     assert "exists already" in err
@@ -472,9 +473,9 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
 
 def test_a_prediction_names_its_pi_by_content(job, tmp_path, cli):
     assert cli("verify", job.a, "--via", job.pi, "--onto", job.b, "-o", tmp_path / "verify.json")[0] == 0
-    told = json.loads((tmp_path / "verify.json").read_text())
-    assert told["alignment"]["sha256"] == Alignment.load(job.pi).digest
-    assert (told["a"], told["b"], told["holds"]) == (str(job.a), str(job.b), True)
+    info = json.loads((tmp_path / "verify.json").read_text())
+    assert info["alignment"]["sha256"] == Alignment.load(job.pi).digest
+    assert (info["a"], info["b"], info["holds"]) == (str(job.a), str(job.b), True)
     found = section(transfusion.report(job.run, [tmp_path / "verify.json"]), "proof")
     assert found.parts[0].rows[0] == ("about", "this run's π and a")
 
@@ -532,17 +533,15 @@ def test_scales_hold_their_ends():
 
 
 def test_a_curve_with_a_value_that_is_no_number_is_drawn_without_it():
-    chart = charts.Lines(
-        [charts.Curve("one", [(0, 1.0), (1, float("nan")), (2, 3.0)])], "α", "loss", "a chart"
-    )
-    assert Reader(chart(charts.WIDE)).tips == ["one: 1 at α 0", "one: 3 at α 2"]
+    chart = LineChart([ChartCurve("one", [(0, 1.0), (1, float("nan")), (2, 3.0)])], "α", "loss", "a chart")
+    assert Reader(chart(WIDE)).tips == ["one: 1 at α 0", "one: 3 at α 2"]
 
 
 def test_large_matrices_are_drawn_in_part_and_told_whole():
     rng = np.random.default_rng(0)
     matrices = [(f"layer {i}", rng.dirichlet(np.ones(16), 16)) for i in range(64)]
-    heat = charts.Heat(matrices, "heads")
+    heat = HeatMap(matrices, "heads")
     shown = heat.shown()
     assert 1 < len(shown) < 64
     assert (shown[0][0], shown[-1][0]) == ("layer 0", "layer 63")
-    assert len(Reader(heat(charts.NARROW)).tips) <= 6500
+    assert len(Reader(heat(NARROW)).tips) <= 6500

@@ -229,9 +229,9 @@ def test_commands_are_copied(shown):
     button = page.locator("#commands [data-copy]").first
     button.click()
     page.wait_for_function("document.querySelector('#commands [data-copy]').textContent === 'Copied'")
-    told = page.locator("#commands code").first.inner_text()
-    assert page.evaluate("navigator.clipboard.readText()") == told
-    assert told.startswith("transfusion transport ")
+    info = page.locator("#commands code").first.inner_text()
+    assert page.evaluate("navigator.clipboard.readText()") == info
+    assert info.startswith("transfusion transport ")
 
 
 def test_the_keyboard_reaches_the_content_first(shown):

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from test_maps import LAYOUTS, PARENTS, SIZES, all_maps, lineage_of, rows, shape_of
-from transfusion.alignment import Alignment, Fold
-from transfusion.architecture import Policy
+from transfusion.alignment.alignment import Alignment, NormFold
+from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation, TransportMap
+from transfusion.alignment.provenance import Provenance
+from transfusion.alignment.tensor_moves import move_tensor, moves_by_rows
+from transfusion.architecture.architecture import Policy
 from transfusion.errors import AlignmentError, TransfusionError
 from transfusion.layouts import parse
-from transfusion.maps import KINDS, Map, Permutation, Plan, Rotation, move, moves_by_rows
-from transfusion.provenance import Provenance
 
 some = settings(max_examples=15)
 ONE = np.zeros(1, dtype=np.int64)
@@ -115,14 +116,14 @@ def test_a_change_of_weights_is_turned_at_both_ends_and_sized_by_what_is_written
     q_out, q_in = (torch.from_numpy(one.matrix[0]).double() for one in (out, given_))
     wanted = float(out.produced[0]) * q_out @ tau @ q_in.T / float(given_.read[0])
     maps = {"x": out, "ffn": given_}
-    moved = move(tau, parse("x <- ffn"), maps, SIZES, PARENTS)
+    moved = move_tensor(tau, parse("x <- ffn"), maps, SIZES, PARENTS)
     assert torch.allclose(moved, wanted, rtol=1e-5, atol=1e-5)
-    transposed = move(tau.T, parse("ffn -> x"), maps, SIZES, PARENTS)
+    transposed = move_tensor(tau.T, parse("ffn -> x"), maps, SIZES, PARENTS)
     assert torch.allclose(transposed, wanted.T, rtol=1e-5, atol=1e-5)
     of_b = float(given_.read[0]) * q_in @ inputs
     made = float(out.produced[0]) * q_out @ (tau @ inputs)
     assert torch.allclose(moved @ of_b, made, rtol=1e-4, atol=1e-4)
-    bias = move(tau @ inputs, parse("x"), maps, SIZES, PARENTS)
+    bias = move_tensor(tau @ inputs, parse("x"), maps, SIZES, PARENTS)
     assert torch.allclose(bias, made, rtol=1e-4, atol=1e-4), "what has no inputs is written"
 
 
@@ -131,10 +132,10 @@ def test_a_change_of_weights_is_turned_at_both_ends_and_sized_by_what_is_written
 @given(maps=all_maps())
 def test_a_rotation_made_from_a_permutation_moves_like_it(text: str, maps: dict[str, Map]):
     layout, tensor = parse(text), torch.randn(shape_of(text), dtype=torch.float64)
-    turned = {name: Rotation.of(map_) for name, map_ in maps.items()}
-    assert turned == maps
-    moved = move(tensor, layout, maps, SIZES, PARENTS)
-    assert torch.equal(move(tensor, layout, turned, SIZES, PARENTS), moved)
+    rotated = {name: Rotation.of(map_) for name, map_ in maps.items()}
+    assert rotated == maps
+    moved = move_tensor(tensor, layout, maps, SIZES, PARENTS)
+    assert torch.equal(move_tensor(tensor, layout, rotated, SIZES, PARENTS), moved)
 
 
 @some
@@ -143,8 +144,8 @@ def test_a_rotation_made_from_a_permutation_moves_like_it(text: str, maps: dict[
 def test_the_way_back_leads_home(text: str, maps: dict[str, Map]):
     layout, tensor = parse(text), torch.randn(shape_of(text), dtype=torch.float64)
     back = {name: map_.inverse(lineage_of(name, maps)) for name, map_ in maps.items()}
-    there = move(tensor, layout, maps, SIZES, PARENTS)
-    home = move(there, layout, back, SIZES, PARENTS)
+    there = move_tensor(tensor, layout, maps, SIZES, PARENTS)
+    home = move_tensor(there, layout, back, SIZES, PARENTS)
     assert torch.allclose(home, tensor, rtol=1e-4, atol=1e-5)
 
 
@@ -156,8 +157,10 @@ def test_chained_rotations_do_one_after_the_other(text: str, first, second, thir
     layout, tensor = parse(text), torch.randn(shape_of(text), dtype=torch.float64)
     for earlier, later in ((first, second), (first, third), (third, first)):
         chain = {name: later[name].after(earlier[name], lineage_of(name, later)) for name in SIZES}
-        twice = move(move(tensor, layout, earlier, SIZES, PARENTS), layout, later, SIZES, PARENTS)
-        found = move(tensor, layout, chain, SIZES, PARENTS)
+        twice = move_tensor(
+            move_tensor(tensor, layout, earlier, SIZES, PARENTS), layout, later, SIZES, PARENTS
+        )
+        found = move_tensor(tensor, layout, chain, SIZES, PARENTS)
         assert torch.allclose(found, twice, rtol=1e-4, atol=1e-4 * float(twice.abs().max()))
 
 
@@ -213,7 +216,7 @@ def test_nothing_moves_only_where_nothing_grows():
 
 
 def test_a_plan_is_no_rotation_and_a_rotation_no_plan():
-    plan, turn = Plan(np.full((1, 2, 2), 0.5)), Rotation.of(Permutation(np.array([1, 0])))
+    plan, turn = TransportMap(np.full((1, 2, 2), 0.5)), Rotation.of(Permutation(np.array([1, 0])))
     with pytest.raises(AlignmentError, match="kind 'plan' cannot be seen as a rotation"):
         turn.after(plan, ONE)
     with pytest.raises(AlignmentError, match="kind 'rotation' cannot be seen as a plan"):
@@ -237,7 +240,7 @@ def test_its_numbers_make_it_again(seed):
 
 # ── in π, and in files ───────────────────────────────────────────────────────────────────────
 
-FOLDS = {"layer.0.q.weight": Fold("layer.0.norm"), "layer.0.up.weight": Fold("layer.0.norm2", 1.0)}
+FOLDS = {"layer.0.q.weight": NormFold("layer.0.norm"), "layer.0.up.weight": NormFold("layer.0.norm2", 1.0)}
 
 
 @pytest.fixture
@@ -248,8 +251,8 @@ def pi() -> Alignment:
         "vo": random_rotation("vo", rng),
         "x": random_rotation("x", rng),
     }
-    story = Provenance("tiny", "0" * 64, Policy(), "functional", {}, 0, "a", "1" * 64, "b", "2" * 64)
-    return Alignment(maps, SIZES, PARENTS, story, FOLDS)
+    provenance = Provenance("tiny", "0" * 64, Policy(), "functional", {}, 0, "a", "1" * 64, "b", "2" * 64)
+    return Alignment(maps, SIZES, PARENTS, provenance, FOLDS)
 
 
 def test_a_file_holds_rotations_and_folds(pi, tmp_path):
@@ -265,9 +268,9 @@ def test_a_file_holds_rotations_and_folds(pi, tmp_path):
     [
         {},
         {"layer.0.q.weight": FOLDS["layer.0.q.weight"]},
-        {**FOLDS, "layer.0.q.weight": Fold("layer.0.norm2")},
-        {**FOLDS, "layer.0.q.weight": Fold("layer.0.norm", 1.0)},
-        {**FOLDS, "layer.0.k.weight": Fold("layer.0.norm")},
+        {**FOLDS, "layer.0.q.weight": NormFold("layer.0.norm2")},
+        {**FOLDS, "layer.0.q.weight": NormFold("layer.0.norm", 1.0)},
+        {**FOLDS, "layer.0.k.weight": NormFold("layer.0.norm")},
     ],
     ids=["none", "one less", "another norm", "another offset", "one more"],
 )
@@ -312,21 +315,21 @@ def test_before_or_after_permutations_it_does_one_after_the_other(pi, text):
 
 def test_a_turn_keeps_what_is_written_at_its_size(pi):
     tensor = torch.randn(6, dtype=torch.float64)
-    turned = pi.turn(tensor, parse("x"))
-    assert torch.allclose(turned.norm(), tensor.norm(), rtol=1e-5)
-    assert torch.allclose(float(pi.maps["x"].produced[0]) * turned, pi.move(tensor, parse("x")), atol=1e-5)
+    rotated = pi.turn(tensor, parse("x"))
+    assert torch.allclose(rotated.norm(), tensor.norm(), rtol=1e-5)
+    assert torch.allclose(float(pi.maps["x"].produced[0]) * rotated, pi.move(tensor, parse("x")), atol=1e-5)
 
 
-def damaged(path, change_tensors=lambda tensors: None, change_story=lambda story: None):
+def damaged(path, change_tensors=lambda tensors: None, change_header=lambda provenance: None):
     """A file of π with other content under the same digest."""
     from safetensors import safe_open
 
     tensors = load_file(path)
     with safe_open(path, framework="pt") as opened:
-        story = json.loads(opened.metadata()["transfusion"])
+        provenance = json.loads(opened.metadata()["transfusion"])
     change_tensors(tensors)
-    change_story(story)
-    save_file(tensors, path, {"transfusion": json.dumps(story)})
+    change_header(provenance)
+    save_file(tensors, path, {"transfusion": json.dumps(provenance)})
     return path
 
 
@@ -343,31 +346,34 @@ DAMAGES = {
     "too small": (lambda tensors: tensors.update(x=tensors["x"][:, :1].clone()), None),
     "empty": (lambda tensors: tensors.update(x=torch.zeros(1, 0, 0)), None),
     "missing": (forget, None),
-    "a kind": (None, lambda story: story["kinds"].update(x="plan")),
-    "an unknown kind": (None, lambda story: story["kinds"].update(x="spiral")),
-    "a permutation's kind": (None, lambda story: story["kinds"].update(group="rotation")),
-    "a fold": (None, lambda story: story["folds"]["layer.0.q.weight"].update(norm="layer.0.norm2")),
-    "an offset": (None, lambda story: story["folds"]["layer.0.q.weight"].update(offset=1.0)),
-    "no folds": (None, lambda story: story.pop("folds")),
-    "strange folds": (None, lambda story: story["folds"].update({"layer.0.q.weight": {"scale": 2}})),
-    "a size": (None, lambda story: story["sizes"].update(x=7)),
+    "a kind": (None, lambda provenance: provenance["kinds"].update(x="plan")),
+    "an unknown kind": (None, lambda provenance: provenance["kinds"].update(x="spiral")),
+    "a permutation's kind": (None, lambda provenance: provenance["kinds"].update(group="rotation")),
+    "a fold": (None, lambda provenance: provenance["folds"]["layer.0.q.weight"].update(norm="layer.0.norm2")),
+    "an offset": (None, lambda provenance: provenance["folds"]["layer.0.q.weight"].update(offset=1.0)),
+    "no folds": (None, lambda provenance: provenance.pop("folds")),
+    "strange folds": (
+        None,
+        lambda provenance: provenance["folds"].update({"layer.0.q.weight": {"scale": 2}}),
+    ),
+    "a size": (None, lambda provenance: provenance["sizes"].update(x=7)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(damage, pi, tmp_path):
     nothing = lambda content: None  # noqa: E731
-    tensors, story = (change or nothing for change in DAMAGES[damage])
+    tensors, provenance = (change or nothing for change in DAMAGES[damage])
     path = pi.save(tmp_path / "pi.safetensors")
     assert Alignment.load(damaged(path)).digest == pi.digest, "undamaged"
     with pytest.raises(TransfusionError, match="damaged"):
-        Alignment.load(damaged(path, tensors, story))
+        Alignment.load(damaged(path, tensors, provenance))
 
 
 def test_inspect_tells_what_is_turned(pi, cli, tmp_path):
     advice = {"verdict": "predicted", "text": "99% of B's activations", "found": 0.99, "axes": {}}
-    told = replace(pi, provenance=replace(pi.provenance, advice=advice))
-    path = told.save(tmp_path / "pi.safetensors")
+    info = replace(pi, provenance=replace(pi.provenance, advice=advice))
+    path = info.save(tmp_path / "pi.safetensors")
     code, out, err = cli("inspect", path)
     assert code == 0, err
     assert "method functional" in out

@@ -15,21 +15,29 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from families import often
-from transfusion.architecture import Heads, Inner, Residual
-from transfusion.engines import Local
-from transfusion.evidence.gains import Gains
-from transfusion.evidence.weights import Weights
-from transfusion.maps import Permutation
-from transfusion.matching import align, proposing
-from transfusion.matching.blocks import Grounds, Household, Proposal, Situation, Spectral, blocks
+from transfusion.alignment.maps import Permutation
+from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
+from transfusion.matching import block_solutions
+from transfusion.matching.alignment_run import align
+from transfusion.matching.blocks import (
+    BlockSolution,
+    BlockState,
+    NestedBlock,
+    SearchContext,
+    SpectralBlock,
+    blocks,
+)
+from transfusion.matching.methods import Acceptance, BlockOrder, HeadScore, SearchStart, preset
 from transfusion.matching.search import Search, Trial
-from transfusion.methods import Accept, Order, Score, Start, preset
-from transfusion.model import Model
-from transfusion.workers import Workers
+from transfusion.matching.weights.gains import Gains
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model
+from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.threads import Threads
 
 TINY = ("vit", "bert", "bert-pretraining", "llama", "gpt2")
-ONE = Workers(1)
-HERE = Local(ONE)
+ONE = Threads(1)
+HERE = LocalEngine(ONE)
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +52,7 @@ def searching(opened):
 
     def make(method, case="vit", **more) -> Search:
         a, b = (opened(case, seed).under(method.policy) for seed in (1, 2))
-        return Search(Weights(a, b), method, **{"seed": 0, "engine": HERE, **more})
+        return Search(WeightPair(a, b), method, **{"seed": 0, "engine": HERE, **more})
 
     return make
 
@@ -60,11 +68,11 @@ def rises(trace, slack=1e-5) -> bool:
 @settings(max_examples=settings.default.max_examples // 4)
 @given(
     case=st.sampled_from(TINY),
-    order=st.sampled_from(Order),
-    score=st.sampled_from(Score),
+    order=st.sampled_from(BlockOrder),
+    score=st.sampled_from(HeadScore),
     residual=st.sampled_from(Residual),
-    inner=st.sampled_from(Inner),
-    heads=st.sampled_from(Heads),
+    inner=st.sampled_from(InnerPolicy),
+    heads=st.sampled_from(HeadPolicy),
     outputs=st.booleans(),
     vectors=st.booleans(),
     seed=st.integers(0, 99),
@@ -85,9 +93,9 @@ def test_a_tensor_with_an_axis_twice_counts_when_a_proposal_is_weighed(made, tmp
     save_file(state, tmp_path / "b" / "model.safetensors", {"format": "pt"})
     method = preset("guarded").changed(residual="tied", starts=["identity"])
     a, b = (Model.open(path).under(method.policy) for path in (made("bert-pretraining", 1), tmp_path / "b"))
-    search = Search(Weights(a, b), method, seed=0, engine=HERE)
+    search = Search(WeightPair(a, b), method, seed=0, engine=HERE)
     assert search.weights.tensors[transform].dims_with("layer.stream") == (0, 1)
-    assert rises(search.go_on(search._begun("identity", Start.IDENTITY)).trace)
+    assert rises(search.go_on(search._begun("identity", SearchStart.IDENTITY)).trace)
 
 
 @pytest.mark.parametrize("seed", often([2, 3], [2]))
@@ -98,7 +106,7 @@ def test_guarded_never_ends_below_the_identity(case, seed, opened):
 
 
 def test_guarded_goes_home_if_all_its_starts_end_below_the_identity(searching, monkeypatch):
-    search = searching(preset("guarded").changed(starts=["settled"]))
+    search = searching(preset("guarded").changed(starts=["progressive"]))
     monkeypatch.setattr(search, "identity", 1e9)
     found = search.run()
     assert all(map_.is_identity() for map_ in found.maps.values())
@@ -171,14 +179,14 @@ def test_each_restart_goes_another_way_and_the_best_is_told(searching):
 def proposals(monkeypatch):
     """Every proposal that is asked for: the trial's maps at the time, by block."""
     made = []
-    propose = proposing._propose
+    propose = block_solutions._propose
 
-    def noted(grounds, task):
+    def noted(context, task):
         block, now = task
         made.append((block, dict(now.maps)))
-        return propose(grounds, task)
+        return propose(context, task)
 
-    monkeypatch.setattr(proposing, "_propose", noted)
+    monkeypatch.setattr(block_solutions, "_propose", noted)
     return made
 
 
@@ -203,19 +211,19 @@ def test_singular_values_are_asked_once(searching, proposals):
     search = searching(preset("transfusion"))
     found = search.run()
     assert found.sweeps > 2
-    spectral = Counter(block.id for block, _ in proposals if isinstance(block, Spectral))
+    spectral = Counter(block.id for block, _ in proposals if isinstance(block, SpectralBlock))
     assert spectral == {f"layer.{i}.head": 1 for i in range(3)}
 
 
 def test_what_was_solved_by_half_of_its_evidence_is_solved_again_by_all_of_it(searching, proposals):
     """After a settled first sweep; even if what did not count then has stayed where it was."""
     search = searching(preset("guarded"))
-    trial = search._begun("settled", Start.SETTLED)
+    trial = search._begun("progressive", SearchStart.PROGRESSIVE)
     halved = {
         block
         for block, maps in proposals
         for id in block.ids
-        if len(search.grounds.counted(id, maps, block.ids)) < len(search.grounds.counted(id, None))
+        if len(search.context.counted(id, maps, block.ids)) < len(search.context.counted(id, None))
     }
     assert halved
     proposals.clear()
@@ -228,16 +236,16 @@ def test_what_was_solved_by_half_of_its_evidence_is_solved_again_by_all_of_it(se
 # ── orders ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("start", [None, *Start])
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("start", [None, *SearchStart])
+@pytest.mark.parametrize("order", BlockOrder)
 def test_a_first_sweep_visits_every_block_exactly_once(order, start, searching, proposals):
     search = searching(preset("guarded").changed(order=order))
     search.sweep(Trial("x", {}, [search.identity]), start)
-    method = search.method.changed(score="spectral") if start is Start.SPECTRAL else search.method
+    method = search.method.changed(score="spectral") if start is SearchStart.SPECTRAL else search.method
     wanted = blocks(search.weights, method)
     visited = [block for block, _ in proposals]
     assert sorted(visited, key=str) == sorted(wanted, key=str)
-    if order is Order.FORWARD:
+    if order is BlockOrder.FORWARD:
         assert visited == wanted
 
 
@@ -245,7 +253,13 @@ def visited(search: Search, trial: Trial, sweeps: int) -> list[list[str]]:
     """The axes that each of some sweeps comes by, in their order."""
     orders = []
     for _ in range(sweeps):
-        orders.append([block.ids[0] for wave in search.waves(trial, None) for block in wave])
+        orders.append(
+            [
+                block.ids[0]
+                for parallel_group in search.parallel_groups(trial, None)
+                for block in parallel_group
+            ]
+        )
         trial.trace.append(0.0)
     return orders
 
@@ -267,23 +281,23 @@ def test_orders_are_what_they_are_called(searching):
     assert orders("random", seed=1) != random
     assert orders("forward", restart=1) != random
     assert orders("random", restart=1) != orders("random", restart=2)
-    assert sorted(orders("waves")[0]) == sorted(forward[0])
+    assert sorted(orders("parallel")[0]) == sorted(forward[0])
 
 
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("order", BlockOrder)
 @pytest.mark.parametrize("case", TINY)
 def test_what_is_solved_side_by_side_shares_no_tensor(case, order, searching):
     search = searching(preset("guarded").changed(order=order), case)
     layouts = search.weights.tensors
-    waves = list(search.waves(Trial("x", {}, [0.0]), None))
-    for wave in waves:
+    parallel_groups = list(search.parallel_groups(Trial("x", {}, [0.0]), None))
+    for parallel_group in parallel_groups:
         named = [
             {name for name, layout in layouts.items() if set(layout.names()) & set(block.ids)}
-            for block in wave
+            for block in parallel_group
         ]
         assert sum(map(len, named)) == len(set().union(*named))
-    if order is Order.WAVES:
-        assert max(map(len, waves)) > 1
+    if order is BlockOrder.PARALLEL:
+        assert max(map(len, parallel_groups)) > 1
 
 
 # ── households ───────────────────────────────────────────────────────────────────────────────
@@ -304,22 +318,22 @@ def small_heads(request, tmp_path_factory):
 
 def test_a_household_is_the_best_of_all_there_are(small_heads):
     method = preset("guarded")
-    weights = Weights(*(model.under(method.policy) for model in small_heads))
-    (household,) = (block for block in blocks(weights, method) if isinstance(block, Household))
+    weights = WeightPair(*(model.under(method.policy) for model in small_heads))
+    (nested,) = (block for block in blocks(weights, method) if isinstance(block, NestedBlock))
     rng = np.random.default_rng(0)
     around = {
         space.id: Permutation.random(space.size, weights.architecture.rows(space.id), rng)
         for space in weights.architecture.free()
-        if space.id not in household.ids
+        if space.id not in nested.ids
     }
-    found = household.propose(Grounds(weights, Gains(weights, ONE), method), Situation(around)).maps
-    assert found.keys() == set(household.ids)
+    found = nested.propose(SearchContext(weights, Gains(weights, ONE), method), BlockState(around)).maps
+    assert found.keys() == set(nested.ids)
     orders = [list(order) for order in permutations(range(3))]
     within = [list(order) for order in permutations(range(weights.architecture.sizes["layer.0.vo"]))]
     best = -np.inf
     for heads in orders:
         total = 0.0
-        for child in household.children:
+        for child in nested.children:
             names = [name for name in weights.tensors if child in weights.tensors[name].names()]
             total += max(
                 sum(
@@ -331,7 +345,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
                 for units in product(within, repeat=3)
             )
         best = max(best, total)
-    names = {n for id in household.ids for n in weights.tensors if id in weights.tensors[n].names()}
+    names = {n for id in nested.ids for n in weights.tensors if id in weights.tensors[n].names()}
     assert sum(weights.score(n, {**around, **found}) for n in names) == pytest.approx(best, rel=1e-5)
 
 
@@ -352,13 +366,13 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
     states = [Permutation(np.roll(np.arange(24), shift)) for shift in range(3)]
     turn = {"now": 0}
 
-    def propose(grounds, task):
+    def propose(context, task):
         if task[0].ids != ("layer.0.y",):
-            return Proposal({})
+            return BlockSolution({})
         turn["now"] += 1
-        return Proposal({"layer.0.y": states[turn["now"] % 3]})
+        return BlockSolution({"layer.0.y": states[turn["now"] % 3]})
 
-    monkeypatch.setattr(proposing, "_propose", propose)
+    monkeypatch.setattr(block_solutions, "_propose", propose)
     monkeypatch.setattr(search, "_due", lambda trial, block: True)
     found = search.run()
     assert found.still
@@ -374,8 +388,8 @@ def test_a_search_that_changes_nothing_ends_at_once(opened):
 
 
 def test_rising_is_told_from_rounding(searching):
-    search = searching(preset("guarded").changed(accept=Accept.RISING))
+    search = searching(preset("guarded").changed(accept=Acceptance.RISING))
     id = "layer.0.ffn"
     size = search.weights.architecture.sizes[id]
-    at_home = {id: Permutation.identity(size)}
-    assert not search._rises(at_home, {id: Permutation.identity(size)})
+    unmoved = {id: Permutation.identity(size)}
+    assert not search._rises(unmoved, {id: Permutation.identity(size)})

@@ -8,31 +8,39 @@ import pytest
 import torch
 
 from families import CASES, finetuned
-from transfusion.dataset import Dataset
+from transfusion.data.dataset import Dataset
+from transfusion.data.probes.random_inputs import random_inputs
 from transfusion.errors import MismatchError, SettingError
-from transfusion.evaluation import Data
-from transfusion.live import Live, build
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.probes import probes
-from transfusion.scaling import ALPHAS, sweep
-from transfusion.scaling.line import Lines
-from transfusion.scaling.sweeping import Both, Curve, asked_alphas, labels_of, point_of
-from transfusion.transportation import transport
+from transfusion.evaluation.alpha_line import AlphaLines
+from transfusion.evaluation.alpha_sweep import (
+    ALPHAS,
+    SweepCurve,
+    TaskAndSupport,
+    asked_alphas,
+    labels_of,
+    point_of,
+    sweep,
+)
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.live.building import build
+from transfusion.live.live_model import LiveModel
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.transport_run import transport
 
 
 def examples(folder, count: int = 21) -> Dataset:
     """Made-up inputs for a model, and made-up labels where it is a classifier."""
     model = Model.open(folder)
     module = build(model)
-    inputs = probes(model.family, module.config.to_dict(), batch=count, seed=3)
+    inputs = random_inputs(model.family, module.config.to_dict(), batch=count, seed=3)
     words = "CausalLM" in type(module).__name__
     return Dataset.of("made up", inputs, None if words else torch.arange(count) % module.config.num_labels)
 
 
 def loss_of(folder, data) -> float:
     model = Model.open(folder)
-    return Data.of(data).meter(model, Live.of(model, torch.float32)).measure().loss
+    return EvaluationData.of(data).evaluator(model, LiveModel.of(model, torch.float32)).measure().loss
 
 
 def losses(curve) -> list[float]:
@@ -60,7 +68,7 @@ def test_every_point_is_what_would_be_saved(case, made, tmp_path):
 def test_the_live_b_is_as_it_was(made, tmp_path):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
-    lines = Lines.of(tuned, a, b)
+    lines = AlphaLines.of(tuned, a, b)
     before = {name: one.clone() for name, one in lines.live.module.state_dict().items()}
     line = lines.along(align(a, b, advice=False))
     with line.at(0.7):
@@ -119,13 +127,13 @@ def test_a_story_with_support_and_gains(made, tmp_path):
     data = examples(a)
     other = dataclasses.replace(data.limited(14), label="other")
     found = sweep(tuned, base=a, onto=b, data=data, support=other, alphas=[0.5, 2], method="transfusion")
-    story = found.story()
-    assert (story["finetuned"], story["base"], story["onto"]) == (str(tuned), str(a), str(b))
-    assert story["task"]["examples"] == 21
-    assert story["support"]["data"] == "other"
-    assert [curve["label"] for curve in story["curves"]] == ["naive", "transfusion"]
-    zero = story["at_zero"]
-    for curve in story["curves"]:
+    metadata = found.metadata()
+    assert (metadata["finetuned"], metadata["base"], metadata["onto"]) == (str(tuned), str(a), str(b))
+    assert metadata["task"]["examples"] == 21
+    assert metadata["support"]["data"] == "other"
+    assert [curve["label"] for curve in metadata["curves"]] == ["naive", "transfusion"]
+    zero = metadata["at_zero"]
+    for curve in metadata["curves"]:
         for point in curve["points"]:
             for part in ("task", "support"):
                 gain = 100 * (point[part]["value"] - zero[part]["value"])
@@ -133,12 +141,12 @@ def test_a_story_with_support_and_gains(made, tmp_path):
 
 
 def test_of_a_loss_less_is_better(made, tmp_path):
-    from transfusion.evaluation import Score
+    from transfusion.evaluation.scores import Score
 
     def curve(metric, *values):
-        both = [Both(Score(metric, value, loss, None), None) for value, loss in values]
+        both = [TaskAndSupport(Score(metric, value, loss, None), None) for value, loss in values]
         points = tuple(point_of(float(place), one, both[0]) for place, one in enumerate(both))
-        return Curve("", None, both[0], points)
+        return SweepCurve("", None, both[0], points)
 
     assert curve("loss", (2.0, 2.0), (1.0, 1.0), (3.0, 3.0)).best.alpha == 1
     assert curve("accuracy", (0.5, 2.0), (0.4, 1.0), (0.6, 3.0)).best.alpha == 2

@@ -14,17 +14,17 @@ from torch import nn
 
 from families import CASES
 from test_folded import adapted, lora
-from transfusion.adapter.classes import CLASSES, class_for
-from transfusion.architectures import families
-from transfusion.dataset import Dataset
+from transfusion.architecture.families import all_families
+from transfusion.architecture.naming import Naming
+from transfusion.data.dataset import Dataset
+from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError
-from transfusion.live import Live, largest_difference
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.naming import Naming
-from transfusion.probes import probes, run
-from transfusion.scaling import sweep
-from transfusion.transportation import merge, transport
+from transfusion.evaluation.alpha_sweep import sweep
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter_classes import CLASSES, class_for
+from transfusion.transportation.transport_run import merge, transport
 
 BESIDE = ("head", "pooler", "projector", "classification_head", "classifier")
 """Parts of heads that PEFT does not save unless it is told to."""
@@ -66,7 +66,7 @@ def told_by_the_library() -> dict[str, dict[str, str]]:
     }
 
 
-TYPES = sorted({kind for one in families() if one.library == "transformers" for kind in one.model_types})
+TYPES = sorted({kind for one in all_families() if one.library == "transformers" for kind in one.model_types})
 NOT_IN_THE_LIBRARY = {"RefinedWeb", "RefinedWebModel", "siglip_text_model", "siglip2_text_model"}
 """Types that no automatic class of the library knows."""
 
@@ -76,10 +76,10 @@ def test_the_classes_are_those_of_the_library(kind):
     import peft
     import transformers
 
-    told = told_by_the_library()
-    assert told.keys() == {task.value for task in peft.TaskType}
+    info = told_by_the_library()
+    assert info.keys() == {task.value for task in peft.TaskType}
     if kind not in NOT_IN_THE_LIBRARY:
-        assert CLASSES[kind] == {task: names[kind] for task, names in told.items() if kind in names}
+        assert CLASSES[kind] == {task: names[kind] for task, names in info.items() if kind in names}
     for name in CLASSES[kind].values():
         assert issubclass(getattr(transformers, name), transformers.PreTrainedModel)
 
@@ -99,8 +99,8 @@ def trained(base: Path, folder: Path, class_name: str, task: str) -> Path:
     torch.manual_seed(0)
     labels = 2 if task == "QUESTION_ANS" else 5
     load = getattr(transformers, class_name).from_pretrained
-    model, told = load(base, num_labels=labels, output_loading_info=True)
-    new = {word for name in told["missing_keys"] for word in name.split(".")}
+    model, info = load(base, num_labels=labels, output_loading_info=True)
+    new = {word for name in info["missing_keys"] for word in name.split(".")}
     beside = [name for name in BESIDE if name in new]
     linear = (nn.Linear, transformers.pytorch_utils.Conv1D)
     inside = [name for name, one in model.named_modules() if isinstance(one, linear)]
@@ -135,12 +135,12 @@ def check(case: str, task: str, made, place: Path) -> None:
     full = transport(adapter, base=a, onto=b, method="naive", full=True).save(place / "full")
     config = json.loads((full / "config.json").read_text())
     (named,) = config["architectures"]
-    found, told = getattr(transformers, named).from_pretrained(full, output_loading_info=True)
+    found, info = getattr(transformers, named).from_pretrained(full, output_loading_info=True)
     # What only training by masks needs is B's, and the library leaves it out.
-    told["unexpected_keys"] = {name for name in told["unexpected_keys"] if not name.endswith(".mask_token")}
-    assert not any(told.values()), told
+    info["unexpected_keys"] = {name for name in info["unexpected_keys"] if not name.endswith(".mask_token")}
+    assert not any(info.values()), info
     reopened = Model.open(full)
-    live = Live.of(reopened)
+    live = LiveModel.of(reopened)
     if json.loads((full / "transfusion.json").read_text())["carried"]:
         assert named == class_name
         if task != "FEATURE_EXTRACTION":  # which has no labels: a base's own number stays as it is
@@ -151,9 +151,9 @@ def check(case: str, task: str, made, place: Path) -> None:
         own = filled(getattr(transformers, named).from_pretrained(b, num_labels=found.config.num_labels), b)
         kept = transport(adapter, base=a, onto=b, method="naive").save(place / "kept")
         wanted = peft.PeftModel.from_pretrained(own, kept).double().eval().get_base_model()
-        inputs = probes(reopened.family, found.config.to_dict())
-        shown = run(wanted, reopened.family, inputs)
-        assert largest_difference(shown, run(live.module, reopened.family, inputs)) < 2e-4
+        inputs = random_inputs(reopened.family, found.config.to_dict())
+        shown = run_model(wanted, reopened.family, inputs)
+        assert largest_difference(shown, run_model(live.module, reopened.family, inputs)) < 2e-4
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
@@ -265,15 +265,15 @@ def test_a_base_with_labels_of_its_own_is_no_obstacle(case, made, tmp_path):
         a, tmp_path / "adapter", config, into=class_name, num_labels=5, ignore_mismatched_sizes=True
     )
     full = transport(adapter, base=a, onto=b, method="naive", full=True).save(tmp_path / "full")
-    found, told = model.from_pretrained(full, output_loading_info=True)
-    assert not any(told.values()), told
+    found, info = model.from_pretrained(full, output_loading_info=True)
+    assert not any(info.values()), info
     assert found.config.num_labels == 5
 
 
 # ── what cannot be merged ────────────────────────────────────────────────────────────────────
 
 
-def told(adapter: Path, **settings: object) -> Path:
+def info(adapter: Path, **settings: object) -> Path:
     file = adapter / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
     return adapter
@@ -300,8 +300,10 @@ def seeing(made, tmp_path):
 )
 def test_a_task_that_a_type_has_no_class_for_is_refused_early(settings, seeing, monkeypatch):
     a, b, adapter = seeing
-    told(adapter, **settings)
-    monkeypatch.setattr("transfusion.transportation.journey.align", lambda *_, **__: pytest.fail("aligned"))
+    info(adapter, **settings)
+    monkeypatch.setattr(
+        "transfusion.transportation.transport_plan.align", lambda *_, **__: pytest.fail("aligned")
+    )
     message = r"was trained for .*, and a model of type 'vit' has no such class: classifier.bias, classifier"
     with pytest.raises(AdapterError, match=message):
         transport(adapter, base=a, onto=b, full=True)
@@ -311,7 +313,7 @@ def test_a_task_that_a_type_has_no_class_for_is_refused_early(settings, seeing, 
 
 def test_such_an_adapter_moves_as_an_adapter(seeing, tmp_path):
     a, b, adapter = seeing
-    told(adapter, task_type="SEQ_CLS", auto_mapping=None)
+    info(adapter, task_type="SEQ_CLS", auto_mapping=None)
     moved = transport(adapter, base=a, onto=b, method="naive").save(tmp_path / "moved")
     assert json.loads((moved / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
 

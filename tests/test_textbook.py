@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from textbook import Textbook
-from transfusion.maps import Permutation
-from transfusion.matching import align
+from transfusion.alignment.maps import Permutation
+from transfusion.matching.alignment_run import align
 
 HEADS, LAYERS = 4, 3
 SMALL = {"hidden_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}

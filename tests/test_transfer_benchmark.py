@@ -50,7 +50,7 @@ def test_dropped_words_leave_no_holes() -> None:
         Shift(),
         Shift(grey=True, noise=0.1),
         Shift(inverted=True),
-        Shift(turned=90),
+        Shift(rotated=90),
         Shift(coarse=4),
         Shift(hidden=5),
     ],

@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from families import CASES, PRINCIPAL, finetuned, often
 from making import written_by_us
 from transfusion.errors import AlignmentError, MismatchError, OutputError, SettingError
-from transfusion.live import Live, largest_difference
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.task_vector import TaskVector
-from transfusion.transportation import Action, apply, transport
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.dense_transport import Action
+from transfusion.transportation.task_vector import TaskVector
+from transfusion.transportation.transport_run import transport
 
 WITH_HEADS = (
     ("vit", "vit-classifier"),
@@ -32,7 +34,7 @@ WITH_HEADS = (
 
 def same_function(found: Path, wanted: Path) -> float:
     """The largest difference between what two folders compute, each run by its own library."""
-    one, two = Live.of(Model.open(found)), Live.of(Model.open(wanted))
+    one, two = LiveModel.of(Model.open(found)), LiveModel.of(Model.open(wanted))
     return largest_difference(two.outputs(), one.outputs())
 
 
@@ -46,14 +48,18 @@ def test_a_planted_truth_arrives_whole(case, residual, shuffled, aligned, tmp_pa
     tuned = finetuned(CASES[case], a, tmp_path / "tuned")
     pi = aligned(a, b, residual=residual)
     moved = transport(tuned, base=a, onto=b, via=pi).save(tmp_path / "moved")
-    tuned_live, moved_live = Live.of(Model.open(tuned)), Live.of(Model.open(moved))
+    tuned_live, moved_live = LiveModel.of(Model.open(tuned)), LiveModel.of(Model.open(moved))
     wanted, found = tuned_live.outputs(), moved_live.outputs()
     under = Model.open(a).under(pi.provenance.policy)
-    wanted = Live(tuned_live.module, under.family, under.architecture, tuned_live.inputs).expected(pi, wanted)
+    wanted = LiveModel(tuned_live.module, under.family, under.architecture, tuned_live.inputs).expected(
+        pi, wanted
+    )
     assert largest_difference(wanted, found) < 1e-5
     scale = max(float(value.abs().max()) for value in wanted.values())
     assert largest_difference(wanted, found) / scale < 1e-6
-    assert largest_difference(wanted, Live.of(Model.open(b)).outputs()) > 1e-2, "the fine-tune did nothing"
+    assert largest_difference(wanted, LiveModel.of(Model.open(b)).outputs()) > 1e-2, (
+        "the fine-tune did nothing"
+    )
 
 
 @pytest.mark.parametrize(("base", "kind"), WITH_HEADS)
@@ -101,7 +107,7 @@ def test_a_head_with_labels_of_its_own_replaces_that_of_the_base(case, labels, m
 
 def _with_own_head(kind, base: Path, folder: Path) -> Path:
     """A fine-tune that shares all but the classifier with its base."""
-    from transfusion.naming import Naming
+    from transfusion.architecture.naming import Naming
 
     origin, model = Model.open(base), kind.build(7)
     naming = Naming(origin.family)
@@ -386,11 +392,11 @@ def test_force_deletes_nothing_that_this_program_did_not_write(marker, occupied)
     moved, place = occupied
     (place / "notes").mkdir()
     (place / "notes" / "thesis.tex").write_text("mine")
-    told = {"damaged": "{", "odd": '{"contents": [3]}', "of a model": '{"contents": "thesis.tex"}'}
+    details = {"damaged": "{", "odd": '{"contents": [3]}', "of a model": '{"contents": "thesis.tex"}'}
     if marker == "absent":
         (place / "transfusion.json").unlink()
-    elif marker in told:
-        (place / "transfusion.json").write_text(told[marker])
+    elif marker in details:
+        (place / "transfusion.json").write_text(details[marker])
     with pytest.raises(OutputError, match=r"did not write, so it is not replaced: .*thesis\.tex"):
         moved.save(place, force=True)
     assert (place / "notes" / "thesis.tex").read_text() == "mine"

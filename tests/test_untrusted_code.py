@@ -13,14 +13,15 @@ from torch import nn
 
 import transfusion
 from test_proposal import GRAIN, Mills
-from transfusion import architectures
-from transfusion.architectures import register
+from transfusion.architecture import families
+from transfusion.architecture.families import register_file
 from transfusion.errors import ArchitectureError, CheckpointError
-from transfusion.live import Live
-from transfusion.live.classes import class_of_transformers
-from transfusion.model import Model
-from transfusion.proposal import propose, propose_for
-from transfusion.proposal.writing import literal
+from transfusion.live.live_model import LiveModel
+from transfusion.live.model_classes import class_of_transformers
+from transfusion.model.model import Model
+from transfusion.verification.drafting.draft_from_folder import propose_for
+from transfusion.verification.drafting.draft_source import literal
+from transfusion.verification.drafting.propose import propose
 
 CODE = '__import__("pathlib").Path("CANARY").touch()'
 TEXTS = {
@@ -40,7 +41,7 @@ TEXTS = {
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch, tmp_path):
     """Every test of this file: no canary, wherever the program is started."""
-    monkeypatch.setattr(architectures, "_registered", [])
+    monkeypatch.setattr(families, "_registered", [])
     monkeypatch.chdir(tmp_path)
     yield
     assert not list(tmp_path.rglob("CANARY*"))
@@ -96,7 +97,7 @@ def test_settings_that_are_code_become_texts(llama):
     proposal = propose_for(llama(**odd))
     assert names_called(proposal.text) == {"Axis", "Family", "Stack", "Table", "fixed"}
     Path("draft.py").write_text(proposal.text, encoding="utf-8")
-    (written,) = register("draft.py").FAMILIES
+    (written,) = register_file("draft.py").FAMILIES
     assert written.required == proposal.family.required
     assert written.known_keys == proposal.family.known_keys >= set(TEXTS.values())
     assert all(written.required[text] == (text,) for text in TEXTS.values())
@@ -110,7 +111,7 @@ def test_keys_that_are_code_count_heads_and_blocks(text):
     (stack,) = proposal.table.stacks
     assert (stack.depth, stack.sizes) == (2, {"head": 3})
     Path("draft.py").write_text(proposal.text, encoding="utf-8")
-    (written,) = register("draft.py").FAMILIES
+    (written,) = register_file("draft.py").FAMILIES
     assert written.table(config, frozenset()) == proposal.table
     with pytest.raises(KeyError, match="heads"):
         written.table({}, frozenset())
@@ -242,7 +243,7 @@ def test_code_beside_a_model_is_never_run(named, made, cli, capsys, monkeypatch)
     config.pop("auto_map")  # what nobody knows is refused: let it pass, so that the library sees it
     model = Model.open("model", config=config)
     assert "auto_map" in file.read_text()
-    assert type(Live.of(model).module).__name__ == ("LlamaForCausalLM" if named else "LlamaModel")
+    assert type(LiveModel.of(model).module).__name__ == ("LlamaForCausalLM" if named else "LlamaModel")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_kernels_are_not_fetched(settings, llama, made):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **settings}))
     with pytest.raises(ArchitectureError, match="asks for code that is not in the library"):
-        Live.of(Model.open(folder, config=config))
+        LiveModel.of(Model.open(folder, config=config))
 
 
 def test_an_adapter_beside_a_model_is_not_loaded(made):
@@ -273,7 +274,7 @@ def test_an_adapter_beside_a_model_is_not_loaded(made):
     folder = Path(shutil.copytree(made("llama"), "whole"))
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(made("gpt2"))}))
     with pytest.raises(ArchitectureError, match=r"adapter_config.json lies beside a model"):
-        Live.of(Model.open(folder))
+        LiveModel.of(Model.open(folder))
 
 
 # ── the program ──────────────────────────────────────────────────────────────────────────────
@@ -292,4 +293,4 @@ def test_the_program_runs_no_text():
                 found.append(f"{file.relative_to(source)}: {called}")
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 assert ast.unparse(node.value) == "False", file
-    assert found == ["architectures/__init__.py: spec.loader.exec_module"]
+    assert found == ["architecture/families/__init__.py: spec.loader.exec_module"]

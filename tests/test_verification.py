@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from families import PRINCIPAL
-from transfusion.alignment import Alignment
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Permutation
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
-from transfusion.live import library
-from transfusion.maps import Permutation
-from transfusion.matching import align
-from transfusion.model import Model
-from transfusion.verification import verify
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.runtime.optional_libraries import require_library
+from transfusion.verification.equivalence import verify
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)
@@ -74,5 +74,5 @@ def test_weights_without_a_folder_cannot_be_run(made, tmp_path):
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra():
     with pytest.raises(LibraryError, match="this needs no_such_library") as caught:
-        library("no_such_library")
+        require_library("no_such_library")
     assert caught.value.hint == "pip install 'transfusion[no-such-library]'"

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from families import CASES, finetuned
 from transfusion.errors import MismatchError
-from transfusion.matching import align
-from transfusion.transportation import merge, transport
+from transfusion.matching.alignment_run import align
+from transfusion.transportation.transport_run import merge, transport
 
 CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert-pretraining": "BertForPreTraining"}
 
@@ -49,8 +49,8 @@ def test_new_rows_follow_those_of_b(case, shuffled, tmp_path):
     logits = [(x, y) for x, y in pairs if isinstance(x, torch.Tensor) and x.shape[-1] == size]
     assert logits
     assert all((x - y).abs().max() < 1e-5 for x, y in logits)
-    story = json.loads((moved / "transfusion.json").read_text())
-    assert story["new_tokens"] == 3
+    metadata = json.loads((moved / "transfusion.json").read_text())
+    assert metadata["new_tokens"] == 3
     assert (moved / "tokenizer.json").read_text() == '"of the fine-tune"'
 
 

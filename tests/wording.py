@@ -9,11 +9,11 @@ import torch
 
 from families import BERT, GPT2
 from making import case
-from transfusion.live import build
-from transfusion.model import Model
-from transfusion.probing import Probes, made_up
-from transfusion.probing.subject import Subject
-from transfusion.probing.texts import corpus
+from transfusion.data.probes import synthetic_probes
+from transfusion.data.probes.probed_model import ProbedModel, Probes
+from transfusion.data.probes.synthetic_texts import corpus
+from transfusion.live.building import build
+from transfusion.model.model import Model
 
 WORDS = 300
 """How many tokens the tokenizer of these tests knows."""
@@ -56,14 +56,14 @@ def put_tokenizer(folder: Path, words: int = WORDS) -> Path:
     return folder
 
 
-def subject_of(folder: Path) -> Subject:
+def subject_of(folder: Path) -> ProbedModel:
     model = Model.open(folder)
-    return Subject(model, build(model, torch.float32))
+    return ProbedModel(model, build(model, torch.float32))
 
 
 def shown(folder: Path, count: int = 40, seed: int = 0) -> Probes:
     subject = subject_of(folder)
-    return made_up(subject.model, subject.module, count, seed)
+    return synthetic_probes(subject.model, subject.module, count, seed)
 
 
 def joined(probes: Probes, name: str) -> torch.Tensor:

@@ -30,7 +30,7 @@ from scale.comparing import between, floor, predicted
 from scale.models import SIZES, pair
 from scale.running import Task
 from scale.watching import Run, watched
-from transfusion.planning import measure
+from transfusion.transportation.planning.machine_benchmark import measure
 
 LIMITS = {"tiny": 400_000_000, "0.1B": 1_000_000_000, "0.3B": 1_000_000_000, "1.1B": 3_000_000_000}
 """Bytes that a run gets by with."""
@@ -55,19 +55,19 @@ def main() -> None:
     sizes = asked.sizes.split(",")
     on_ray = sizes if asked.ray_sizes is None else [one for one in asked.ray_sizes.split(",") if one]
     killed = on_ray[:1] if asked.kill_sizes is None else [one for one in asked.kill_sizes.split(",") if one]
-    told: dict[str, Any] = {"machine": about(), "command": " ".join(["python -m scale", *sys.argv[1:]])}
-    told |= {"local": [], "ray": []}
+    info: dict[str, Any] = {"machine": about(), "command": " ".join(["python -m scale", *sys.argv[1:]])}
+    info |= {"local": [], "ray": []}
     with ExitStack() as stack:
         folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for size in dict.fromkeys([*sizes, *on_ray]):
             sweeps = asked.sweeps or (2 if size == LARGE else 4)
             if size in sizes:
-                told["local"] += on_threads(folder, size, sweeps)
+                info["local"] += on_threads(folder, size, sweeps)
             if size in on_ray:
-                told["ray"] += on_workers(folder, size, sweeps, told["local"], kill=size in killed)
+                info["ray"] += on_workers(folder, size, sweeps, info["local"], kill=size in killed)
             if asked.output:
-                asked.output.write_text(json.dumps(told, indent=1) + "\n")
-    print(tables.everything(told), tables.compared(told), sep="\n")
+                asked.output.write_text(json.dumps(info, indent=1) + "\n")
+    print(tables.everything(info), tables.compared(info), sep="\n")
 
 
 def about() -> dict[str, Any]:

@@ -13,15 +13,16 @@ import torch
 
 from scale.models import Size
 from scale.watching import Run
-from transfusion.engines import Local
-from transfusion.evidence.weights import Weights
+from transfusion.matching.methods import SearchStart, preset
 from transfusion.matching.search import Search
-from transfusion.methods import Start, preset
-from transfusion.model import Model
-from transfusion.planning import Machine, plan
-from transfusion.planning.costs import Costs
-from transfusion.planning.sweeping import Rehearsed
-from transfusion.workers import Workers
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model
+from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.threads import Threads
+from transfusion.transportation.planning.cost_plan import plan
+from transfusion.transportation.planning.costs import Costs
+from transfusion.transportation.planning.machine import Machine
+from transfusion.transportation.planning.sweep_cost import Rehearsed
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Floor:
 def floor(a: Path, b: Path, size: Size, machine: Machine, threads: int) -> Floor:
     """No sweep that looks at everything can take less."""
     method = preset("guarded")
-    weights = Weights(*(Model.open(place).under(method.policy) for place in (a, b)))
-    search = Search(weights, method, seed=0, engine=Local(Workers(1)))
-    blocks = Rehearsed(search, Costs(weights), set()).sweep(Start.IDENTITY).waves
-    works = [task.work for wave in blocks for task in wave]
+    weights = WeightPair(*(Model.open(place).under(method.policy) for place in (a, b)))
+    search = Search(weights, method, seed=0, engine=LocalEngine(Threads(1)))
+    blocks = Rehearsed(search, Costs(weights), set()).sweep(SearchStart.IDENTITY).parallel_groups
+    works = [task.work for parallel_group in blocks for task in parallel_group]
     assigned = sum(n * machine.assigning(size) for work in works for size, n in work.assignments.items())
     operations = sum(work.flops for work in works)
     return Floor(operations, _speed(size, threads), assigned / threads)
@@ -101,8 +102,8 @@ def growth(points: Sequence[tuple[float, float]]) -> float | None:
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 
 
-def ratios(told: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+def ratios(info: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Predicted over measured, phase by phase, and of all together."""
-    both = [name for name in measured if name in told]
-    found = {name: told[name] / measured[name] for name in both}
-    return {**found, "all": sum(told[name] for name in both) / sum(measured[name] for name in both)}
+    both = [name for name in measured if name in info]
+    found = {name: info[name] / measured[name] for name in both}
+    return {**found, "all": sum(info[name] for name in both) / sum(measured[name] for name in both)}

@@ -20,10 +20,12 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from transfusion.alignment import random_maps
-from transfusion.maps import Map, move
-from transfusion.model import Model
-from transfusion.writer import Parcel, write_json, write_shard
+from transfusion.alignment.alignment import random_maps
+from transfusion.alignment.maps import Map
+from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.checkpoint.publishing import write_json
+from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
+from transfusion.model.model import Model
 
 SHARD = 2**30
 """Bytes of a file, about."""
@@ -117,11 +119,11 @@ def _write(folder: Path, size: Size, draw: Callable[[str, tuple[int, ...]], Tens
     placed: dict[str, str] = {}
     for number, shapes in enumerate(files, 1):
         file = f"model-{number:05}-of-{len(files):05}.safetensors"
-        parcels = {
-            name: Parcel(shape, torch.bfloat16, partial(_one_block, draw, name, shape))
+        lazy_tensors = {
+            name: LazyTensor(shape, torch.bfloat16, partial(_one_block, draw, name, shape))
             for name, shape in shapes.items()
         }
-        write_shard(folder / file, parcels)
+        write_shard(folder / file, lazy_tensors)
         placed |= dict.fromkeys(shapes, file)
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": placed})
     write_json(folder / "config.json", size.config())  # last: now it is whole
@@ -155,7 +157,7 @@ def _relative(model: Model, maps: Mapping[str, Map], name: str, shape: tuple[int
     ours = next(one for one, stored in model.names.items() if name in stored.names)
     architecture = model.architecture
     layout = architecture.tensors[ours]
-    moved = move(model.read(ours).float(), layout, maps, architecture.sizes, architecture.parents)
+    moved = move_tensor(model.read(ours).float(), layout, maps, architecture.sizes, architecture.parents)
     if len(shape) > 1:
         noise = torch.randn(shape, generator=_generator(f"b {name}")) / shape[-1] ** 0.5
         moved = (moved + noise) / 2**0.5

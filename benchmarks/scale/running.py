@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transfusion.checkpoint import tensor_digest
-from transfusion.engines import hired
-from transfusion.evidence.weights import Weights
-from transfusion.maps import Map
+from transfusion.alignment.maps import Map
+from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.matching.advice import advise
-from transfusion.matching.budget import budgeted
+from transfusion.matching.methods import preset
 from transfusion.matching.search import Search
-from transfusion.methods import preset
-from transfusion.model import Model, take_hashes
-from transfusion.scratch import give_back_at_once
+from transfusion.matching.search_memory import within_memory
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model, take_hashes
+from transfusion.runtime.engines import open_engine
+from transfusion.runtime.scratch import give_back_at_once
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ def run(task: Task) -> None:
     watch = Watch()
     method = preset("guarded").changed(max_sweeps=task.sweeps)
     a, b = (Model.open(place).under(method.policy) for place in (task.a, task.b))
-    weights = Weights(a, b)
-    budget = budgeted(weights, method, task.memory, task.engine, task.jobs)
+    weights = WeightPair(a, b)
+    budget = within_memory(weights, method, task.memory, task.engine, task.jobs)
     if task.memory is not None:
         give_back_at_once()
     jobs = budget.threads if task.engine == "local" else task.jobs
-    with hired(task.engine, jobs=jobs) as engine:
+    with open_engine(task.engine, jobs=jobs) as engine:
         watch.done("opening")
         take_hashes(a, b, engine=engine, checked=True)
         watch.done("hashing")
@@ -82,7 +82,7 @@ def run(task: Task) -> None:
             room=budget.room,
             on_sweep=lambda trial: watch.done(f"sweep {trial.sweeps}"),
         )
-        assert search.kinship
+        assert search.in_place
         watch.done("kinship")
         assert search.identity
         watch.done("identity")
@@ -90,10 +90,10 @@ def run(task: Task) -> None:
         if task.advice:
             advise(search, trial)
             watch.done("advice")
-    told = {"digest": digest(trial.maps), "sweeps": trial.sweeps, "trace": trial.trace, "peak": peak()}
+    info = {"digest": digest(trial.maps), "sweeps": trial.sweeps, "trace": trial.trace, "peak": peak()}
     if task.related:
-        told["found"] = found(task.a, trial.maps)
-    tell({**told, "threads": budget.threads, "planned": budget.total})
+        info["found"] = found(task.a, trial.maps)
+    tell({**info, "threads": budget.threads, "planned": budget.total})
 
 
 def digest(maps: Mapping[str, Map]) -> str:

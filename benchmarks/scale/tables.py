@@ -19,19 +19,19 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def about(told: dict[str, Any]) -> str:
+def about(info: dict[str, Any]) -> str:
     """Where and when."""
-    machine = told["machine"]
+    machine = info["machine"]
     return (
         f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']}, load of"
-        f" {machine['load']:.1f} before it began; made by `{told['command']}`.\n"
+        f" {machine['load']:.1f} before it began; made by `{info['command']}`.\n"
     )
 
 
-def threads(told: dict[str, Any]) -> str:
+def threads(info: dict[str, Any]) -> str:
     """Runs on threads: time by phase, memory, and the floor."""
     rows = []
-    for one in told["local"]:
+    for one in info["local"]:
         run, floor = one["run"], one["floor"]["seconds"]
         sweeps = {name: s for name, s in run["seconds"].items() if name.startswith("sweep")}
         limit = run["task"]["memory"]
@@ -52,9 +52,9 @@ def threads(told: dict[str, Any]) -> str:
     return table([*head.split(", "), "share of the floor, dearest sweep", "units found"], rows)
 
 
-def grown(told: dict[str, Any]) -> str:
+def grown(info: dict[str, Any]) -> str:
     """By which power of the number of parameters every phase grows."""
-    plain = [one for one in told["local"] if one["what"] == "unrelated" and not one["run"]["task"]["memory"]]
+    plain = [one for one in info["local"] if one["what"] == "unrelated" and not one["run"]["task"]["memory"]]
     names = [name for name in plain[0]["run"]["seconds"] if name != "opening"] if plain else []
     rows = []
     for name in names:
@@ -67,10 +67,10 @@ def grown(told: dict[str, Any]) -> str:
     return table((f"phase, over {sizes}", "seconds grow by the power"), rows)
 
 
-def cluster(told: dict[str, Any]) -> str:
+def cluster(info: dict[str, Any]) -> str:
     """Runs on Ray, beside the same on threads."""
     rows = []
-    for one in told["ray"]:
+    for one in info["ray"]:
         run = one["run"]
         sweeps = [s for name, s in run["seconds"].items() if name.startswith("sweep")]
         rows.append(
@@ -89,10 +89,10 @@ def cluster(told: dict[str, Any]) -> str:
     return table(head.split(", "), rows)
 
 
-def compared(told: dict[str, Any]) -> str:
+def compared(info: dict[str, Any]) -> str:
     """Predicted beside measured: seconds that passed, and seconds of one core's work."""
     rows = []
-    for one in told["local"]:
+    for one in info["local"]:
         run, plan = one["run"], one["predicted"]
         wall, busy = (ratios(plan[kind], run[kind]) for kind in ("seconds", "busy"))
         for name in wall:
@@ -107,15 +107,15 @@ def compared(told: dict[str, Any]) -> str:
     return table(head, rows)
 
 
-def everything(told: dict[str, Any]) -> str:
+def everything(info: dict[str, Any]) -> str:
     """All tables but the comparison with plans."""
-    parts = [about(told), threads(told), grown(told)]
-    return "\n".join([*parts, cluster(told)] if told["ray"] else parts)
+    parts = [about(info), threads(info), grown(info)]
+    return "\n".join([*parts, cluster(info)] if info["ray"] else parts)
 
 
-def write_docs(told: dict[str, Any]) -> None:
+def write_docs(info: dict[str, Any]) -> None:
     """The tables, between the markers of their pages."""
-    for name, text in (("scale", everything(told)), ("plan", f"{about(told)}\n{compared(told)}")):
+    for name, text in (("scale", everything(info)), ("plan", f"{about(info)}\n{compared(info)}")):
         page = PAGES[name]
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         old = page.read_text()

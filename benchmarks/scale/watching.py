@@ -56,9 +56,9 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data; models by their names, wherever they were kept."""
-        told = {**asdict(self), "total": self.total}
-        told["task"] |= {"a": Path(self.task.a).name, "b": Path(self.task.b).name}
-        return told
+        info = {**asdict(self), "total": self.total}
+        info["task"] |= {"a": Path(self.task.a).name, "b": Path(self.task.b).name}
+        return info
 
 
 def watched(task: Task, *, kill: bool = False) -> Run:
@@ -83,14 +83,14 @@ def watched(task: Task, *, kill: bool = False) -> Run:
     return run
 
 
-def _note(run: Run, told: dict[str, Any], pid: int, *, kill: bool) -> None:
-    name = told.pop("phase", None)
+def _note(run: Run, info: dict[str, Any], pid: int, *, kill: bool) -> None:
+    name = info.pop("phase", None)
     if name is None:
-        vars(run).update(told)
+        vars(run).update(info)
         return
-    run.seconds[name], run.busy[name] = told["seconds"], told["busy"]
+    run.seconds[name], run.busy[name] = info["seconds"], info["busy"]
     if kill and name == "sweep 1":
-        timer = threading.Timer(told["seconds"] / 3, _kill, args=(run, pid))
+        timer = threading.Timer(info["seconds"] / 3, _kill, args=(run, pid))
         timer.daemon = True
         timer.start()
 

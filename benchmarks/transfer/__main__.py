@@ -35,7 +35,7 @@ import transfusion
 from experiments.pairs.pair import Pair
 from experiments.pairs.tasks import APART, PAIRS
 from experiments.pairs.training import say
-from transfusion.methods import preset
+from transfusion.matching.methods import preset
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ot": partial(moved, method="ot"),
     "guarded": partial(moved, method="guarded"),
     "procrustes, real": partial(
-        moved, method="functional", real=True, heads="flat", mlp="turned", scaled=False, weights=0.0
+        moved, method="functional", real=True, heads="flat", mlp="rotated", scaled=False, weights=0.0
     ),
     "functional": partial(moved, method="functional"),
     "functional, α auto": partial(moved, method="functional", alpha="auto"),

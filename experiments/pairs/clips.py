@@ -77,7 +77,7 @@ class SmallClips:
         model = open_clip.CLIP(**self.config)
         seen, shown = images.every(which), Seen()
         texts, meanings = lesson(which)
-        means = nn.Linear(self.config["embed_dim"], meanings.shape[1])
+        resources = nn.Linear(self.config["embed_dim"], meanings.shape[1])
         captions = torch.stack([tokens([form.format(name) for name in NAMES]) for form in TEMPLATES])
 
         def loss(generator: torch.Generator) -> Tensor:
@@ -91,10 +91,10 @@ class SmallClips:
             names, reviews = said[: len(NAMES)], said[len(NAMES) :]
             found = nn.functional.normalize(model.encode_image(pixels), dim=-1)
             logits = model.logit_scale.exp() * found @ nn.functional.normalize(names, dim=-1).T
-            means_them = nn.functional.normalize(means(reviews), dim=-1)
+            means_them = nn.functional.normalize(resources(reviews), dim=-1)
             return nn.functional.cross_entropy(logits, some.labels) + missed(means_them, meanings[read])
 
-        trained = [*model.parameters(), *means.parameters()]
+        trained = [*model.parameters(), *resources.parameters()]
         follow(trained, loss, self.schedule, seed=seed, name=f"CLIP {which}, seed {seed}")
         return Saved(model.eval(), {"model_cfg": dict(self.config), "preprocess_cfg": PREPARED})
 

@@ -29,7 +29,7 @@ class Shift:
 
     grey: bool = False
     inverted: bool = False
-    turned: int = 0
+    rotated: int = 0
     coarse: int = 1
     hidden: int = 0
     noise: float = 0.0
@@ -41,8 +41,8 @@ class Shift:
             seen = seen.mean(1, keepdim=True).expand_as(seen)
         if self.inverted:
             seen = 1 - seen
-        if self.turned:
-            seen = torch.rot90(seen, self.turned // 90, (2, 3))
+        if self.rotated:
+            seen = torch.rot90(seen, self.rotated // 90, (2, 3))
         if self.coarse > 1:
             small = nn.functional.avg_pool2d(seen, self.coarse)
             seen = nn.functional.interpolate(small, size=seen.shape[2:], mode="nearest")

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from transfusion.alignment import Alignment
-    from transfusion.description import inspect
+    from transfusion.alignment.alignment import Alignment
     from transfusion.errors import TransfusionError
-    from transfusion.evaluation import evaluate
-    from transfusion.interpolation import barrier
-    from transfusion.matching import align
-    from transfusion.model import Model
-    from transfusion.planning import plan
-    from transfusion.reporting import report
-    from transfusion.scaling import fewshot, sweep
-    from transfusion.transportation import apply, merge, transport
-    from transfusion.verification import predict, verify
+    from transfusion.evaluation.alpha_sweep import sweep
+    from transfusion.evaluation.fewshot_alpha import fewshot
+    from transfusion.evaluation.interpolation import barrier
+    from transfusion.evaluation.model_comparison import evaluate
+    from transfusion.matching.alignment_run import align
+    from transfusion.model.model import Model
+    from transfusion.reporting.build_report import report
+    from transfusion.reporting.description import inspect
+    from transfusion.transportation.applied_model import apply
+    from transfusion.transportation.planning.cost_plan import plan
+    from transfusion.transportation.transport_run import merge, transport
+    from transfusion.verification.equivalence import predict, verify
 
 __all__ = [
     "Alignment",
@@ -47,22 +49,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Alignment": "alignment",
-    "Model": "model",
+    "Alignment": "alignment.alignment",
+    "Model": "model.model",
     "TransfusionError": "errors",
-    "align": "matching",
-    "apply": "transportation",
-    "barrier": "interpolation",
-    "evaluate": "evaluation",
-    "fewshot": "scaling",
-    "inspect": "description",
-    "merge": "transportation",
-    "plan": "planning",
-    "predict": "verification",
-    "report": "reporting",
-    "sweep": "scaling",
-    "transport": "transportation",
-    "verify": "verification",
+    "align": "matching.alignment_run",
+    "apply": "transportation.applied_model",
+    "barrier": "evaluation.interpolation",
+    "evaluate": "evaluation.model_comparison",
+    "fewshot": "evaluation.fewshot_alpha",
+    "inspect": "reporting.description",
+    "merge": "transportation.transport_run",
+    "plan": "transportation.planning.cost_plan",
+    "predict": "verification.equivalence",
+    "report": "reporting.build_report",
+    "sweep": "evaluation.alpha_sweep",
+    "transport": "transportation.transport_run",
+    "verify": "verification.equivalence",
 }
 
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from transfusion.engines import cluster, hired, joining
+from transfusion.runtime import ray_cluster, ray_engine
+from transfusion.runtime.engines import open_engine
 
 AMPLE = 3600.0
 """Seconds that a worker may take to come: minutes, on a busy machine. Of one that dies Ray tells at once."""
@@ -23,17 +24,17 @@ SETTINGS = {
 def ray():
     """Ray on this machine; whoever hires workers then gets them from it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "PATIENCE", AMPLE)
+        patch.setattr(ray_engine, "PATIENCE", AMPLE)
         patch.setenv("RAY_AUTH_MODE", "disabled")  # two that start at once would mix up their tokens
-        ray = joining.prepared()
+        ray = ray_cluster.require_ray()
         path = os.pathsep.join(filter(None, sys.path))  # workers import what these tests define
         with pytest.MonkeyPatch.context() as often:
-            often.setattr(joining, "ATTEMPTS", 20)
-            joining.start(
+            often.setattr(ray_cluster, "ATTEMPTS", 20)
+            ray_cluster.start(
                 ray,
                 num_cpus=4,
                 log_to_driver=False,
-                object_store_memory=joining.STORE // 4,
+                object_store_memory=ray_cluster.STORE // 4,
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
                 _system_config=SETTINGS,
             )
@@ -42,16 +43,16 @@ def ray():
 
 
 @pytest.fixture(scope="package")
-def hired_two(ray):
+def two_workers(ray):
     """Two workers, hired once: to import torch takes each of them seconds."""
-    with hired("ray", jobs=2) as engine:
+    with open_engine("ray", jobs=2) as engine:
         yield engine
 
 
 @pytest.fixture
-def two(hired_two):
+def two(two_workers):
     """Both workers, however long they take to come; one that dies on the way is an error."""
-    while hired_two._expected:
-        for told in hired_two._heard([*hired_two._expected], None):
-            hired_two._welcome(told)
-    return hired_two
+    while two_workers._expected:
+        for info in two_workers._on_result([*two_workers._expected], None):
+            two_workers._welcome(info)
+    return two_workers

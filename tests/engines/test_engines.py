@@ -14,17 +14,18 @@ import pytest
 import torch
 
 from families import PRINCIPAL, often
-from transfusion.alignment import random_maps
-from transfusion.engines import Local, cluster, hired
-from transfusion.engines.joining import start
+from transfusion.alignment.alignment import random_maps
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, SettingError
-from transfusion.evidence.gains import Gains
-from transfusion.evidence.weights import Weights
-from transfusion.matching import align
-from transfusion.matching.proposing import _shares
-from transfusion.methods import preset
-from transfusion.model import Model, take_hashes
-from transfusion.workers import Workers
+from transfusion.matching.alignment_run import align
+from transfusion.matching.block_solutions import _shares
+from transfusion.matching.methods import preset
+from transfusion.matching.weights.gains import Gains
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model, take_hashes
+from transfusion.runtime import ray_engine
+from transfusion.runtime.engines import LocalEngine, open_engine
+from transfusion.runtime.ray_cluster import start
+from transfusion.runtime.threads import Threads
 
 # ── what workers are asked in these tests ────────────────────────────────────────────────────
 
@@ -37,7 +38,7 @@ def whereabouts(subject: str, item: str) -> int:
     return os.getpid()
 
 
-def pids(engine: cluster.Cluster) -> list[int]:
+def pids(engine: ray_engine.RayEngine) -> list[int]:
     """The processes of both workers: each is given one of two pieces."""
     found = engine.each("", whereabouts, ["here", "there"])
     assert len(set(found)) == 2
@@ -72,21 +73,21 @@ def together(subject: int, parts: list[torch.Tensor]) -> float:
 
 
 def test_results_come_in_the_order_of_their_items(two):
-    with Workers.hired(2) as workers:
-        for engine in (two, Local(workers)):
+    with Threads.opened(2) as workers:
+        for engine in (two, LocalEngine(workers)):
             assert engine.count == 2
             assert engine.each(3, squared, range(20)) == [3 * item**2 for item in range(20)]
             assert engine.each(2, squared, []) == []
-            assert engine.joined(2, ones, [3, 4, 5], together) == 24.0
+            assert engine.map_reduce(2, ones, [3, 4, 5], together) == 24.0
 
 
 def test_what_was_kept_is_gone_on_with_where_it_is(two):
     words = [str(number) for number in range(9)]
-    first = dict(zip(words, two.each("", whereabouts, words, near=str), strict=True))
+    first = dict(zip(words, two.each("", whereabouts, words, affinity=str), strict=True))
     some = [next(word for word, pid in first.items() if pid == one) for one in sorted(set(first.values()))]
     assert len(some) == 2
     for _ in range(3):
-        assert two.each("", whereabouts, some, near=str) == [first[word] for word in some]
+        assert two.each("", whereabouts, some, affinity=str) == [first[word] for word in some]
 
 
 def test_a_worker_that_dies_costs_its_piece_only(two, tmp_path):
@@ -98,34 +99,34 @@ def test_a_worker_that_dies_costs_its_piece_only(two, tmp_path):
 
 
 def test_a_piece_that_kills_every_worker_is_given_up(two, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "ATTEMPTS", 2)
+    monkeypatch.setattr(ray_engine, "ATTEMPTS", 2)
     with pytest.raises(ClusterError, match="2 workers died at one piece"):
         two.each("always", dying, [tmp_path / "one"])
 
 
 def test_a_complaint_says_where_it_comes_from(two):
-    with pytest.raises(CheckpointError, match=r"^on \S+: x is broken") as told:
+    with pytest.raises(CheckpointError, match=r"^on \S+: x is broken") as info:
         two.each("", complaining, ["x"])
-    assert told.value.hint == "mend it"
+    assert info.value.hint == "mend it"
     with pytest.raises(ZeroDivisionError):
         two.each("", failing, ["x"])
     assert two.each(3, squared, [2]) == [12], "the engine is good for more"
 
 
 def test_every_machine_must_have_the_same_release(ray, monkeypatch):
-    monkeypatch.setattr(cluster, "__version__", "0.0.1")
+    monkeypatch.setattr(ray_engine, "__version__", "0.0.1")
     with (
         pytest.raises(ClusterError, match=r"has transfusion .*, and here it is 0\.0\.1"),
-        hired("ray", jobs=1) as one,
+        open_engine("ray", jobs=1) as one,
     ):
         one.each(1, squared, [1])
 
 
 def test_without_ray_one_is_told_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(LibraryError) as told, hired("ray"):
+    with pytest.raises(LibraryError) as info, open_engine("ray"):
         pass
-    assert "transfusion[ray]" in told.value.hint
+    assert "transfusion[ray]" in info.value.hint
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:6379", "nonsense"])
@@ -134,7 +135,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(address, monkeypatch
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with (
         pytest.raises(ClusterError, match=f"no Ray cluster can be reached at {address}"),
-        hired("ray", address=address),
+        open_engine("ray", address=address),
     ):
         pass
 
@@ -166,7 +167,7 @@ def test_a_cluster_that_does_not_start_is_asked_again_and_then_given_up():
 
 @pytest.mark.parametrize(("asked", "about"), [({"engine": "dask"}, "dask"), ({"address": "h:1"}, "h:1")])
 def test_settings_that_make_no_sense_are_refused(asked, about):
-    with pytest.raises(SettingError, match=about), hired(**asked):
+    with pytest.raises(SettingError, match=about), open_engine(**asked):
         pass
 
 
@@ -183,15 +184,15 @@ class Waiting:
         return [], waited_for
 
 
-def waiting(ray: Waiting) -> cluster.Cluster:
-    engine = cluster.Cluster.__new__(cluster.Cluster)
+def waiting(ray: Waiting) -> ray_engine.RayEngine:
+    engine = ray_engine.RayEngine.__new__(ray_engine.RayEngine)
     engine.ray = ray
     return engine
 
 
 def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog, monkeypatch):
     ray = Waiting()
-    monkeypatch.setattr(cluster, "PATIENCE", 100.0)
+    monkeypatch.setattr(ray_engine, "PATIENCE", 100.0)
     with pytest.raises(ClusterError, match="no worker came within 120 seconds"):
         waiting(ray)._next([1], anybody=False)
     assert ray.times == [20.0, 100.0]
@@ -224,14 +225,14 @@ def test_a_model_is_found_again_from_another_folder(made, monkeypatch, tmp_path)
 
 
 def test_gains_that_were_sent_have_the_same_digits_and_nothing_kept(made):
-    weights = Weights(*(Model.open(made("llama", seed)) for seed in (1, 2)))
-    gains = Gains(weights, Workers(2))
+    weights = WeightPair(*(Model.open(made("llama", seed)) for seed in (1, 2)))
+    gains = Gains(weights, Threads(2))
     maps = random_maps(weights.architecture, 1)
-    past = gains.past("layer.0.ffn", maps, weights.sections["layer.0.ffn"])
-    here = gains.of("layer.0.ffn", past)
+    history = gains.history("layer.0.ffn", maps, weights.sections["layer.0.ffn"])
+    here = gains.of("layer.0.ffn", history)
     there = pickle.loads(pickle.dumps(gains))
     assert not there._kept
-    assert torch.equal(there.of("layer.0.ffn", pickle.loads(pickle.dumps(past))), here)
+    assert torch.equal(there.of("layer.0.ffn", pickle.loads(pickle.dumps(history))), here)
 
 
 def test_a_model_in_memory_cannot_be_sent(made, two):
@@ -267,11 +268,11 @@ def test_an_alignment_is_the_same_on_every_engine(case, name, made, two):
 def test_a_gain_that_is_divided_among_workers_is_the_same(made, two, monkeypatch):
     """Rows of a gain go to several workers only where it has several blocks of rows: smaller ones, here."""
     divided = []
-    monkeypatch.setattr("transfusion.matching.proposing.BLOCK", 8)
+    monkeypatch.setattr("transfusion.matching.block_solutions.BLOCK", 8)
     monkeypatch.setattr(
-        cluster.Cluster,
-        "joined",
-        lambda self, *asked, joined=cluster.Cluster.joined, **more: [
+        ray_engine.RayEngine,
+        "map_reduce",
+        lambda self, *asked, joined=ray_engine.RayEngine.map_reduce, **more: [
             divided.append(len(asked[2])),
             joined(self, *asked, **more),
         ][1],
@@ -330,14 +331,14 @@ def test_storage_that_a_worker_does_not_see_is_named(made, two, tmp_path):
     """The models were opened here; when the worker comes, their place is empty."""
     models = [Model.open(shutil.copytree(made("vit", seed), tmp_path / str(seed))) for seed in (1, 2)]
     (tmp_path / "2").rename(tmp_path / "elsewhere")
-    weights = Weights(*models)
-    with pytest.raises(CheckpointError, match=r"on \S+: .*cannot be seen") as told:
+    weights = WeightPair(*models)
+    with pytest.raises(CheckpointError, match=r"on \S+: .*cannot be seen") as info:
         two.each(weights, _read, ["any"])
-    assert "not mounted" in told.value.hint
-    assert str(tmp_path / "2") in told.value.message
+    assert "not mounted" in info.value.hint
+    assert str(tmp_path / "2") in info.value.message
 
 
-def _read(weights: Weights, name: str) -> None:
+def _read(weights: WeightPair, name: str) -> None:
     raise AssertionError("nothing should be read of files that are not there")
 
 

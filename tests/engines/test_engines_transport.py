@@ -23,14 +23,16 @@ import transporting
 from families import CASES, finetuned
 from test_merging import lora
 from test_workshop import in_shards
-from transfusion.alignment import Alignment
-from transfusion.engines.means import PROGRAM, WORKER, Means
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Rotation
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
-from transfusion.maps import Rotation
-from transfusion.matching import align
-from transfusion.model import Model, take_hashes
-from transfusion.transportation import Transport, apply, merge, transport
-from transfusion.transportation.bounds import Bound
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model, take_hashes
+from transfusion.runtime.resources import PROGRAM, WORKER, Resources
+from transfusion.transportation.applied_model import apply
+from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.output_memory import OutputMemory
+from transfusion.transportation.transport_run import merge, transport
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +48,24 @@ def inputs(made, tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture
 def workers(two, monkeypatch):
     """Whoever hires workers of Ray gets those two."""
-    real = Means.hired
-    monkeypatch.setattr(Means, "hired", lambda means: real(means) if means.shared else nullcontext(two))
+    real = Resources.opened
+    monkeypatch.setattr(
+        Resources, "opened", lambda resources: real(resources) if resources.shared else nullcontext(two)
+    )
 
 
-def moved(inputs: dict[str, Path]) -> Transport:
+def moved(inputs: dict[str, Path]) -> DenseTransport:
     found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], via=inputs["pi"])
-    assert isinstance(found, Transport)
+    assert isinstance(found, DenseTransport)
     return found
 
 
-def turned(inputs: dict[str, Path]) -> Transport:
+def rotated(inputs: dict[str, Path]) -> DenseTransport:
     """By maps that mix units, so that tensors are moved whole."""
     pi = Alignment.load(inputs["pi"])
     maps = {id: Rotation.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
     found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], via=replace(pi, maps=maps))
-    assert isinstance(found, Transport)
+    assert isinstance(found, DenseTransport)
     return found
 
 
@@ -124,7 +128,7 @@ def test_settings_that_make_no_sense_are_wrong_usage(inputs, tmp_path, cli):
 
 
 def test_what_is_sent_holds_no_weights(inputs):
-    for output in (moved(inputs), turned(inputs), full(inputs)):
+    for output in (moved(inputs), rotated(inputs), full(inputs)):
         output.state_dict()  # whatever is remembered on the way
         read = sum(checkpoint.nbytes for checkpoint in output.checkpoints)
         maps = sum(map_.to_tensor().nbytes for map_ in output.alignment.maps.values())
@@ -133,9 +137,9 @@ def test_what_is_sent_holds_no_weights(inputs):
         assert all(torch.equal(again[name], one) for name, one in output.state_dict().items())
 
 
-def full(inputs: dict[str, Path]) -> Transport:
+def full(inputs: dict[str, Path]) -> DenseTransport:
     found = transport(inputs["lora"], base=inputs["a"], onto=inputs["b"], via=inputs["pi"], full=True)
-    assert isinstance(found, Transport)
+    assert isinstance(found, DenseTransport)
     return found
 
 
@@ -143,25 +147,25 @@ def full(inputs: dict[str, Path]) -> Transport:
 
 
 def test_threads_are_as_many_as_fit():
-    bound = Bound(fixed=1000, of_a_thread=100, largest="w")
-    assert bound.within(Means(jobs=8)).jobs == 8
+    bound = OutputMemory(fixed=1000, of_a_thread=100, largest="w")
+    assert bound.within(Resources(jobs=8)).jobs == 8
     for room, threads in ((1100, 1), (1199, 1), (1200, 2), (1500, 5), (10**6, 8)):
-        assert bound.within(Means(jobs=8, memory=PROGRAM + room)).jobs == threads
-        assert bound.as_dict(Means(jobs=8, memory=PROGRAM + room)) == {
+        assert bound.within(Resources(jobs=8, memory=PROGRAM + room)).jobs == threads
+        assert bound.as_dict(Resources(jobs=8, memory=PROGRAM + room)) == {
             "memory": 1000 + 100 * threads,
             "threads": threads,
             "memory_in_all": PROGRAM + 1000 + 100 * threads,
         }
     with pytest.raises(SettingError, match=r"1.1 kB on one thread \(w asks for most\)"):
-        bound.within(Means(jobs=8, memory=PROGRAM + 1099))
+        bound.within(Resources(jobs=8, memory=PROGRAM + 1099))
 
 
 def test_a_worker_of_ray_has_one_thread():
-    bound, means = Bound(1000, 100), Means("ray", jobs=8, memory=WORKER + 1100)
-    assert bound.within(means) == means
-    assert bound.as_dict(means)["memory"] == 1100
+    bound, resources = OutputMemory(1000, 100), Resources("ray", jobs=8, memory=WORKER + 1100)
+    assert bound.within(resources) == resources
+    assert bound.as_dict(resources)["memory"] == 1100
     with pytest.raises(SettingError, match="too little"):
-        bound.within(replace(means, memory=WORKER + 1099))
+        bound.within(replace(resources, memory=WORKER + 1099))
 
 
 def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
@@ -171,22 +175,22 @@ def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
     least = said.split("give at least ")[1].split("\n")[0].replace(" ", "")
     assert not list(tmp_path.iterdir())
     code, plan, _ = cli(*begin, "--memory", least, "--dry-run", "--json")
-    told = json.loads(plan)
+    info = json.loads(plan)
     assert code == 0
-    assert told["threads"] < 3
+    assert info["threads"] < 3
     code, text, _ = cli(*begin, "--memory", least, "--dry-run")
-    assert f"of memory for tensors on {told['threads']} thread" in text
+    assert f"of memory for tensors on {info['threads']} thread" in text
     more = json.loads(cli(*begin, "--dry-run", "--json")[1])
     assert more["threads"] == 3
-    assert more["memory_in_all"] - more["memory"] == told["memory_in_all"] - told["memory"] == PROGRAM
+    assert more["memory_in_all"] - more["memory"] == info["memory_in_all"] - info["memory"] == PROGRAM
     assert cli(*begin, "--memory", least)[0] == 0
     assert hashes(tmp_path / "out") == hashes(moved(inputs).save(tmp_path / "unbound"))
 
 
 def test_tensors_that_are_moved_whole_are_counted_whole(inputs, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.bounds.BLOCK", 64)
-    monkeypatch.setattr("transfusion.transportation.output.BLOCK", 64)
-    by_rows, whole = moved(inputs), turned(inputs)
+    monkeypatch.setattr("transfusion.transportation.output_memory.BLOCK", 64)
+    monkeypatch.setattr("transfusion.transportation.output_model.BLOCK", 64)
+    by_rows, whole = moved(inputs), rotated(inputs)
     assert by_rows.bound().of_a_thread < whole.bound().of_a_thread
     largest = max(e.shape.nbytes for e in whole.entries if not whole.by_rows(e))
     assert whole.bound().at(1) > 2 * largest
@@ -215,14 +219,14 @@ def test_any_number_of_workers_writes_the_same_files(workers, inputs, tmp_path, 
     for jobs in (2, 1):
         if jobs == 1:
             monkeypatch.undo()
-        heard: list[str] = []
+        on_result: list[str] = []
         output = moved(inputs)
-        output.save(tmp_path / f"by-{jobs}", engine="ray", jobs=jobs, on_tensor=heard.append)
+        output.save(tmp_path / f"by-{jobs}", engine="ray", jobs=jobs, on_tensor=on_result.append)
         assert hashes(tmp_path / f"by-{jobs}") == wanted
-        assert sorted(heard) == sorted(entry.name for entry in output.entries)
-        story = json.loads((tmp_path / f"by-{jobs}/transfusion.json").read_text())
-        assert story["moved"] == len(output.entries)
-        assert {name: wanted[name] for name in story["files"]} == story["files"]
+        assert sorted(on_result) == sorted(entry.name for entry in output.entries)
+        metadata = json.loads((tmp_path / f"by-{jobs}/transfusion.json").read_text())
+        assert metadata["moved"] == len(output.entries)
+        assert {name: wanted[name] for name in metadata["files"]} == metadata["files"]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -233,7 +237,7 @@ def test_every_kind_of_output_is_the_same(workers, inputs, tmp_path, cli):
     outputs = {
         "ties": lambda: merge(both, how="ties", density=0.3, via=pi, **where),
         "full": lambda: full(inputs),
-        "turned": lambda: turned(inputs),
+        "turned": lambda: rotated(inputs),
         "single.safetensors": lambda: moved(inputs),
     }
     for name, prepare in outputs.items():
@@ -259,16 +263,16 @@ def test_on_the_command_line_with_an_alignment_on_the_way(ray, inputs, tmp_path,
 
 
 @dataclass(repr=False)
-class Watched(Transport):
+class Watched(DenseTransport):
     """An output at which a worker stops, or does something to its files, at a tensor in the middle."""
 
     signs: Path = Path()
     at: str = ""
 
     @classmethod
-    def of(cls, output: Transport, signs: Path) -> Watched:
+    def of(cls, output: DenseTransport, signs: Path) -> Watched:
         signs.mkdir()
-        given = {one.name: getattr(output, one.name) for one in fields(Transport)}
+        given = {one.name: getattr(output, one.name) for one in fields(DenseTransport)}
         middle = output.entries[len(output.entries) // 2].name
         return cls(**given, signs=signs, at=middle)
 
@@ -303,12 +307,12 @@ def test_a_worker_that_is_killed_costs_its_shard_only(workers, inputs, tmp_path)
     wanted = hashes(moved(inputs).save(tmp_path / "here"))
     output = Watched.of(moved(inputs), tmp_path / "signs")
     killer, begun = killing(output, tmp_path / ".there.partial/making")
-    heard: list[str] = []
-    output.save(tmp_path / "there", engine="ray", jobs=2, on_tensor=heard.append)
+    on_result: list[str] = []
+    output.save(tmp_path / "there", engine="ray", jobs=2, on_tensor=on_result.append)
     killer.join()
     assert any(name.endswith((output.signs / "pid").read_text()) for name in begun)  # half-written
     assert hashes(tmp_path / "there") == wanted
-    assert sorted(heard) == sorted(entry.name for entry in output.entries)  # nothing was finished twice
+    assert sorted(on_result) == sorted(entry.name for entry in output.entries)  # nothing was finished twice
 
 
 def test_a_run_that_is_interrupted_is_taken_up_by_any_engine(workers, inputs, tmp_path):
@@ -323,12 +327,12 @@ def test_a_run_that_is_interrupted_is_taken_up_by_any_engine(workers, inputs, tm
     finished = {file.name: file.stat().st_mtime_ns for file in kept.iterdir()}
     assert 0 < len(finished) < len([name for name in wanted if name.endswith(".safetensors")])
     assert not (tmp_path / "there").exists()
-    heard: list[str] = []
+    on_result: list[str] = []
     last = moved(inputs)
-    last.save(tmp_path / "there", jobs=1, on_tensor=heard.append)
+    last.save(tmp_path / "there", jobs=1, on_tensor=on_result.append)
     assert hashes(tmp_path / "there") == wanted
-    assert len(heard) < len(last.entries)
-    assert last.story()["moved"] == len(last.entries)  # what workers had remarked is known
+    assert len(on_result) < len(last.entries)
+    assert last.metadata()["moved"] == len(last.entries)  # what workers had remarked is known
     assert {name: (tmp_path / "there" / name).stat().st_mtime_ns for name in finished} == finished
 
 
@@ -370,12 +374,12 @@ def test_a_place_that_a_worker_cannot_write_is_named_and_the_run_goes_on(workers
 
 def test_workers_that_do_not_come_leave_what_is_finished(workers, inputs, tmp_path, monkeypatch):
     """A cluster that fails is no reason to make anything again."""
-    from transfusion.engines.cluster import Cluster
+    from transfusion.runtime.ray_engine import RayEngine
 
-    def gone(self, hand, place, errand, error):
+    def gone(self, worker, place, batch, error):
         raise ClusterError("4 workers died", hint="look at the memory")
 
-    monkeypatch.setattr(Cluster, "_again", gone)
+    monkeypatch.setattr(RayEngine, "_again", gone)
     output = Watched.of(moved(inputs), tmp_path / "signs")
 
     killing(output, tmp_path / ".out.partial/making")

@@ -130,10 +130,10 @@ class Place:
         return Command(_words("verify", a, "--via", via, *more))
 
     def again(
-        self, story: object, verb: str, *more: object, refused: bool = False, written: bool = True
+        self, metadata: object, verb: str, *more: object, refused: bool = False, written: bool = True
     ) -> Command:
         output = self.outputs / "again"
-        line = _words(verb, "--from", story, "-o", output, "--jobs", 1, *more)
+        line = _words(verb, "--from", metadata, "-o", output, "--jobs", 1, *more)
         return Command(line, output, self.world.names, refused) if written else Command(line, refused=refused)
 
     def report(self, run: object, *more: object, refused: bool = False) -> Command:

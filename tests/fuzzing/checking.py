@@ -36,7 +36,7 @@ class Watch:
 
     outside: Path
     on: bool = False
-    told: list[str] = field(default_factory=list)
+    info: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sys.addaudithook(self._hear)
@@ -45,14 +45,14 @@ class Watch:
         if not self.on:
             return
         if event in PROGRAMS:
-            self.told.append(f"code ran: {event}{arguments!r:.200}")
+            self.info.append(f"code ran: {event}{arguments!r:.200}")
         elif event == "open" and isinstance(arguments[0], str | bytes):
             path = os.path.realpath(os.fsdecode(arguments[0]))
             if path.startswith(f"{self.outside}{os.sep}"):
-                self.told.append(f"read outside: {path}")
+                self.info.append(f"read outside: {path}")
 
     def __enter__(self) -> Watch:
-        self.told.clear()
+        self.info.clear()
         self.on = True
         return self
 
@@ -78,14 +78,14 @@ class Sentry:
     def seen(self) -> list[str]:
         """The names of the files that were opened since this was asked last."""
         try:
-            told = os.read(self._file, 2**16) if self._file >= 0 else b""
+            info = os.read(self._file, 2**16) if self._file >= 0 else b""
         except BlockingIOError:
             return []
         names = []
-        while told:
-            (length,) = struct.unpack_from("I", told, 12)
-            names.append(told[16 : 16 + length].rstrip(b"\0").decode())
-            told = told[16 + length :]
+        while info:
+            (length,) = struct.unpack_from("I", info, 12)
+            names.append(info[16 : 16 + length].rstrip(b"\0").decode())
+            info = info[16 + length :]
         return sorted({name for name in names if name})  # the folder itself may be looked at
 
 
@@ -104,9 +104,9 @@ class Ran:
     """Where."""
 
 
-def faults(ran: Ran, place: Place, before: dict[str, str], told: list[str], opened: list[str]) -> list[str]:
+def faults(ran: Ran, place: Place, before: dict[str, str], info: list[str], opened: list[str]) -> list[str]:
     """Everything that is wrong."""
-    found = [*dict.fromkeys(told), *(f"read outside: {name}" for name in opened)]
+    found = [*dict.fromkeys(info), *(f"read outside: {name}" for name in opened)]
     if place.canary.exists():
         found.append("code ran: the canary is there")
     found += _changed(before, state(place))
@@ -216,11 +216,11 @@ def _tensors(output: Path, expected: frozenset[str]) -> list[str]:
 
 def _loaded(output: Path) -> list[str]:
     """Whether the library that it was written for takes the output."""
-    from transfusion.live import Live
-    from transfusion.model import Model
+    from transfusion.live.live_model import LiveModel
+    from transfusion.model.model import Model
 
     try:
-        Live.of(Model.open(output))
+        LiveModel.of(Model.open(output))
     except Exception as error:
         return [f"the output does not load: {type(error).__name__}: {error!s:.200}"]
     return []

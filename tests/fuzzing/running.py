@@ -37,8 +37,8 @@ class Outcome:
 
     def __str__(self) -> str:
         again = f"PYTHONPATH=tests python -m fuzzing {self.format} {self.number}"
-        told = [f"{self.format} {self.number}: {self.title}", *(f"  ✗ {fault}" for fault in self.faults)]
-        return "\n".join([*told, *(f"  {line}" for line in self.said.splitlines()), f"  again: {again}"])
+        info = [f"{self.format} {self.number}: {self.title}", *(f"  ✗ {fault}" for fault in self.faults)]
+        return "\n".join([*info, *(f"  {line}" for line in self.said.splitlines()), f"  again: {again}"])
 
 
 class Hangs(Exception):  # noqa: N818
@@ -110,12 +110,12 @@ class Runner:
             self._pipe.recv()
             self._worker = None
             raise Hangs
-        what, told = self._pipe.recv()
+        what, info = self._pipe.recv()
         if what == "ended":
             self._worker = None
-            raise Ended(told)
-        assert what == wanted, (what, told)
-        return told
+            raise Ended(info)
+        assert what == wanted, (what, info)
+        return info
 
     def _hangs(self, seconds: float) -> bool:
         """Whether the worker is at a loss, and not only waiting for a busy machine."""
@@ -144,7 +144,7 @@ class Runner:
 def _busy(process: int) -> float:
     """How many seconds a process has computed; where the system does not tell, as many as have passed."""
     try:
-        told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        info = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return time.monotonic()
-    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(info[11]) + int(info[12])) / os.sysconf("SC_CLK_TCK")

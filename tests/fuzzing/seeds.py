@@ -365,12 +365,12 @@ def _reader(world: World, path: Path) -> None:
 def _machine(world: World, path: Path) -> None:
     from dataclasses import fields
 
-    from transfusion.planning import Machine
+    from transfusion.transportation.planning.machine import Machine
 
     speeds = {one.name: 1e9 for one in fields(Machine)}
     times = {64: 1e-4, 256: 1e-3}
-    told = Machine(**{**speeds, "cores": 2, "together": 0.9, "assignments": times, "candidates": times})
-    path.write_text(as_json(told.as_dict()))
+    info = Machine(**{**speeds, "cores": 2, "together": 0.9, "assignments": times, "candidates": times})
+    path.write_text(as_json(info.as_dict()))
 
 
 def _pictures(world: World, path: Path) -> None:
@@ -391,11 +391,11 @@ def _results(world: World, path: Path) -> None:
     reports.write(path / "sweep.json", "sweep", reports.sweep(tuned, a, b))
     reports.write(path / "fewshot.json", "fewshot", reports.fewshot(tuned, a, b))
     reports.write(path / "barrier.json", "barrier", reports.barrier(a, b))
-    told = json.loads((path / "transfusion.json").read_text())["alignment"]
+    info = json.loads((path / "transfusion.json").read_text())["alignment"]
     proof = {
         "a": a,
         "via": str(world.seed("pi")),
-        "alignment": {"sha256": told["sha256"], "method": "guarded"},
+        "alignment": {"sha256": info["sha256"], "method": "guarded"},
     }
     reports.write(path / "verify.json", "verify", {**proof, **reports.PROOF})
     reports.write(path / "align.json", "align", {"written": str(world.seed("pi")), "method": "guarded"})

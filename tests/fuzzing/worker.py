@@ -103,8 +103,8 @@ class Desk:
             self.sentry.seen()
             with self.watch:
                 ran = run(command)
-            told, opened = list(self.watch.told), self.sentry.seen()
-            found = faults(ran, place, before, told, opened)
+            info, opened = list(self.watch.info), self.sentry.seen()
+            found = faults(ran, place, before, info, opened)
             where = ran.trace or (_traced(command, place) if "unexpected:" in ran.err else "")
             send(("ran", (ran.code, ran.out, ran.err, where, found)))
 

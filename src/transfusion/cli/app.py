@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from transfusion import __version__
-from transfusion.cli.checks import with_numbers
-from transfusion.cli.console import Talk, command, out, print_json, results_apart
-from transfusion.cli.demonstrating import demo
-from transfusion.cli.evaluating import evaluate
-from transfusion.cli.journeys import merge, transport
+from transfusion.cli.barrier import barrier
+from transfusion.cli.console import Messages, command, out, print_json, results_apart
+from transfusion.cli.demo import demo
+from transfusion.cli.evaluate import evaluate
+from transfusion.cli.option_checks import with_numbers
 from transfusion.cli.options import (
     AcceptOption,
     AddressOption,
@@ -57,13 +57,10 @@ from transfusion.cli.options import (
     Vectors,
     Verbose,
 )
-from transfusion.cli.planning import plan
-from transfusion.cli.proofs import Proof, certify, draft, foretell, prove, turns
-from transfusion.cli.reporting import report
-from transfusion.cli.scaling import fewshot, sweep
-from transfusion.cli.ways import barrier
-from transfusion.cli.work import (
-    Choices,
+from transfusion.cli.plan import plan
+from transfusion.cli.report import report
+from transfusion.cli.shared import (
+    AlignChoices,
     as_place,
     files_of,
     open_bases,
@@ -72,6 +69,9 @@ from transfusion.cli.work import (
     show_plan,
     timed,
 )
+from transfusion.cli.sweep import fewshot, sweep
+from transfusion.cli.transport import merge, transport
+from transfusion.cli.verify import VerifyRun, certify, draft, predict_activations, prove, turns
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -118,7 +118,7 @@ def inspect(
     if output is not None:
         raise typer.BadParameter("--output goes with --propose")
     from transfusion.cli import views
-    from transfusion.description import inspect as describe
+    from transfusion.reporting.description import inspect as describe
 
     description = describe(model, config=config)
     if as_json:
@@ -169,12 +169,12 @@ def align(
     mlp: MlpOption = None,
 ) -> None:
     """Find how the units of A correspond to those of B, and write it as a file of π."""
-    from transfusion.record import Record
-    from transfusion.writer import beside, require_writable
+    from transfusion.checkpoint.publishing import path_beside, require_writable
+    from transfusion.runtime.run_record import RunRecord
 
-    record = Record("align", command())
-    talk = Talk(quiet=quiet, verbose=verbose)
-    models = open_bases(a, b, config, talk)
+    record = RunRecord("align", command())
+    messages = Messages(quiet=quiet, verbose=verbose)
+    models = open_bases(a, b, config, messages)
     require_writable(output, force=force, inputs=files_of(a, b), folder=False)
     search: dict[str, Any] = {
         "heads": heads,
@@ -186,13 +186,13 @@ def align(
     search |= {"restarts": restarts, "max_sweeps": sweeps, "outputs": outputs, "vectors": vectors}
     search |= {"evidence": evidence, "soft": soft, "regularisation": regularisation, "join": join}
     search |= {"calibrate": as_place(calibrate), "probes": probes, "samples": samples, "mlp": mlp}
-    choices = Choices(
+    choices = AlignChoices(
         method, residual, inner, dtype, device, seed, jobs, search, advice, engine, address, memory
     )
     if dry_run:
         show_plan(choices, models, output, as_json)
         return
-    pi = choices.align(models, talk, beside(output, ".journal"))
+    pi = choices.align(models, messages, path_beside(output, ".journal"))
     pi = timed(pi, record)
     pi.save(output, force=force)
     report_alignment(pi, output, record, as_json)
@@ -213,9 +213,9 @@ def apply(
     as_json: Json = False,
 ) -> None:
     """Write π(A): the same function as A, its units in B's order."""
-    from transfusion.model import Model
-    from transfusion.transportation import apply as prepare
-    from transfusion.writer import require_writable
+    from transfusion.checkpoint.publishing import require_writable
+    from transfusion.model.model import Model
+    from transfusion.transportation.applied_model import apply as prepare
 
     require_writable(output, force=force, inputs=files_of(pi, a))
     moved = prepare(pi, Model.open(a, config=config))
@@ -251,10 +251,10 @@ def verify(
 
     With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
     """
-    proof = Proof.begun(output, files_of(a, via, architecture), force, as_json)
+    proof = VerifyRun.begun(output, files_of(a, via, architecture), force, as_json)
     if a is not None and via is not None and model is None:
         if onto is not None or turns(via):
-            foretell(a, onto, via, config, calibrate, proof)
+            predict_activations(a, onto, via, config, calibrate, proof)
         elif calibrate is not None:
             raise typer.BadParameter("--calibrate goes with --onto")
         else:

@@ -27,10 +27,10 @@ from transfusion.errors import TransfusionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transfusion.adapter import Adapter
-    from transfusion.clock import Clock
-    from transfusion.matching import Step
-    from transfusion.model import Model
+    from transfusion.matching.search import Step
+    from transfusion.model.model import Model
+    from transfusion.runtime.clock import Clock
+    from transfusion.transportation.adapters.adapter import Adapter
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -44,7 +44,7 @@ def command() -> str:
     return shlex.join(["transfusion", *typed.get()])
 
 
-class Talk:
+class Messages:
     """How much to say: nothing but errors, the usual, or everything."""
 
     def __init__(self, *, quiet: bool, verbose: bool) -> None:

@@ -7,9 +7,19 @@ from typing import Annotated
 
 import typer
 
-from transfusion.architecture import Heads, Inner, Residual
-from transfusion.cli.checks import as_size, one_of, use_tables, within
-from transfusion.methods import DEFAULT, METHODS, Accept, Evidence, Join, Mlp, Order, Score, Start
+from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
+from transfusion.cli.option_checks import as_size, one_of, use_tables, within
+from transfusion.matching.methods import (
+    DEFAULT,
+    METHODS,
+    Acceptance,
+    BlockOrder,
+    EvidenceKind,
+    HeadScore,
+    MlpSolver,
+    SearchStart,
+    StreamJoin,
+)
 
 SHORTCUTS = ("interpolated", "plain", "rounded")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -109,7 +119,7 @@ ResidualOption = Annotated[
     ),
 ]
 InnerOption = Annotated[
-    Inner | None,
+    InnerPolicy | None,
     typer.Option(
         help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
         show_default="the method's",
@@ -117,7 +127,7 @@ InnerOption = Annotated[
 ]
 _SEARCH = "The search, otherwise than the method says"
 HeadsOption = Annotated[
-    Heads | None,
+    HeadPolicy | None,
     typer.Option(
         help="Heads: matched, in their natural order, or ignored.",
         show_default=False,
@@ -125,7 +135,7 @@ HeadsOption = Annotated[
     ),
 ]
 ScoreOption = Annotated[
-    Score | None,
+    HeadScore | None,
     typer.Option(
         help="Heads by their singular values (the paper), or by the best that their units can do.",
         show_default=False,
@@ -133,7 +143,7 @@ ScoreOption = Annotated[
     ),
 ]
 StartOption = Annotated[
-    list[Start] | None,
+    list[SearchStart] | None,
     typer.Option(
         help="First sweep: count axes not visited yet as they are (the paper), leave them out, or leave them"
         " out and take heads by their singular values. Give several to race them.",
@@ -142,11 +152,11 @@ StartOption = Annotated[
     ),
 ]
 OrderOption = Annotated[
-    Order | None,
+    BlockOrder | None,
     typer.Option(help="The order of a sweep.", show_default=False, rich_help_panel=_SEARCH),
 ]
 AcceptOption = Annotated[
-    Accept | None,
+    Acceptance | None,
     typer.Option(
         help="Take every proposal (the paper), or only what raises the objective.",
         show_default=False,
@@ -185,7 +195,7 @@ Vectors = Annotated[
 ]
 _PLANS = "Optimal transport (--method ot)"
 EvidenceOption = Annotated[
-    Evidence | None,
+    EvidenceKind | None,
     typer.Option(
         help="Tell units apart by the weights that produce them, or by what they compute.",
         show_default=False,
@@ -206,7 +216,7 @@ Regularisation = Annotated[
     typer.Option(help="How much soft plans mix.", show_default=False, rich_help_panel=_PLANS),
 ]
 JoinOption = Annotated[
-    Join | None,
+    StreamJoin | None,
     typer.Option(
         help="How two plans are joined where a branch returns to the stream.",
         show_default=False,
@@ -246,7 +256,7 @@ Samples = Annotated[
     ),
 ]
 MlpOption = Annotated[
-    Mlp | None,
+    MlpSolver | None,
     typer.Option(
         help="The neurons of MLPs: turned, assigned one to one, or auto: turned unless they are gated.",
         show_default="auto",

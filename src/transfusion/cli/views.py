@@ -148,7 +148,7 @@ def barrier(result: dict[str, Any]) -> RenderableType:
         f" {counted(result['examples'])} of {result['data']}.",
         "Barrier: how far the loss rises above the straight line between its ends.",
     ]
-    if treated := [f"{curve['label']}: {curve['shortcuts']}" for curve in curves if curve["turned"]]:
+    if treated := [f"{curve['label']}: {curve['shortcuts']}" for curve in curves if curve["rotated"]]:
         lines.append(f"Shortcuts that carry P_out·P_inᵀ at α = 0: {'; '.join(treated)}.")
     if not all(curve["faithful"] for curve in curves):
         lines.append(
@@ -206,10 +206,10 @@ def _gain(metric: str, gain: float) -> Text:
     return Text(text, style="green" if (gain > 0) != (metric in FALLING) else "red")
 
 
-def _about(part: str, told: dict[str, Any]) -> str:
-    classes = f" of {told['classes']}" if told["classes"] else ""
-    count = counted(told["examples"])
-    return f"{part.capitalize()}: {told['question']}{classes}, on {count} of {told['data']}."
+def _about(part: str, info: dict[str, Any]) -> str:
+    classes = f" of {info['classes']}" if info["classes"] else ""
+    count = counted(info["examples"])
+    return f"{part.capitalize()}: {info['question']}{classes}, on {count} of {info['data']}."
 
 
 def counted(examples: int) -> str:

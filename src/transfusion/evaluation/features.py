@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.checkpoint import content
+from transfusion.checkpoint.tensor_content import content
+from transfusion.data.probes.random_inputs import in_double, in_dtype, plain_experts
 from transfusion.errors import ArchitectureError, DataError
-from transfusion.live import Live, in_dtype
-from transfusion.measuring import out_of_memory
-from transfusion.probes import plain_experts, throughout
+from transfusion.evaluation.predictions import out_of_memory
+from transfusion.live.live_model import LiveModel
 
 IMAGE, TEXT = "image", "text"
 _METHODS = {
@@ -25,7 +25,7 @@ _EMBEDDINGS = ("image_embeds", "text_embeds", "pooler_output")
 _SEEING = ("visual.", "vision_model.", "visual_projection.")
 
 
-def compares(live: Live) -> bool:
+def compares(live: LiveModel) -> bool:
     """Whether a model compares images with texts."""
     methods = _METHODS.get(live.family.library, {})
     towers = all(callable(getattr(live.module, name, None)) for name in methods.values())
@@ -33,7 +33,13 @@ def compares(live: Live) -> bool:
 
 
 def features(
-    live: Live, kind: str, inputs: Mapping[str, Tensor], dtype: torch.dtype, label: str, *, gradients: bool
+    live: LiveModel,
+    kind: str,
+    inputs: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    label: str,
+    *,
+    gradients: bool,
 ) -> Tensor:
     """(examples, width): what the tower for this kind gives."""
     device = next(live.module.parameters()).device
@@ -41,7 +47,7 @@ def features(
     try:
         with (
             torch.set_grad_enabled(gradients),
-            throughout(dtype is torch.float64),
+            in_double(dtype is torch.float64),
             plain_experts(live.module),
         ):
             found = _run(live, kind, given)
@@ -61,7 +67,7 @@ def features(
     return found
 
 
-def _run(live: Live, kind: str, given: dict[str, Tensor]) -> Any:
+def _run(live: LiveModel, kind: str, given: dict[str, Tensor]) -> Any:
     method = getattr(live.module, _METHODS.get(live.family.library, {}).get(kind, ""), None)
     if live.family.library == "open_clip" and method is not None:
         return method(next(iter(given.values())))
@@ -79,13 +85,13 @@ def normal(vectors: Tensor) -> Tensor:
     return nn.functional.normalize(vectors, dim=-1)
 
 
-def reading_part(live: Live) -> dict[str, nn.Parameter]:
+def reading_part(live: LiveModel) -> dict[str, nn.Parameter]:
     """The parameters that texts may meet."""
     parameters = live.module.named_parameters()
     return {name: one for name, one in parameters if not name.startswith(_SEEING)}
 
 
-def fingerprint(live: Live) -> str | None:
+def fingerprint(live: LiveModel) -> str | None:
     """A hash of everything that texts meet; none while somebody listens in or steps in between."""
     if any(one._forward_hooks or one._forward_pre_hooks for one in live.module.modules()):
         return None

@@ -29,7 +29,7 @@ class Score:
     metrics: dict[str, float] = field(default_factory=dict)
     """Everything that was measured, by name."""
 
-    def story(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Everything, for a file or another program."""
         return {
             "value": self.value,

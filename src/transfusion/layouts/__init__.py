@@ -15,14 +15,14 @@ either `index_map` (where each position of a dimension comes from when its axes 
 `explode` (the tensor as pieces whose dimensions are single axes).
 """
 
-from transfusion.layouts.moves import Factor, Index, explode, index_map
+from transfusion.layouts.axis_sizes import size_of, solve_sizes
+from transfusion.layouts.index_maps import AxisFactor, Index, explode, index_map
 from transfusion.layouts.notation import ANONYMOUS, Concat, Item, Layout, Name, Product, names_in, parse
-from transfusion.layouts.sizes import size_of, solve_sizes
 
 __all__ = [
     "ANONYMOUS",
+    "AxisFactor",
     "Concat",
-    "Factor",
     "Index",
     "Item",
     "Layout",

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.checkpoint import CONFIGS
+from transfusion.architecture.naming import Naming
+from transfusion.architecture.table import Config, Family
+from transfusion.checkpoint.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
-from transfusion.libraries import library
-from transfusion.live.classes import class_of_transformers, require_plain_folder
-from transfusion.live.outlining import refusing, require_modest
-from transfusion.model import Model
-from transfusion.naming import Naming
-from transfusion.tables import Config, Family
+from transfusion.live.meta_models import refusing, require_modest_size
+from transfusion.live.model_classes import class_of_transformers, require_plain_folder
+from transfusion.model.model import Model
+from transfusion.runtime.optional_libraries import require_library
 
 
 def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -45,7 +45,7 @@ def _from_folder(model: Model) -> nn.Module:
             hint="put the weights and the config.json into one folder and give that",
         )
     with refusing(model.family, model.label):
-        require_modest(model)
+        require_modest_size(model)
         return _BUILDERS[model.family.library](model, root)
 
 
@@ -57,13 +57,13 @@ def _build_transformers(model: Model, root: Path) -> nn.Module:
 
 
 def _build_open_clip(model: Model, root: Path) -> nn.Module:
-    open_clip = library("open_clip")
+    open_clip = require_library("open_clip")
     module: nn.Module = open_clip.create_model(f"local-dir:{root}")
     return module
 
 
 def _build_timm(model: Model, root: Path) -> nn.Module:
-    timm = library("timm")
+    timm = require_library("timm")
     classes = model.config.get("num_classes")
     module: nn.Module = timm.create_model(f"local-dir:{root}", pretrained=False, num_classes=classes)
     return module  # the weights come from the model
@@ -107,7 +107,7 @@ def _assemble_transformers(
     """As from a folder: the library translates the names that files have, and ties what is tied."""
     made_by: Any = type(like) if like else class_of_transformers(config, label)
     module: nn.Module
-    module, told = made_by.from_pretrained(
+    module, info = made_by.from_pretrained(
         None,
         config=made_by.config_class.from_dict(dict(config)),
         state_dict={name: tensor.clone() for name, tensor in state.items()},
@@ -115,7 +115,7 @@ def _assemble_transformers(
         output_loading_info=True,
     )
     odd = {
-        f"{what.removesuffix('_keys')} {listing(sorted(names), 4)}" for what, names in told.items() if names
+        f"{what.removesuffix('_keys')} {listing(sorted(names), 4)}" for what, names in info.items() if names
     }
     if odd:
         raise ValueError("; ".join(sorted(odd)))
@@ -127,7 +127,7 @@ def _assemble_open_clip(
 ) -> nn.Module:
     if like is not None:
         return _filled(deepcopy(like), state)
-    open_clip = library("open_clip")
+    open_clip = require_library("open_clip")
     settings = dict(config["model_cfg"])
     made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
     return _filled(made_by(**settings), state)
@@ -140,7 +140,7 @@ def _assemble_timm(
         return _filled(deepcopy(like), state)
     arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
     about = {**(config.get("pretrained_cfg") or {}), "architecture": config["architecture"]}
-    made = library("timm").create_model(
+    made = require_library("timm").create_model(
         config["architecture"], pretrained=False, pretrained_cfg=about, **arguments
     )
     return _filled(made, state)

@@ -20,12 +20,13 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor
 
-from transfusion.checkpoint import Rows
-from transfusion.engines import Engine
-from transfusion.evidence.weights import Weights
-from transfusion.maps import Map, Permutation, RowMover
+from transfusion.alignment.maps import Map, Permutation
+from transfusion.alignment.tensor_moves import RowMover
+from transfusion.checkpoint.tensor_files import Rows
 from transfusion.matching.blocks import blocks
-from transfusion.matching.search import AT_HOME, CHANCE, Search, Trial
+from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.engines import Engine
 
 BLOCKS_OF_THE_NULL = 24
 """The null is searched for in this many blocks from the middle of the model: enough to tell."""
@@ -46,7 +47,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Margin:
+class AgreementMargin:
     """One kind of axis, over all layers: agreements are correlations, 1 is perfect."""
 
     identity: float
@@ -73,7 +74,7 @@ class Advice:
     """The objective as found."""
     share: float | None
     """How far the search came on the way from the null to a perfect match; unknown without a null."""
-    margins: Mapping[str, Margin]
+    margins: Mapping[str, AgreementMargin]
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data, for a file."""
@@ -86,13 +87,13 @@ def advise(search: Search, trial: Trial) -> Advice:
     Where everything is at home there is no null to search for: chance has been measured already.
     """
     agreed = agreements(search.weights, trial.maps, search.axes, search.engine)
-    search.grounds.gains.forget()
-    null = {} if trial.name == AT_HOME else _null(search)
+    search.context.gains.forget()
+    null = {} if trial.name == UNMOVED else _null(search)
     return _conclude(trial.trace[0], trial.trace[-1], _margins(search, agreed, null))
 
 
 def agreements(
-    weights: Weights, maps: Mapping[str, Map], ids: Iterable[str], engine: Engine
+    weights: WeightPair, maps: Mapping[str, Map], ids: Iterable[str], engine: Engine
 ) -> dict[str, float]:
     """For every axis, the correlation of all that belongs to it in π(A) and B."""
     names = list(dict.fromkeys(name for id in ids for name in weights.tensors_of[id]))
@@ -107,7 +108,7 @@ def agreements(
     return agreed
 
 
-def _part(weights: Weights, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
+def _part(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
     """⟨π(A), B⟩, |A|² and |B|² of one tensor."""
     name, maps = item
     of_a, of_b = (
@@ -117,7 +118,7 @@ def _part(weights: Weights, item: tuple[str, Mapping[str, Map]]) -> tuple[float,
     return weights.score(name, maps), of_a, of_b
 
 
-class _Shuffled(Weights):
+class _Shuffled(WeightPair):
     """Two models of which the second has its units shuffled, in every tensor otherwise."""
 
     def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
@@ -144,14 +145,14 @@ def _null(search: Search) -> dict[str, float]:
     real, method = search.weights, search.method
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
-    middle, whole = middle_of(search)
-    grounds, engine = search.grounds, search.engine
-    limit, room = grounds.gains.limit, grounds.room
+    middle, whole = median_of(search)
+    context, engine = search.context, search.engine
+    limit, room = context.gains.limit, context.room
     null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, room=room, only=middle)
     return agreements(weights, null.run().maps, whole, engine)
 
 
-def middle_of(search: Search) -> tuple[list[str], list[str]]:
+def median_of(search: Search) -> tuple[list[str], list[str]]:
     """Axes from the middle of the model, and those among them with all their neighbours there; everything,
     where some kind of axis would be left out, as one map for the whole stream would.
     """
@@ -166,19 +167,21 @@ def middle_of(search: Search) -> tuple[list[str], list[str]]:
     return axes, axes
 
 
-def _margins(search: Search, agreed: Mapping[str, float], null: Mapping[str, float]) -> dict[str, Margin]:
+def _margins(
+    search: Search, agreed: Mapping[str, float], null: Mapping[str, float]
+) -> dict[str, AgreementMargin]:
     kinds: dict[str, list[str]] = defaultdict(list)
     for id in search.axes:
         kinds[search.weights.architecture.spaces[id].axis].append(id)
-    margins: dict[str, Margin] = {}
+    margins: dict[str, AgreementMargin] = {}
     for kind, members in kinds.items():
         compared = [id for id in members if id in null] or members
         chance = [null[id] for id in compared if id in null]
         found = fmean(agreed[id] for id in compared)
         spread = stdev(chance) if len(chance) > 1 else 0.0
-        margins[kind] = Margin(
-            identity=fmean(search.kinship[id].margin for id in members),
-            home=fmean(search.kinship[id].home for id in members),
+        margins[kind] = AgreementMargin(
+            identity=fmean(search.in_place[id].margin for id in members),
+            home=fmean(search.in_place[id].home for id in members),
             found=found,
             null=fmean(chance) if chance else None,
             beyond=(found - fmean(chance)) / spread if spread else None,
@@ -186,13 +189,13 @@ def _margins(search: Search, agreed: Mapping[str, float], null: Mapping[str, flo
     return margins
 
 
-def _conclude(identity: float, found: float, margins: Mapping[str, Margin]) -> Advice:
+def _conclude(identity: float, found: float, margins: Mapping[str, AgreementMargin]) -> Advice:
     compared = [margin for margin in margins.values() if margin.null is not None]
     shares = [(m.found - m.null) / (1 - m.null) for m in margins.values() if m.null is not None]
     share = fmean(shares) if shares else None
     certain = [m for m in compared if m.beyond is None or m.beyond > CERTAIN]
-    at_home = [m for m in margins.values() if m.identity > CHANCE]
-    if identity >= LINEAGE * found and 2 * len(at_home) > len(margins):
+    unmoved = [m for m in margins.values() if m.identity > CHANCE]
+    if identity >= LINEAGE * found and 2 * len(unmoved) > len(margins):
         verdict = Verdict.ADD
         text = "the units of B are where A has them: B descends from A, and plain addition (naive) is right"
         if found < identity:

@@ -15,18 +15,18 @@ from hashlib import sha256
 
 import numpy as np
 
-from transfusion.engines import Engine
-from transfusion.evidence.gains import Gains, Past
-from transfusion.evidence.kinship import Kinship, kinship
-from transfusion.evidence.weights import Weights
-from transfusion.maps import Map, Permutation
-from transfusion.matching.blocks import Block, Grounds, Proposal, Situation, Spectral, blocks
-from transfusion.matching.proposing import proposals
-from transfusion.matching.scores import Scores
-from transfusion.methods import Accept, Method, Order, Score, Start
-from transfusion.scratch import clear
+from transfusion.alignment.maps import Map, Permutation
+from transfusion.matching.block_solutions import solve_blocks
+from transfusion.matching.blocks import Block, BlockSolution, BlockState, SearchContext, SpectralBlock, blocks
+from transfusion.matching.methods import Acceptance, BlockOrder, HeadScore, Method, SearchStart
+from transfusion.matching.objective import Objective
+from transfusion.matching.weights.gains import GainHistory, Gains
+from transfusion.matching.weights.similarity_in_place import SimilarityInPlace, similarity_in_place
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.engines import Engine
+from transfusion.runtime.scratch import clear
 
-AT_HOME = "at home"
+UNMOVED = "unmoved"
 """The name of the trial that needs no search."""
 ALL_BUT_A_FEW = 0.98
 """The share of units at home, in every axis, from which nothing needs to be matched; dead units resemble
@@ -65,7 +65,7 @@ class Trial:
     """For every block, what its surroundings had been through when it was last solved by all there is."""
     states: list[str] = field(default_factory=list, repr=False)
     """A hash of all maps after each sweep."""
-    past: dict[str, Past] = field(default_factory=dict, repr=False)
+    history: dict[str, GainHistory] = field(default_factory=dict, repr=False)
     """What the gain of each axis has gone through."""
     gaps: dict[str, float] = field(default_factory=dict, repr=False)
     """For the first axis of each block, by which share a better assignment may exist at most."""
@@ -80,7 +80,7 @@ class Search:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: WeightPair,
         method: Method,
         *,
         seed: int,
@@ -98,28 +98,28 @@ class Search:
         """Trials of an earlier run that was interrupted, by name."""
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; all, if not said."""
-        self.grounds = Grounds(weights, Gains(weights, engine.workers, limit), method, room)
-        self.scores = Scores(weights, engine)
+        self.context = SearchContext(weights, Gains(weights, engine.workers, limit), method, room)
+        self.scores = Objective(weights, engine)
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
     def run(self) -> Trial:
         """The best of all starts and restarts."""
         starts = self.method.starts
         if self.method.screen:
-            if all(one.home > ALL_BUT_A_FEW for one in self.kinship.values()):
-                return Trial(AT_HOME, self._all_home(), [self.identity], still=True)
-            if all(one.margin < CHANCE for one in self.kinship.values()):
-                starts = tuple(start for start in starts if start is not Start.IDENTITY) or starts
+            if all(one.home > ALL_BUT_A_FEW for one in self.in_place.values()):
+                return Trial(UNMOVED, self._all_unmoved(), [self.identity], still=True)
+            if all(one.margin < CHANCE for one in self.in_place.values()):
+                starts = tuple(start for start in starts if start is not SearchStart.IDENTITY) or starts
         first = [self._begun(str(start), start) for start in starts]
         best = max(first, key=lambda trial: trial.trace[1])
         if len(first) > 1 and best.sweeps == 1:
-            best.past.clear()  # what is kept is another's
+            best.history.clear()  # what is kept is another's
         self.go_on(best)
         for again in range(1, self.method.restarts + 1):
             trial = self._begun(f"restart {again}", starts[0], again)
             best = max(best, self.go_on(trial), key=lambda trial: trial.trace[-1])
-        if self.method.accept is Accept.RISING and best.trace[-1] < self.identity:
-            best = replace(best, maps=self._all_home(), trace=[*best.trace, self.identity])
+        if self.method.accept is Acceptance.RISING and best.trace[-1] < self.identity:
+            best = replace(best, maps=self._all_unmoved(), trace=[*best.trace, self.identity])
         return best
 
     @cached_property
@@ -130,14 +130,16 @@ class Search:
     @cached_property
     def axes(self) -> list[str]:
         """The axes that may move, and of which any tensor speaks."""
-        return [space.id for space in self.weights.architecture.free() if self.weights.speaks_of(space.id)]
+        return [
+            space.id for space in self.weights.architecture.free() if self.weights.has_evidence_for(space.id)
+        ]
 
     @cached_property
-    def kinship(self) -> dict[str, Kinship]:
+    def in_place(self) -> dict[str, SimilarityInPlace]:
         """Whether the units of each axis are at home where they are."""
-        return kinship(self.weights, self.axes, self.engine)
+        return similarity_in_place(self.weights, self.axes, self.engine)
 
-    def _begun(self, name: str, start: Start, restart: int = 0) -> Trial:
+    def _begun(self, name: str, start: SearchStart, restart: int = 0) -> Trial:
         """A trial after its first sweep, or as an interrupted run left it."""
         if name in self.known:
             return self.known[name]
@@ -151,29 +153,29 @@ class Search:
 
     # ── a sweep ──────────────────────────────────────────────────────────────────────────────
 
-    def sweep(self, trial: Trial, start: Start | None = None) -> Trial:
+    def sweep(self, trial: Trial, start: SearchStart | None = None) -> Trial:
         """One visit to every block that is due; with a start, the first."""
-        settling = start in (Start.SETTLED, Start.SPECTRAL)
-        always = settling or self.method.accept is Accept.ALWAYS
+        settling = start in (SearchStart.PROGRESSIVE, SearchStart.SPECTRAL)
+        always = settling or self.method.accept is Acceptance.ALWAYS
         changed, done = False, 0
-        waves = list(self.waves(trial, start))
-        total = sum(len(wave) for wave in waves)
-        for wave in waves:
-            due = [block for block in wave if self._due(trial, block)]
+        parallel_groups = list(self.parallel_groups(trial, start))
+        total = sum(len(parallel_group) for parallel_group in parallel_groups)
+        for parallel_group in parallel_groups:
+            due = [block for block in parallel_group if self._due(trial, block)]
             tasks = [(block, self._situation(trial, block, settling=settling)) for block in due]
-            found = proposals(self.engine, self.grounds, tasks)
+            found = solve_blocks(self.engine, self.context, tasks)
             for id in (id for proposal in found for id in proposal.maps):
-                trial.maps.setdefault(id, self._home(id))
+                trial.maps.setdefault(id, self._unmoved(id))
             if not always:
                 self._score(trial.maps, found)
             for block, proposal in zip(due, found, strict=True):
-                if not settling or isinstance(block, Spectral):
+                if not settling or isinstance(block, SpectralBlock):
                     trial.visits[str(block)] = self._surroundings(trial, block)
-                trial.past.update(proposal.past)
+                trial.history.update(proposal.history)
                 trial.gaps[block.ids[0]] = proposal.gap
                 changed |= self._take(trial, proposal.maps, always=always)
             clear()
-            for block in wave:
+            for block in parallel_group:
                 done += 1
                 step = Step(trial.name, trial.sweeps, done, total, block.ids[0], trial.trace[-1])
                 self.on_step(step)
@@ -185,15 +187,15 @@ class Search:
         self.on_sweep(trial)
         return trial
 
-    def _situation(self, trial: Trial, block: Block, *, settling: bool) -> Situation:
+    def _situation(self, trial: Trial, block: Block, *, settling: bool) -> BlockState:
         around = {*block.ids, *(other for id in block.ids for other in self.weights.neighbours[id])}
-        return Situation(
+        return BlockState(
             {id: trial.maps[id] for id in around if id in trial.maps},
             frozenset(around & trial.maps.keys()) if settling else None,
-            {id: trial.past[id] for id in block.ids if id in trial.past},
+            {id: trial.history[id] for id in block.ids if id in trial.history},
         )
 
-    def _score(self, maps: Mapping[str, Map], found: Sequence[Proposal]) -> None:
+    def _score(self, maps: Mapping[str, Map], found: Sequence[BlockSolution]) -> None:
         """Score what the blocks of a wave propose, all at once: they share no tensor."""
         fresh = {id: map_ for proposal in found for id, map_ in proposal.maps.items() if map_ != maps[id]}
         names = list(dict.fromkeys(name for id in fresh for name in self.weights.tensors_of[id]))
@@ -218,7 +220,7 @@ class Search:
 
     def _due(self, trial: Trial, block: Block) -> bool:
         seen = trial.visits.get(str(block))
-        if seen is not None and isinstance(block, Spectral):
+        if seen is not None and isinstance(block, SpectralBlock):
             return False
         return seen is None or seen != self._surroundings(trial, block)
 
@@ -229,20 +231,20 @@ class Search:
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────
 
-    def waves(self, trial: Trial, start: Start | None) -> Iterator[list[Block]]:
+    def parallel_groups(self, trial: Trial, start: SearchStart | None) -> Iterator[list[Block]]:
         """The blocks in the order of a sweep; those that can be solved side by side together."""
-        method, order = self.method, Order.RANDOM if trial.restart else self.method.order
-        if start is Start.SPECTRAL:
-            method = replace(method, score=Score.SPECTRAL)
+        method, order = self.method, BlockOrder.RANDOM if trial.restart else self.method.order
+        if start is SearchStart.SPECTRAL:
+            method = replace(method, score=HeadScore.SPECTRAL)
         found = [block for block in blocks(self.weights, method) if self.only.issuperset(block.ids)]
-        if start in (Start.SETTLED, Start.SPECTRAL) and not trial.restart:
-            order = Order.FORWARD
-        if order is Order.WAVES:
+        if start in (SearchStart.PROGRESSIVE, SearchStart.SPECTRAL) and not trial.restart:
+            order = BlockOrder.FORWARD
+        if order is BlockOrder.PARALLEL:
             yield from self._coloured(found)
             return
-        if order is Order.BACKWARD or (order is Order.ALTERNATING and trial.sweeps % 2):
+        if order is BlockOrder.BACKWARD or (order is BlockOrder.ALTERNATING and trial.sweeps % 2):
             found = found[::-1]
-        elif order is Order.RANDOM:
+        elif order is BlockOrder.RANDOM:
             rng = np.random.default_rng([self.seed, trial.restart, trial.sweeps])
             found = [found[place] for place in rng.permutation(len(found))]
         yield from self._runs(found)
@@ -260,17 +262,17 @@ class Search:
 
     def _coloured(self, order: Sequence[Block]) -> list[list[Block]]:
         """As few groups as a greedy choice gives, each of blocks that share no tensor."""
-        waves: list[list[Block]] = []
+        parallel_groups: list[list[Block]] = []
         taken: list[set[str]] = []
         for block in order:
             tensors = self._tensors(block)
             fitting = (place for place, others in enumerate(taken) if others.isdisjoint(tensors))
-            if (place := next(fitting, len(waves))) == len(waves):
-                waves.append([])
+            if (place := next(fitting, len(parallel_groups))) == len(parallel_groups):
+                parallel_groups.append([])
                 taken.append(set())
-            waves[place].append(block)
+            parallel_groups[place].append(block)
             taken[place] |= tensors
-        return waves
+        return parallel_groups
 
     def _apart(self, one: Block, other: Block) -> bool:
         return self._tensors(one).isdisjoint(self._tensors(other))
@@ -278,10 +280,10 @@ class Search:
     def _tensors_of(self, block: Block) -> frozenset[str]:
         return frozenset(name for id in block.ids for name in self.weights.tensors_of[id])
 
-    def _all_home(self) -> dict[str, Map]:
-        return {id: self._home(id) for id in self.axes}
+    def _all_unmoved(self) -> dict[str, Map]:
+        return {id: self._unmoved(id) for id in self.axes}
 
-    def _home(self, id: str) -> Permutation:
+    def _unmoved(self, id: str) -> Permutation:
         architecture = self.weights.architecture
         return Permutation.identity(architecture.sizes[id], architecture.rows(id))
 

@@ -14,8 +14,8 @@ from fuzzing.formats import (
     indexes,
     machines,
     pis,
+    records,
     results,
-    stories,
     weights,
     witnesses,
 )
@@ -27,7 +27,7 @@ FORMATS: dict[str, ModuleType] = {
     "adapter": adapters,
     "pi": pis,
     "alpha": alphas,
-    "story": stories,
+    "story": records,
     "result": results,
     "data": examples,
     "machine": machines,

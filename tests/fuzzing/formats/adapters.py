@@ -140,13 +140,13 @@ def made() -> Iterator[Made]:
     )
     for value in numbers:
         senseless = isinstance(value, Raw | str | list | dict | bool)
-        told = str(getattr(value, "text", value))[:20]
+        info = str(getattr(value, "text", value))[:20]
         yield Made(
-            f"lora_alpha = {told}",
+            f"lora_alpha = {info}",
             _config({"lora_alpha": value}, refused=senseless),
-            told in ("NaN", "x", "Infinity"),
+            info in ("NaN", "x", "Infinity"),
         )
-        yield Made(f"r = {told}", _config({"r": value}, refused=value is not None))
+        yield Made(f"r = {info}", _config({"r": value}, refused=value is not None))
     for value in (
         5,
         None,
@@ -164,10 +164,10 @@ def made() -> Iterator[Made]:
         ["query", "query"],
         Raw("NaN"),
     ):
-        told = str(getattr(value, "text", value))[:20]
+        info = str(getattr(value, "text", value))[:20]
         senseless = value in (5, True, {}, [5], [None], [[]]) or isinstance(value, Raw)
         yield Made(
-            f"target_modules = {told}", _config({"target_modules": value}, refused=senseless), value == 5
+            f"target_modules = {info}", _config({"target_modules": value}, refused=senseless), value == 5
         )
     for pattern in CATASTROPHES:
         for key in ("rank_pattern", "alpha_pattern"):

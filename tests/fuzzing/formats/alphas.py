@@ -88,10 +88,10 @@ def made() -> Iterator[Made]:
         TWICE,
     )
     for value in values:
-        told = str(getattr(value, "text", value))[:20]
-        yield Made(f"default = {told}", _file(dumps({"default": value})), value is LONG)
-        yield Made(f"a pattern with {told}", _file(dumps({"encoder.layer.0.*": value})))
-        yield Made(f"of a merge: default = {told}", _merged(dumps({"default": value})))
+        info = str(getattr(value, "text", value))[:20]
+        yield Made(f"default = {info}", _file(dumps({"default": value})), value is LONG)
+        yield Made(f"a pattern with {info}", _file(dumps({"encoder.layer.0.*": value})))
+        yield Made(f"of a merge: default = {info}", _merged(dumps({"default": value})))
     for value in (1e308, 1e-308, 2**1024, 10**30, 0):
         yield Made(
             f"default = {value:.3}" if isinstance(value, float) else f"default = 1e{len(str(value))}",

@@ -100,9 +100,9 @@ OTHERS = (
 
 def _with(seed: str, path: str, value: Any, *, refused: bool = False, verb: str = "inspect") -> Build:
     def build(place: Place) -> Sequence[Command]:
-        told = TOLD[seed]
+        info = TOLD[seed]
         keys = tuple(path.split("."))
-        config = with_value(told, keys, value) if len(keys) > 1 or keys[0] in told else {**told, path: value}
+        config = with_value(info, keys, value) if len(keys) > 1 or keys[0] in info else {**info, path: value}
         return _run(place, seed, dumps(config), verb, refused=refused)
 
     return build

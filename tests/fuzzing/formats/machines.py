@@ -17,13 +17,13 @@ def _plan(place: Place, machine: object) -> list[Command]:
     return [place.plan(place.world.seed("a") / "config.json", machine=machine)]
 
 
-def _told(place: Place) -> dict[str, Any]:
+def _info(place: Place) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(place.world.seed("machine").read_text())
     return found
 
 
 def _with(key: str, value: Any) -> Build:
-    return lambda place: _plan(place, place.write("machine.json", dumps({**_told(place), key: value})))
+    return lambda place: _plan(place, place.write("machine.json", dumps({**_info(place), key: value})))
 
 
 def _text(text: str | bytes) -> Build:
@@ -73,6 +73,6 @@ def made() -> Iterator[Made]:
 
 
 def mutant(place: Place) -> Sequence[Command]:
-    text, what = changed_text(json.dumps(_told(place)), place.rng, place.canary)
+    text, what = changed_text(json.dumps(_info(place)), place.rng, place.canary)
     place.note(what)
     return _plan(place, place.write("machine.json", text.encode("utf-8", "surrogatepass")))

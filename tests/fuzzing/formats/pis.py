@@ -29,39 +29,39 @@ from fuzzing.mutating import (
 
 COUNT = 130
 KEY = "transfusion"
-Story = dict[str, Any]
+Metadata = dict[str, Any]
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-def read(path: Path) -> tuple[Story, dict[str, np.ndarray]]:
+def read(path: Path) -> tuple[Metadata, dict[str, np.ndarray]]:
     from safetensors.numpy import load_file
 
     header, _ = split(path.read_bytes())
     return json.loads(header["__metadata__"][KEY]), load_file(path)
 
 
-def write(path: Path, story: Any, maps: dict[str, np.ndarray] | None = None) -> None:
+def write(path: Path, metadata: Any, maps: dict[str, np.ndarray] | None = None) -> None:
     """A file of π with another story, and perhaps with other maps."""
     from safetensors.numpy import save_file
 
     if maps is not None:
         save_file(maps, path, {KEY: ""})
     header, payload = split(path.read_bytes())
-    text = story if isinstance(story, str) else dumps(story)
+    text = metadata if isinstance(metadata, str) else dumps(metadata)
     path.write_bytes(joined({**header, "__metadata__": {KEY: text}}, payload))
 
 
-def signed(story: Story, maps: dict[str, np.ndarray]) -> Story:
+def signed(metadata: Metadata, maps: dict[str, np.ndarray]) -> Metadata:
     """A story whose digest is that of these maps: whoever spoils a file can also sign it."""
     import torch
 
-    from transfusion.checkpoint import tensor_digest
+    from transfusion.checkpoint.tensor_content import tensor_digest
 
     total = hashlib.sha256()
     for id in sorted(maps):
-        total.update(f"{id}:{story['kinds'].get(id)}:".encode())
+        total.update(f"{id}:{metadata['kinds'].get(id)}:".encode())
         total.update(tensor_digest(torch.from_numpy(maps[id])))
-    return {**story, "digest": total.hexdigest()}
+    return {**metadata, "digest": total.hexdigest()}
 
 
 def uses(place: Place, pi: Path, number: int, *, refused: bool = False) -> list[Command]:
@@ -76,11 +76,13 @@ def uses(place: Place, pi: Path, number: int, *, refused: bool = False) -> list[
     return [verbs[number % 5](), *([verbs[(number + 1) % 5]()] if number % 5 < 2 else [])]
 
 
-def _story(number: int, change: Callable[[Story], Any], *, refused: bool = False, seed: str = "pi") -> Build:
+def _header(
+    number: int, change: Callable[[Metadata], Any], *, refused: bool = False, seed: str = "pi"
+) -> Build:
     def build(place: Place) -> Sequence[Command]:
         pi = place.copy(seed)
-        story, _ = read(pi)
-        write(pi, change(story))
+        metadata, _ = read(pi)
+        write(pi, change(metadata))
         return uses(place, pi, number, refused=refused)
 
     return build
@@ -91,44 +93,47 @@ def _maps(number: int, change: Change, *, sign: bool = True, refused: bool = Tru
 
     def build(place: Place) -> Sequence[Command]:
         pi = place.copy(seed)
-        story, maps = read(pi)
+        metadata, maps = read(pi)
         id = max(maps, key=lambda one: maps[one].shape[-1])
         maps = {**maps, id: np.ascontiguousarray(change(maps[id]))}
-        write(pi, signed(story, maps) if sign else story, maps)
+        write(pi, signed(metadata, maps) if sign else metadata, maps)
         return uses(place, pi, number, refused=refused)
 
     return build
 
 
-def _set(path: str, value: Any) -> Callable[[Story], Any]:
-    def change(story: Story) -> Any:
+def _set(path: str, value: Any) -> Callable[[Metadata], Any]:
+    def change(metadata: Metadata) -> Any:
         keys = tuple(path.split("."))
-        return with_value(story, keys, value) if _has(story, keys) else {**story, path: value}
+        return with_value(metadata, keys, value) if _has(metadata, keys) else {**metadata, path: value}
 
     return change
 
 
-def _has(story: Any, keys: tuple[str, ...]) -> bool:
+def _has(metadata: Any, keys: tuple[str, ...]) -> bool:
     try:
-        at(story, keys)
+        at(metadata, keys)
     except (KeyError, TypeError, IndexError):
         return False
     return True
 
 
-def _cycle(length: int) -> Callable[[Story], Any]:
+def _cycle(length: int) -> Callable[[Metadata], Any]:
     """Axes that are each within the next."""
 
-    def change(story: Story) -> Any:
-        ids = sorted(story["sizes"])[:length]
-        return {**story, "parents": {**story["parents"], **dict(zip(ids, [*ids[1:], ids[0]], strict=True))}}
+    def change(metadata: Metadata) -> Any:
+        ids = sorted(metadata["sizes"])[:length]
+        return {
+            **metadata,
+            "parents": {**metadata["parents"], **dict(zip(ids, [*ids[1:], ids[0]], strict=True))},
+        }
 
     return change
 
 
-def _cycle_of_maps(story: Story) -> Any:
-    ids = sorted(story["kinds"])[:3]
-    return {**story, "parents": {**story["parents"], **dict(zip(ids, [*ids[1:], ids[0]], strict=True))}}
+def _cycle_of_maps(metadata: Metadata) -> Any:
+    ids = sorted(metadata["kinds"])[:3]
+    return {**metadata, "parents": {**metadata["parents"], **dict(zip(ids, [*ids[1:], ids[0]], strict=True))}}
 
 
 KEYS = (
@@ -177,24 +182,26 @@ def made() -> Iterator[Made]:
         for turn in range(5):
             yield Made(
                 f"a cycle of {length} in parents, {turn}",
-                _story(turn, _cycle(length), refused=turn != 3),
+                _header(turn, _cycle(length), refused=turn != 3),
                 turn == 0,
             )
-    yield Made("a cycle among the axes that move", _story(0, _cycle_of_maps, refused=True), True)
+    yield Made("a cycle among the axes that move", _header(0, _cycle_of_maps, refused=True), True)
     for turn in range(5):
         yield Made(
-            f"advice = {{'a': [1]}}, {turn}", _story(turn, _set("provenance.advice", {"a": [1]})), turn < 2
+            f"advice = {{'a': [1]}}, {turn}", _header(turn, _set("provenance.advice", {"a": [1]})), turn < 2
         )
     for key in KEYS:
         for value in VALUES:
             number += 1
             if number % 3 == 0:
                 title = f"{key} = {str(getattr(value, 'text', value))[:20]}, {number}"
-                yield Made(title, _story(number // 3, _set(key, value)))
+                yield Made(title, _header(number // 3, _set(key, value)))
         number += 1
         keys = tuple(key.split("."))
         yield Made(
-            f"without {key}", _story(number, lambda story, k=keys: without(story, k)), key == "provenance"
+            f"without {key}",
+            _header(number, lambda metadata, k=keys: without(metadata, k)),
+            key == "provenance",
         )
     for text in (
         "",
@@ -212,22 +219,25 @@ def made() -> Iterator[Made]:
         number += 1
         yield Made(
             f"the story is {text[:20]!r}",
-            _story(number, lambda story, t=text: t, refused=number % 5 != 3),
+            _header(number, lambda metadata, t=text: t, refused=number % 5 != 3),
             text == DEEP.text,
         )
     for size in (0, -1, 1, 10**9, "8", 3.5, None, [], LONG):
-        change = lambda story, s=size: {**story, "sizes": {**dict.fromkeys(story["sizes"], s)}}  # noqa: E731
+        change = lambda metadata, s=size: {**metadata, "sizes": {**dict.fromkeys(metadata["sizes"], s)}}  # noqa: E731
         number += 1
-        yield Made(f"all sizes = {str(size)[:20]}", _story(number, change, refused=number % 5 != 3))
-        one = lambda story, s=size: {**story, "sizes": {**story["sizes"], sorted(story["kinds"])[0]: s}}  # noqa: E731
-        yield Made(f"one size = {str(size)[:20]}", _story(number, one, refused=number % 5 != 3))
+        yield Made(f"all sizes = {str(size)[:20]}", _header(number, change, refused=number % 5 != 3))
+
+        def one(metadata: dict[str, Any], size: Any = size) -> dict[str, Any]:
+            return {**metadata, "sizes": {**metadata["sizes"], sorted(metadata["kinds"])[0]: size}}
+
+        yield Made(f"one size = {str(size)[:20]}", _header(number, one, refused=number % 5 != 3))
     for parents in ({"x": "y"}, {"x": "x"}, {"x": 5}, {"x": None}, [], [["a", "b"]]):
         number += 1
-        yield Made(f"parents = {parents}", _story(number, _set("parents", parents)))
+        yield Made(f"parents = {parents}", _header(number, _set("parents", parents)))
     for kind in ("plan", "rotation", "x", 5, None, ["permutation"]):
         number += 1
-        all_of = lambda story, k=kind: {**story, "kinds": dict.fromkeys(story["kinds"], k)}  # noqa: E731
-        yield Made(f"all maps are {kind}", _story(number, all_of, refused=number % 5 != 3))
+        all_of = lambda metadata, k=kind: {**metadata, "kinds": dict.fromkeys(metadata["kinds"], k)}  # noqa: E731
+        yield Made(f"all maps are {kind}", _header(number, all_of, refused=number % 5 != 3))
     spoilt: dict[str, Change] = {
         "an index beyond the size": lambda one: one + 1,
         "a negative index": lambda one: one - 1,
@@ -248,7 +258,7 @@ def made() -> Iterator[Made]:
             f"a map with {what}", _maps(turn, change, refused=other), what == "an index beyond the size"
         )
         yield Made(f"a map with {what}, unsigned", _maps(turn + 1, change, sign=False, refused=other))
-    turned: dict[str, Change] = {
+    rotated: dict[str, Change] = {
         "NaN": lambda one: one * np.float32("nan"),
         "infinite values": lambda one: one + np.float32("inf"),
         "zeros": lambda one: np.zeros_like(one),
@@ -256,7 +266,7 @@ def made() -> Iterator[Made]:
         "a row less": lambda one: one[:, :-1],
         "half the numbers": lambda one: one.astype(np.float16),
     }
-    for turn, (what, change) in enumerate(turned.items()):
+    for turn, (what, change) in enumerate(rotated.items()):
         for verb in (0, 1, 3):
             yield Made(
                 f"a rotation of {what}, {turn}, {verb}",
@@ -272,7 +282,7 @@ def made() -> Iterator[Made]:
         {"x": {"a": 1}},
         {"x": {"norm": "y", "offset": Raw("NaN")}},
     ):
-        yield Made(f"folds = {value}", _story(1, _set("folds", value), seed="turned"))
+        yield Made(f"folds = {value}", _header(1, _set("folds", value), seed="turned"))
 
 
 def mutant(place: Place) -> Sequence[Command]:
@@ -281,8 +291,8 @@ def mutant(place: Place) -> Sequence[Command]:
         spoilt, what = spoilt_tensors(pi.read_bytes(), place.rng, place.canary)
         pi.write_bytes(spoilt)
     else:
-        story, _ = read(pi)
-        text, what = changed_text(json.dumps(story), place.rng, place.canary)
+        metadata, _ = read(pi)
+        text, what = changed_text(json.dumps(metadata), place.rng, place.canary)
         if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
             text = text.encode("utf-8", "replace").decode()
         write(pi, text)

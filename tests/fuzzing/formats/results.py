@@ -14,7 +14,7 @@ VERBS = ("evaluate", "sweep", "fewshot", "barrier", "verify", "align")
 Result = dict[str, Any]
 
 
-def told(place: Place, verb: str) -> Result:
+def info(place: Place, verb: str) -> Result:
     found: Result = json.loads((place.world.seed("results") / f"{verb}.json").read_text())
     return found
 
@@ -28,12 +28,12 @@ def uses(place: Place, verb: str, text: str, *, alone: bool, refused: bool = Fal
 
 
 def _each(verb: str, key: str, value: Any, *, alone: bool = False) -> Build:
-    return lambda place: uses(place, verb, dumps({**told(place, verb), key: value}), alone=alone)
+    return lambda place: uses(place, verb, dumps({**info(place, verb), key: value}), alone=alone)
 
 
 def _less(verb: str, key: str, *, alone: bool = False) -> Build:
     def build(place: Place) -> Sequence[Command]:
-        found = told(place, verb)
+        found = info(place, verb)
         return uses(
             place, verb, dumps({name: value for name, value in found.items() if name != key}), alone=alone
         )
@@ -45,7 +45,7 @@ def _inner(verb: str, number: int, value: Any) -> Build:
     """The same at a place within: the numbers count all places."""
 
     def build(place: Place) -> Sequence[Command]:
-        found = told(place, verb)
+        found = info(place, verb)
         inner = [path for path in places(found) if len(path) > 1]
         path = inner[number % len(inner)]
         place.note(".".join(map(str, path)))
@@ -65,7 +65,7 @@ def _text(text: str | bytes) -> Build:
 
 def _code(verb: str, key: str, number: int) -> Build:
     return lambda place: uses(
-        place, verb, dumps({**told(place, verb), key: code(place.canary)[number]}), alone=False
+        place, verb, dumps({**info(place, verb), key: code(place.canary)[number]}), alone=False
     )
 
 
@@ -166,6 +166,6 @@ def made() -> Iterator[Made]:
 
 def mutant(place: Place) -> Sequence[Command]:
     verb = place.rng.choice(VERBS)
-    text, what = changed_text(json.dumps(told(place, verb)), place.rng, place.canary)
+    text, what = changed_text(json.dumps(info(place, verb)), place.rng, place.canary)
     place.note(f"{verb}: {what}")
     return uses(place, verb, text, alone=place.rng.random() < 0.5)

@@ -89,14 +89,14 @@ def _replaced(**dtypes: str) -> Build:
     def change(content: bytes) -> bytes:
         header, _ = split(content)
         (dtype,) = dtypes.values()
-        told, offset = {}, 0
+        info, offset = {}, 0
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
             count = (entry["data_offsets"][1] - entry["data_offsets"][0]) // 4 * width[dtype]
-            told[name] = {**entry, "dtype": dtype, "data_offsets": [offset, offset + count]}
+            info[name] = {**entry, "dtype": dtype, "data_offsets": [offset, offset + count]}
             offset += count
-        return joined(told, bytes(offset))
+        return joined(info, bytes(offset))
 
     return _content(change, refused=dtypes["dtype"] not in ("F64", "F16", "BF16"))
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from transfusion.reporting.charts.canvas import (
-    COLOURS,
-    NARROW,
-    line,
-    plain,
-    rect,
-    svg,
-    text,
-)
+from transfusion.reporting.charts.canvas import COLOURS, NARROW, line, plain, rect, svg, text
 
 
 @dataclass(frozen=True)
-class Bars:
+class BarChart:
     """Horizontal bars: rows with a value of each series, and perhaps a tick for what they compare with."""
 
     rows: Sequence[tuple[str, Sequence[float | None]]]

@@ -35,8 +35,8 @@ def rect(x: float, y: float, width: float, height: float, kind: str, tip: str = 
 
 
 def polyline(points: Sequence[tuple[float, float]], kind: str) -> str:
-    told = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{told}" class="{kind}"/>'
+    info = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{info}" class="{kind}"/>'
 
 
 def mark(x: float, y: float, shape: str, kind: str, tip: str = "", size: float = 4.2) -> str:

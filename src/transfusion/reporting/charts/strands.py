@@ -16,7 +16,7 @@ THREADS = 40
 
 
 @dataclass(frozen=True)
-class Strands:
+class StrandChart:
     """Shares of every unit of B in the units of A; the strongest two of each are drawn."""
 
     shares: NDArray[np.floating[Any]]

@@ -1,0 +1,389 @@
+"""π: a map for every axis, with the story of how it was made; moves tensors, saves and loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from math import prod
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+import numpy as np
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation
+from transfusion.alignment.provenance import Number, Provenance, ProvenanceInfo
+from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
+from transfusion.architecture.architecture import Architecture, Shortcut
+from transfusion.checkpoint.publishing import publish_file, write_tensors
+from transfusion.checkpoint.tensor_content import tensor_digest
+from transfusion.checkpoint.tensor_files import Rows
+from transfusion.errors import AlignmentError, MismatchError, listing
+from transfusion.layouts import Index, Layout, names_in
+from transfusion.model.model import Model
+from transfusion.runtime.untrusted_files import parse_json, validate
+
+FORMAT = 1
+_KEY = "transfusion"
+_NESTED = 16
+"""So many axes may lie within each other."""
+_MOVERS = 16
+"""How many layouts are remembered with where everything in them goes: more than are moved at once."""
+
+
+@dataclass(frozen=True)
+class NormFold:
+    """A norm whose output a tensor reads. Its scale and shift are moved with the tensor, not on their own."""
+
+    norm: str
+    """The module."""
+    offset: float = 0.0
+    """What is added to its weight before it is used: one in some families."""
+
+
+@dataclass(frozen=True, repr=False)
+class Alignment:
+    """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
+
+    >>> pi = transfusion.Alignment.load("pi.safetensors")
+    >>> print(pi.provenance.source, pi.provenance.target, pi.maps["layer.0.head"].index)
+    models/a models/b [[3 0 2 1]]
+    """
+
+    maps: Mapping[str, Map]
+    sizes: Mapping[str, int]
+    parents: Mapping[str, str]
+    provenance: Provenance
+    folds: Mapping[str, NormFold] = field(default_factory=dict)
+    """For maps that turn units: the tensors that read the stream through a norm, and the norm."""
+    _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """For the layouts that were moved last."""
+
+    @classmethod
+    def of(
+        cls,
+        maps: Mapping[str, Map],
+        architecture: Architecture,
+        provenance: Provenance,
+        folds: Mapping[str, NormFold] | None = None,
+    ) -> Alignment:
+        return cls(dict(maps), architecture.sizes, architecture.parents, provenance, dict(folds or {}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only remembered, which other processes find themselves."""
+        return {**self.__dict__, "_movers": {}}
+
+    def __repr__(self) -> str:
+        made = self.provenance
+        return f"<π: {len(self.maps)} axes, {made.method}, from {made.source} to {made.target}>"
+
+    def move(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """π of one tensor."""
+        here = {name: self.maps[name] for name in layout.names() if name in self.maps}
+        if not here:
+            return tensor
+        sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
+        return move_tensor(tensor, layout, here, sizes, self.parents)
+
+    def turn(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """π of one tensor, whose directions move and whose size stays."""
+        rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
+        ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}
+        return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
+
+    def moves_by_rows(self, layout: Layout) -> bool:
+        """Whether `move_rows` can move a tensor of this layout."""
+        return moves_by_rows(layout, self.maps, self.parents)
+
+    def scatters(self, layout: Layout) -> bool:
+        """Whether rows that lie side by side after a move come from all over the tensor."""
+        return any(axis in self.maps for item in layout.items[:1] for axis in names_in(item))
+
+    def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
+        """Some rows of π of a tensor, of which only the rows that they come from are read."""
+        mover = self._movers.get(layout)
+        if mover is None:
+            here = {name: self.maps[name] for name in layout.names() if name in self.maps}
+            while len(self._movers) >= _MOVERS:
+                self._movers.pop(next(iter(self._movers)), None)
+            mover = self._movers[layout] = RowMover(layout, here, self.sizes, self.parents)
+        return mover(read, rows)
+
+    def rotated(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
+        """The shortcuts whose ends have different maps: a plain one cannot turn one into the other."""
+
+        def at(id: str) -> Map:
+            return self.maps.get(id, Permutation.identity(self.sizes[id]))
+
+        return [cut for cut in shortcuts if cut.source in self.sizes and at(cut.source) != at(cut.target)]
+
+    def lineage(self, id: str) -> Index:
+        """For every row of an axis's map, in the order of the destination, the row it comes from."""
+        parent = self.parents.get(id)
+        if parent is None:
+            return np.zeros(1, dtype=np.int64)
+        above, size = self.lineage(parent), self.sizes[parent]
+        map_ = self.maps.get(parent, Permutation.identity(size, len(above)))
+        if not isinstance(map_, Permutation):
+            raise AlignmentError(f"{parent} has parts of its own, so it must be a permutation")
+        return (above[:, None] * size + map_.index).reshape(-1)
+
+    def inverse(self) -> Alignment:
+        """π⁻¹, from B's basis back to A's.
+
+        >>> back = transfusion.Alignment.load("pi.safetensors").inverse()
+        >>> print(back.provenance.source, back.provenance.target)
+        models/b models/a
+        """
+        provenance = self.provenance
+        return replace(
+            self,
+            maps={id: map_.inverse(self.lineage(id)) for id, map_ in self.maps.items()},
+            provenance=replace(
+                provenance,
+                method=f"{provenance.method}, inverted",
+                source=provenance.target,
+                source_digest=provenance.target_digest,
+                target=provenance.source,
+                target_digest=provenance.source_digest,
+            ),
+        )
+
+    def after(self, first: Alignment) -> Alignment:
+        """The alignment that does ``first`` (A → B) and then this one (B → C).
+
+        >>> pi = transfusion.Alignment.load("pi.safetensors")
+        >>> all(map.is_identity() for map in pi.inverse().after(pi).maps.values())
+        True
+        """
+        if (self.sizes, self.parents) != (first.sizes, first.parents):
+            raise MismatchError(
+                "two alignments of different architectures or policies cannot be chained",
+                hint="make both with the same --residual, --inner and --heads",
+            )
+        maps: dict[str, Map] = {}
+        for id in {**first.maps, **self.maps}:
+            lineage = self.lineage(id)
+            earlier = first.maps.get(id, Permutation.identity(self.sizes[id], len(lineage)))
+            later = self.maps.get(id, Permutation.identity(self.sizes[id], len(lineage)))
+            maps[id] = later.after(earlier, lineage)
+        provenance = replace(
+            self.provenance,
+            method=f"{first.provenance.method}, then {self.provenance.method}",
+            source=first.provenance.source,
+            source_digest=first.provenance.source_digest,
+        )
+        return replace(self, maps=maps, provenance=provenance, folds={**first.folds, **self.folds})
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the maps."""
+        total = hashlib.sha256()
+        for id in sorted(self.maps):
+            total.update(f"{id}:{self.maps[id].kind}:".encode())
+            total.update(tensor_digest(self.maps[id].to_tensor()))
+        for tensor in sorted(self.folds):
+            total.update(f"{tensor}:{self.folds[tensor]}".encode())
+        return total.hexdigest()
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write a file of π; an existing file is replaced only with ``force``.
+
+        >>> pi = transfusion.Alignment.load("pi.safetensors")
+        >>> print(pi.inverse().save("back.safetensors"))
+        back.safetensors
+        """
+        provenance = {
+            "format": FORMAT,
+            "digest": self.digest,
+            "kinds": {id: map_.kind for id, map_ in self.maps.items()},
+            "sizes": dict(self.sizes),
+            "parents": dict(self.parents),
+            "folds": {tensor: asdict(fold) for tensor, fold in self.folds.items()},
+            "provenance": asdict(self.provenance),
+        }
+        tensors = {id: map_.to_tensor() for id, map_ in self.maps.items()}
+        return publish_file(
+            Path(path),
+            lambda staged: write_tensors(staged, tensors, {_KEY: json.dumps(provenance)}),
+            force=force,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Alignment:
+        """Read a file of π; a damaged or foreign one is refused.
+
+        >>> transfusion.Alignment.load("pi.safetensors").provenance.method
+        'guarded'
+        """
+        if not isfile(path):
+            what = "a folder, and not a file of π" if isdir(path) else "no such file of π"
+            raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+        try:
+            with safe_open(path, framework="pt") as opened:
+                provenance = _header(path, opened.metadata() or {})
+                _require_shapes(path, provenance, opened)
+                tensors = {id: opened.get_tensor(id) for id in provenance["kinds"]}
+        except (SafetensorError, OSError) as error:
+            what = f"not a readable file of π ({error})"
+            raise AlignmentError(f"{path}: {what}", hint=_AGAIN) from error
+        return cls._from_header(path, provenance, tensors)
+
+    @classmethod
+    def _from_header(
+        cls, path: str | Path, provenance: _AlignmentHeader, tensors: dict[str, Tensor]
+    ) -> Alignment:
+        try:
+            maps = {id: KINDS[provenance["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
+            info = Provenance.from_json(provenance["provenance"])
+        except (AlignmentError, TypeError, ValueError) as error:
+            raise _damaged(path, str(error)) from error
+        folds = {tensor: NormFold(**fold) for tensor, fold in provenance.get("folds", {}).items()}
+        alignment = cls(maps, provenance["sizes"], provenance["parents"], info, folds)
+        if alignment.digest != provenance["digest"]:
+            raise _damaged(path, "the maps are not those that were saved")
+        return alignment
+
+    # ── belonging together ───────────────────────────────────────────────────────────────────
+
+    def require_for(self, architecture: Architecture) -> None:
+        """Refuse an alignment of another architecture."""
+        provenance = self.provenance
+        if provenance.family != architecture.family:
+            raise AlignmentError(
+                f"this π is for {provenance.family}, the model is a {architecture.family}",
+                hint="align these two models first",
+            )
+        differing = [
+            f"{id} ({self.sizes.get(id, 'absent')} in π, {architecture.sizes[id]} in the model)"
+            for id in architecture.backbone_spaces
+            if self.sizes.get(id) != architecture.sizes[id]
+        ]
+        other = {id for id in self.maps if self.parents.get(id) != architecture.parents.get(id)}
+        if differing or other or provenance.architecture != architecture.digest():
+            raise AlignmentError(
+                "this π is for another shape of the architecture"
+                + (f": {listing(differing, 4)}" if differing else ""),
+                hint="align these two models first",
+            )
+
+    def require_between(self, *, source: Model | None = None, target: Model | None = None) -> None:
+        """Refuse an alignment that was made from or for other weights."""
+        provenance = self.provenance
+        for role, model, made_for, wanted in (
+            ("from", source, provenance.source, provenance.source_digest),
+            ("for", target, provenance.target, provenance.target_digest),
+        ):
+            if model is not None and model.digest != wanted:
+                raise AlignmentError(
+                    f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), and"
+                    f" {model.label} has other weights ({model.digest[:12]}…)",
+                    hint="align these two models first, or give the π that belongs to them",
+                )
+
+
+# ── what a file says ─────────────────────────────────────────────────────────────────────────
+
+_AGAIN = "make it again with 'transfusion align'"
+_WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
+_REAL = frozenset(["F32", "F64"])
+
+
+class _Folded(TypedDict):
+    norm: str
+    offset: Number
+
+
+class _AlignmentHeader(TypedDict):
+    """What a file of π says beside its maps."""
+
+    format: int
+    digest: str
+    kinds: dict[str, Literal["permutation", "plan", "rotation"]]
+    sizes: dict[str, Annotated[int, Field(ge=1, le=2**24)]]
+    parents: dict[str, str]
+    folds: NotRequired[dict[str, _Folded]]
+    provenance: ProvenanceInfo
+
+
+def _damaged(path: str | Path, what: str) -> AlignmentError:
+    return AlignmentError(f"{path}: {what}; the file is damaged", hint=_AGAIN)
+
+
+def _header(path: str | Path, metadata: Mapping[str, str]) -> _AlignmentHeader:
+    """What a file says, checked; who is whose parent comes to an end."""
+    if _KEY not in metadata:
+        what = "a safetensors file, but not one of π"
+        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+    info = parse_json(metadata[_KEY], f"{path}: its story cannot be read", AlignmentError)
+    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] != FORMAT:
+        raise AlignmentError(
+            f"{path}: written in format {info['format']}, and this version reads {FORMAT}",
+            hint="make it again with this version, or install the version that wrote it",
+        )
+    where = f"{path}: its story cannot be read, the file is damaged"
+    provenance = validate(info, _AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
+    sizes, parents = provenance["sizes"], provenance["parents"]
+    if strange := [id for id in (*provenance["kinds"], *parents, *parents.values()) if id not in sizes]:
+        raise _damaged(path, f"axes without a size: {listing(dict.fromkeys(strange))}")
+    for id in parents:
+        _ancestors(path, id, parents)
+    return provenance
+
+
+def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[str]:
+    found: list[str] = []
+    while (id := parents.get(id, "")) != "":
+        if id in found or len(found) > _NESTED:
+            raise _damaged(path, f"the parents of {found[0]} go round in a circle")
+        found.append(id)
+    return found
+
+
+def _require_shapes(path: str | Path, provenance: _AlignmentHeader, opened: Any) -> None:
+    """Every map has the type and the shape that its axis and its parents ask for; nothing is read yet."""
+    if provenance["kinds"].keys() != set(opened.keys()):
+        raise _damaged(path, "the maps are not those that were saved")
+    sizes = provenance["sizes"]
+    for id, kind in provenance["kinds"].items():
+        size, rows = sizes[id], prod(sizes[one] for one in _ancestors(path, id, provenance["parents"]))
+        wanted = {"permutation": (rows, size), "plan": (rows, size, size), "rotation": (rows, size + 2, size)}
+        found = opened.get_slice(id)
+        shape, type = tuple(found.get_shape()), found.get_dtype()
+        if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
+            raise _damaged(path, f"{id} is a {kind} of shape {wanted[kind]}, and has {type} of shape {shape}")
+
+
+def is_alignment(path: str | Path) -> bool:
+    """Whether a path is a file of π, whatever else may be wrong with it."""
+    if not isfile(path):
+        return False
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return _KEY in (opened.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:
+    """A random exact move of every axis that may move."""
+    rng = np.random.default_rng(seed)
+    return {
+        space.id: Permutation.random(space.size, architecture.rows(space.id), rng)
+        for space in architecture.free()
+    }
+
+
+def fixed_points(map_: Map) -> Iterator[float]:
+    """For every row of a permutation, the share of positions that stay."""
+    if isinstance(map_, Permutation):
+        yield from (map_.index == np.arange(map_.size)).mean(axis=1).tolist()

@@ -1,0 +1,312 @@
+"""The kinds of maps: a permutation, a plan that mixes, a rotation with sizes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transfusion.errors import AlignmentError
+from transfusion.layouts import Index
+
+_SUM = 1e-3
+"""How far from 1 the shares of a plan may sum; files and float32 round."""
+
+
+class Map(ABC):
+    """A change of basis of one axis, one per element of the axis's ancestors."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many maps this is: one per element of the ancestors."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The size of the axis."""
+
+    @abstractmethod
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
+        """Move one dimension; ``ancestors`` are the dimensions, already moved, that select rows.
+
+        ``reads`` if the tensor takes its inputs there: what is twice as large in B is then read by half.
+        """
+
+    @abstractmethod
+    def inverse(self, lineage: Index) -> Map:
+        """The map back. ``lineage[i]`` is the source row that destination row i comes from."""
+
+    @abstractmethod
+    def after(self, first: Map, lineage: Index) -> Map:
+        """``first``, then this. ``lineage`` belongs to this map's ancestors."""
+
+    @abstractmethod
+    def is_identity(self) -> bool:
+        """Whether nothing moves."""
+
+    @abstractmethod
+    def to_tensor(self) -> Tensor:
+        """The numbers that define the map, for a file."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensor(cls, tensor: Tensor) -> Map:
+        """The map that `to_tensor` described."""
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation(Map):
+    """Position j of row i comes from position ``index[i, j]``."""
+
+    index: Index
+    kind: ClassVar[str] = "permutation"
+
+    def __post_init__(self) -> None:
+        index = np.atleast_2d(np.asarray(self.index, dtype=np.int64))
+        if not (np.sort(index, axis=1) == np.arange(index.shape[1])).all():
+            raise AlignmentError("an index vector is not a permutation: some position is taken twice")
+        object.__setattr__(self, "index", index)
+
+    @classmethod
+    def identity(cls, size: int, rows: int = 1) -> Permutation:
+        return cls(np.tile(np.arange(size), (rows, 1)))
+
+    @classmethod
+    def random(cls, size: int, rows: int, rng: np.random.Generator) -> Permutation:
+        """A uniformly random permutation per row; never the identity where another exists."""
+        while True:
+            drawn = cls(np.stack([rng.permutation(size) for _ in range(rows)]))
+            if size == 1 or not drawn.is_identity():
+                return drawn
+
+    @property
+    def rows(self) -> int:
+        return int(self.index.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.index.shape[1])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TransportMap | Rotation):
+            return other == self
+        return isinstance(other, Permutation) and np.array_equal(self.index, other.index)
+
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
+        shape = [1] * tensor.ndim
+        shape[dim] = self.size
+        for ancestor in ancestors:
+            shape[ancestor] = tensor.shape[ancestor]
+        index = torch.from_numpy(self.index).to(tensor.device).reshape(shape)
+        return torch.take_along_dim(tensor, index.expand(tensor.shape), dim)
+
+    def inverse(self, lineage: Index) -> Permutation:
+        inverse = np.empty_like(self.index)
+        inverse[lineage] = np.argsort(self.index, axis=1)
+        return Permutation(inverse)
+
+    def after(self, first: Map, lineage: Index) -> Map:
+        if not isinstance(first, Permutation):
+            wider = Rotation if isinstance(first, Rotation) else TransportMap
+            return wider.of(self).after(first, lineage)
+        return Permutation(np.take_along_axis(first.index[lineage], self.index, axis=1))
+
+    def is_identity(self) -> bool:
+        return bool((self.index == np.arange(self.size)).all())
+
+    def to_tensor(self) -> Tensor:
+        return torch.from_numpy(self.index.astype(np.int32))
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Permutation:
+        return cls(tensor.numpy().astype(np.int64))
+
+
+class _Matrices(Map):
+    """A map that has a square matrix for each row."""
+
+    matrix: NDArray[np.floating[Any]]
+
+    @property
+    def rows(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.matrix.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class TransportMap(_Matrices):
+    """A soft map: unit j of row i is made of all units of the source, in the shares ``matrix[i, j]``.
+
+    The shares are numbers of at least 0 that sum to 1. They are kept in float32, in memory as in files.
+    """
+
+    matrix: NDArray[np.floating[Any]]
+    kind: ClassVar[str] = "plan"
+
+    def __post_init__(self) -> None:
+        matrix = np.ascontiguousarray(self.matrix, dtype=np.float32)
+        if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
+            raise AlignmentError(f"a plan of shape {matrix.shape} is not a stack of square matrices")
+        if not np.isfinite(matrix).all() or (matrix < 0).any():
+            raise AlignmentError("a plan has shares that are negative or not numbers")
+        if (np.abs(matrix.sum(axis=2, dtype=np.float64) - 1) > _SUM).any():
+            raise AlignmentError("a plan has shares that do not sum to 1")
+        object.__setattr__(self, "matrix", matrix)
+
+    @classmethod
+    def of(cls, map_: Map) -> TransportMap:
+        """A permutation as a plan in which every share is 0 or 1; a plan as it is."""
+        match map_:
+            case TransportMap():
+                return map_
+            case Permutation():
+                return cls(np.eye(map_.size, dtype=np.float32)[map_.index])
+        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a plan")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another map, of this kind or a permutation, does exactly the same."""
+        return isinstance(other, TransportMap | Permutation) and np.array_equal(
+            self.matrix, TransportMap.of(other).matrix
+        )
+
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
+        """Mix the units of one dimension, in float32 at least, and give back the tensor's own type."""
+        return _mixed(tensor, self.matrix, (*ancestors, dim))
+
+    def inverse(self, lineage: Index) -> TransportMap:
+        """The transposed shares, made to sum to 1 again; undoes the plan only if it is a permutation.
+
+        A unit that nothing is made of comes back as the mean of all.
+        """
+        back = np.empty(self.matrix.shape, dtype=np.float64)
+        back[lineage] = self.matrix.transpose(0, 2, 1)
+        total = back.sum(axis=2, keepdims=True)
+        return TransportMap(np.divide(back, total, out=np.full_like(back, 1 / self.size), where=total > 0))
+
+    def after(self, first: Map, lineage: Index) -> TransportMap:
+        return TransportMap(
+            self.matrix.astype(np.float64) @ TransportMap.of(first).matrix[lineage].astype(np.float64)
+        )
+
+    def is_identity(self) -> bool:
+        return bool((self.matrix == np.eye(self.size)).all())
+
+    def to_tensor(self) -> Tensor:
+        return torch.from_numpy(self.matrix)
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> TransportMap:
+        return cls(tensor.numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation(_Matrices):
+    """Unit j of row i is ``matrix[i, j]`` in the units of the source: a rotation, or a reflection.
+
+    What B produces there may be larger than what A does, and what it reads from there too. All numbers are
+    kept in float64 if the matrix comes in it, and in float32 otherwise.
+    """
+
+    matrix: NDArray[np.floating[Any]]
+    produced: NDArray[np.floating[Any]]
+    """For each row, how much larger."""
+    read: NDArray[np.floating[Any]]
+    kind: ClassVar[str] = "rotation"
+
+    def __post_init__(self) -> None:
+        precision: type[np.floating[Any]] = np.float64 if self.matrix.dtype == np.float64 else np.float32
+        matrix = np.ascontiguousarray(self.matrix, dtype=precision)
+        if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
+            raise AlignmentError(f"a rotation of shape {matrix.shape} is not a stack of square matrices")
+        product = matrix.astype(np.float64) @ matrix.astype(np.float64).transpose(0, 2, 1)
+        if not np.allclose(product, np.eye(matrix.shape[1]), atol=_SUM):
+            raise AlignmentError("a rotation has a matrix that is not orthogonal")
+        scales = [np.ascontiguousarray(one, dtype=precision) for one in (self.produced, self.read)]
+        if any(one.shape != matrix.shape[:1] or not (np.isfinite(one) & (one > 0)).all() for one in scales):
+            raise AlignmentError("a rotation has scales that are not positive numbers, one for each row")
+        for name, value in zip(("matrix", "produced", "read"), (matrix, *scales), strict=True):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, map_: Map) -> Rotation:
+        """A permutation as a rotation that does the same; a rotation as it is."""
+        match map_:
+            case Rotation():
+                return map_
+            case Permutation():
+                ones = np.ones(map_.rows, dtype=np.float32)
+                return cls(np.eye(map_.size, dtype=np.float32)[map_.index], ones, ones)
+        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a rotation")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another map, of this kind or a permutation, does exactly the same."""
+        if not isinstance(other, Rotation | Permutation):
+            return False
+        return np.array_equal(self.to_tensor().numpy(), Rotation.of(other).to_tensor().numpy())
+
+    def apply(
+        self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
+    ) -> Tensor:
+        scale = 1 / self.read if reads else self.produced
+        return _mixed(tensor, self.matrix * scale[:, None, None], (*ancestors, dim))
+
+    def inverse(self, lineage: Index) -> Rotation:
+        back = np.empty_like(self.matrix)
+        back[lineage] = self.matrix.transpose(0, 2, 1)
+        scales = [np.empty_like(self.produced), np.empty_like(self.read)]
+        for scale, own in zip(scales, (self.produced, self.read), strict=True):
+            scale[lineage] = 1 / own
+        return Rotation(back, *scales)
+
+    def after(self, first: Map, lineage: Index) -> Rotation:
+        earlier = Rotation.of(first)
+        product = self.matrix.astype(np.float64) @ earlier.matrix[lineage].astype(np.float64)
+        matrix = product.astype(np.result_type(self.matrix, earlier.matrix))
+        return Rotation(matrix, self.produced * earlier.produced[lineage], self.read * earlier.read[lineage])
+
+    def is_identity(self) -> bool:
+        return self == Permutation.identity(self.size, self.rows)
+
+    def to_tensor(self) -> Tensor:
+        """The matrices, and below each a line of how much larger things are produced, and one of read."""
+        lines = np.stack([self.produced, self.read], axis=1)[:, :, None].repeat(self.size, axis=2)
+        return torch.from_numpy(np.concatenate([self.matrix, lines], axis=1))
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Rotation:
+        values = tensor.numpy()
+        if values.ndim != 3 or values.shape[1] != values.shape[2] + 2 or not values.size:
+            raise AlignmentError(f"numbers of shape {values.shape} are no matrices with their scales")
+        return cls(values[:, :-2], values[:, -2, 0], values[:, -1, 0])
+
+
+def _mixed(tensor: Tensor, matrix: NDArray[np.floating[Any]], places: tuple[int, ...]) -> Tensor:
+    """The last of some dimensions mixed by a matrix for each element of the others."""
+    front = tuple(range(len(places)))
+    precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    rotated = tensor.movedim(places, front)
+    factors = torch.from_numpy(matrix).to(device=tensor.device, dtype=precision)
+    mixed = factors @ rotated.reshape(*factors.shape[:2], -1).to(precision)
+    kept = tensor.dtype if tensor.is_floating_point() else precision
+    return mixed.reshape(rotated.shape).movedim(front, places).to(kept)
+
+
+KINDS: dict[str, type[Map]] = {kind.kind: kind for kind in (Permutation, TransportMap, Rotation)}

@@ -1,0 +1,144 @@
+"""Provenance: where an alignment comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NotRequired, Required, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from transfusion import __version__
+from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
+
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
+
+EmptyInfo: TypeAlias = Annotated[dict[str, Any], Field(max_length=0)]
+
+
+class MachineInfo(TypedDict):
+    """Where a step ran."""
+
+    processor: str
+    cores: int | None
+    threads: int
+    system: str
+    python: str
+    torch: str
+
+
+class RunInfo(TypedDict):
+    """What a step took."""
+
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    memory: Annotated[int, Field(ge=0, le=2**63)]
+    machine: MachineInfo
+
+
+class PolicyInfo(TypedDict):
+    """A policy in a file."""
+
+    residual: str
+    inner: str
+    heads: str
+
+
+class PredictionInfo(TypedDict):
+    """How much of B's activations is predicted for an axis."""
+
+    found: Number
+    identity: Number
+    null: Number
+
+
+class MarginInfo(TypedDict):
+    """How well a kind of axis agrees in the weights."""
+
+    found: Number
+    identity: Number
+    null: Number | None
+    home: Number
+    beyond: Number | None
+
+
+class AdviceInfo(TypedDict, total=False):
+    """Advice in a file, where it was asked for."""
+
+    verdict: Required[str]
+    text: Required[str]
+    identity: Number
+    found: Number
+    null: Number | None
+    share: Number | None
+    margins: dict[str, MarginInfo]
+    axes: dict[str, PredictionInfo]
+    probes: str
+    chosen: str
+    predicted_by: dict[str, Number]
+    not_tried: dict[str, str]
+    by_weights: dict[str, Any]
+
+
+class MethodOptionsInfo(TypedDict, total=False):
+    """What is read of the options again."""
+
+    plain_shortcuts: bool
+    functional: dict[str, Any] | None
+
+
+class ProvenanceInfo(TypedDict):
+    """A provenance in a file."""
+
+    family: str
+    architecture: str
+    policy: PolicyInfo
+    method: str
+    options: MethodOptionsInfo
+    seed: int
+    source: str
+    source_digest: str
+    target: str
+    target_digest: str
+    objective: list[Number]
+    advice: NotRequired[AdviceInfo | EmptyInfo]
+    gap: NotRequired[Number]
+    version: NotRequired[str]
+    run: NotRequired[RunInfo | EmptyInfo]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an alignment comes from: enough to trust it, or to refuse it."""
+
+    family: str
+    architecture: str
+    """Digest of the architecture under the policy below."""
+    policy: Policy
+    method: str
+    options: Mapping[str, Any]
+    seed: int
+    source: str
+    """A, as the user wrote it."""
+    source_digest: str
+    target: str
+    """B, as the user wrote it."""
+    target_digest: str
+    objective: tuple[float, ...] = ()
+    """The inner product of π(A) and B: at the start, and after each sweep."""
+    advice: Mapping[str, Any] = field(default_factory=dict)
+    """Whether aligning these two models makes sense, with the numbers behind it; empty if not asked."""
+    gap: float = 0.0
+    """The largest share by which a better assignment of any one axis may exist, given all others: a bound
+    from prices. Small axes are assigned exactly."""
+    version: str = __version__
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """How long it took and on what, if somebody looked."""
+
+    @classmethod
+    def from_json(cls, info: Mapping[str, Any]) -> Provenance:
+        """What a file tells."""
+        asked = info["policy"]
+        policy = Policy(Residual(asked["residual"]), InnerPolicy(asked["inner"]), HeadPolicy(asked["heads"]))
+        return cls(**{**info, "policy": policy, "objective": tuple(info["objective"])})

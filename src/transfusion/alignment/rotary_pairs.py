@@ -1,0 +1,62 @@
+"""Planes: the pairs of units that rotary positions turn, each by its own angle.
+
+Rotations of one plane commute, so q and k may both be turned in every plane by an angle of one's own choice,
+before the positions turn them: their products stay the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transfusion.alignment.maps import Map, Rotation
+from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.table import Symmetry
+
+
+def rotary_pairs(group: Symmetry, size: int) -> tuple[Tensor, Tensor]:
+    """The first and the second unit of every plane."""
+    units = torch.arange(size)
+    match group:
+        case Symmetry.ROTARY:
+            return units[: size // 2], units[size // 2 :]
+        case Symmetry.INTERLEAVED:
+            return units[::2], units[1::2]
+    raise ValueError(f"the units of an axis that is {group} do not turn in pairs")
+
+
+def split_pairs(covariances: Tensor, group: Symmetry) -> Tensor:
+    """How B's planes go with A's, as complex numbers: the angle between them, and how well.
+
+    ``covariances`` has B's units and A's in the last two dimensions.
+    """
+    one, two = rotary_pairs(group, covariances.shape[-1])
+    along = covariances[..., one, one] + covariances[..., two, two]
+    return torch.complex(along, covariances[..., two, one] - covariances[..., one, two])
+
+
+def rotate_pairs(angles: Tensor, group: Symmetry) -> Tensor:
+    """The rotation by an angle in every plane; one matrix for every row of angles."""
+    size = 2 * angles.shape[-1]
+    one, two = rotary_pairs(group, size)
+    matrix = angles.new_zeros(*angles.shape[:-1], size, size)
+    matrix[..., one, one] = matrix[..., two, two] = torch.cos(angles)
+    matrix[..., two, one] = torch.sin(angles)
+    matrix[..., one, two] = -torch.sin(angles)
+    return matrix
+
+
+def random_pair_rotations(architecture: Architecture, seed: int) -> dict[str, Map]:
+    """A random angle, in float64, for every plane of every axis whose units turn in pairs."""
+    rng = np.random.default_rng(seed)
+    maps: dict[str, Map] = {}
+    for space in architecture.turning():
+        rows = architecture.rows(space.id)
+        angles = torch.from_numpy(rng.uniform(-np.pi, np.pi, (rows, space.size // 2)))
+        ones: NDArray[np.floating[Any]] = np.ones(rows)
+        maps[space.id] = Rotation(rotate_pairs(angles, space.group).numpy(), ones, ones)
+    return maps

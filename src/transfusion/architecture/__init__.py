@@ -1,0 +1,1 @@
+"""Architectures: the axes of every tensor. ``families/`` has one table per family."""

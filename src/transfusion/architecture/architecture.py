@@ -1,0 +1,234 @@
+"""Architectures: tensors whose axes have names, and what follows from that for one checkpoint.
+
+An axis in one place is a `Space`: ``layer.3.head`` with a size, a parent and the group of changes of
+basis that it admits exactly. The residual stream is named by points. In a stack of n blocks with points
+x and y, block i reads ``x``, has ``y`` after its attention, and hands on ``x@next``; ``x@first`` and
+``x@last`` are the two ends. `Architecture.under` takes the quotient that a residual policy asks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+from transfusion.architecture.table import Symmetry
+from transfusion.layouts import Layout
+
+
+class Residual(StrEnum):
+    """What happens to the residual stream."""
+
+    UNTIED = "untied"
+    TIED = "tied"
+    FIXED = "fixed"
+
+
+class InnerPolicy(StrEnum):
+    """Whether the units of q and k inside a head move apart from those of v and o, or together."""
+
+    FREE = "free"
+    TIED = "tied"
+
+
+class HeadPolicy(StrEnum):
+    """What is asked of axes that others lie within in one dimension, such as heads."""
+
+    MATCHED = "matched"
+    NATURAL = "natural"
+    """They stay in their order; only what lies within them moves."""
+    FLAT = "flat"
+    """The boundaries between them are ignored, so units go from one to another. Not a symmetry."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is asked of an architecture's axes beyond its table."""
+
+    residual: Residual = Residual.UNTIED
+    inner: InnerPolicy = InnerPolicy.FREE
+    heads: HeadPolicy = HeadPolicy.MATCHED
+
+
+@dataclass(frozen=True)
+class Space:
+    """An axis in one place: ``layer.3.head`` with its size, parent and group."""
+
+    id: str
+    axis: str
+    size: int
+    group: Symmetry
+    parent: str | None = None
+    stream: str | None = None
+    """The stack whose residual stream this is a point of."""
+    tied_with: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """A residual connection: the stream enters at one module and returns behind another."""
+
+    entry: str
+    branch: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Tensors with layouts whose axes are spaces. Names are canonical: see `naming`."""
+
+    family: str
+    spaces: Mapping[str, Space]
+    tensors: Mapping[str, Layout]
+    heads: frozenset[str]
+    buffers: frozenset[str]
+    shortcuts: tuple[Shortcut, ...]
+    outputs: Mapping[str, str | None]
+    policy: Policy = field(default_factory=Policy)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return {space.id: space.size for space in self.spaces.values()}
+
+    @cached_property
+    def parents(self) -> dict[str, str]:
+        return {space.id: space.parent for space in self.spaces.values() if space.parent}
+
+    @cached_property
+    def children(self) -> dict[str, list[str]]:
+        """For every parent, its children that may be permuted."""
+        result: dict[str, list[str]] = {}
+        for space in self.spaces.values():
+            if space.parent and space.group is Symmetry.PERMUTATION:
+                result.setdefault(space.parent, []).append(space.id)
+        return result
+
+    @cached_property
+    def occurrences(self) -> dict[str, list[str]]:
+        """For every space, the tensors in which it occurs."""
+        result: dict[str, list[str]] = {id: [] for id in self.spaces}
+        for tensor, layout in self.tensors.items():
+            for name in layout.names():
+                result[name].append(tensor)
+        return result
+
+    def free(self) -> list[Space]:
+        """The spaces that may be permuted, in the order in which a signal meets them, parents first."""
+        return [space for space in self.moving() if space.group is Symmetry.PERMUTATION]
+
+    def moving(self) -> list[Space]:
+        """The spaces that may move in any way, in the same order."""
+        return [space for space in self.spaces.values() if space.group is not Symmetry.FIXED]
+
+    def turning(self) -> list[Space]:
+        """The spaces that no permutation leaves intact, and whose units may be turned in pairs."""
+        return [space for space in self.moving() if space.group.turns]
+
+    def rows(self, id: str) -> int:
+        """How many maps a space has: one per element of its ancestors."""
+        parent = self.spaces[id].parent
+        return 1 if parent is None else self.rows(parent) * self.spaces[parent].size
+
+    @cached_property
+    def backbone(self) -> dict[str, Layout]:
+        """The tensors that every model of this architecture has, without heads."""
+        return {name: layout for name, layout in self.tensors.items() if name not in self.heads}
+
+    @cached_property
+    def backbone_spaces(self) -> list[str]:
+        """The spaces that occur in the trunk."""
+        return sorted({id for layout in self.backbone.values() for id in layout.names()})
+
+    def digest(self) -> str:
+        """A hash of everything that decides what an alignment of this architecture means."""
+        spaces = [self.spaces[id] for id in self.backbone_spaces]
+        text = json.dumps(
+            {
+                "family": self.family,
+                "spaces": [[s.id, s.size, s.group, s.parent] for s in spaces],
+                "tensors": {name: str(layout) for name, layout in sorted(self.backbone.items())},
+            }
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def under(self, policy: Policy) -> Architecture:
+        """The quotient that a policy asks for: spaces that must move together become one."""
+        whole = self if policy.heads is HeadPolicy.MATCHED else _without_heads(self, policy.heads)
+        return _tied(whole, policy)
+
+
+def _tied(architecture: Architecture, policy: Policy) -> Architecture:
+    """One space for the stream, and for twins, where the policy says so."""
+
+    def same(id: str) -> str:
+        space = architecture.spaces[id]
+        if space.stream and policy.residual is Residual.TIED:
+            return f"{space.stream}.stream"
+        if space.tied_with and policy.inner is InnerPolicy.TIED:
+            tied_with = architecture.spaces.get(space.tied_with)
+            if (
+                tied_with
+                and tied_with.size == space.size
+                and {tied_with.group, space.group} == {Symmetry.PERMUTATION}
+            ):
+                return tied_with.id
+        return id
+
+    spaces: dict[str, Space] = {}
+    for space in architecture.spaces.values():
+        id = same(space.id)
+        frozen = space.stream is not None and policy.residual is Residual.FIXED
+        merged = replace(
+            space,
+            id=id,
+            parent=same(space.parent) if space.parent else None,
+            group=Symmetry.FIXED if frozen else space.group,
+            why="the residual stream was asked to stay" if frozen else space.why,
+        )
+        if id not in spaces:
+            spaces[id] = merged
+        elif merged.group is Symmetry.FIXED:  # what moves together with something fixed is fixed
+            spaces[id] = replace(spaces[id], group=merged.group, why=merged.why)
+    return replace(
+        architecture,
+        spaces=spaces,
+        tensors={name: layout.rename(same) for name, layout in architecture.tensors.items()},
+        shortcuts=tuple(
+            replace(cut, source=same(cut.source), target=same(cut.target)) for cut in architecture.shortcuts
+        ),
+        outputs={name: same(id) if id else None for name, id in architecture.outputs.items()},
+        policy=policy,
+    )
+
+
+def _without_heads(architecture: Architecture, heads: HeadPolicy) -> Architecture:
+    """Heads that keep their order; flat ones lose their boundaries too, where a layout has them side by
+    side with what lies within them. Interleaved and grouped heads have boundaries that cannot be lost.
+    """
+    spaces, parents = dict(architecture.spaces), architecture.parents
+    layouts = architecture.tensors.values()
+    enclosing = {name for layout in layouts for name in layout.enclosing(parents)}
+    flat = {
+        child: parent
+        for child, parent in parents.items()
+        if heads is HeadPolicy.FLAT
+        and parent in enclosing
+        and spaces[child].group is Symmetry.PERMUTATION
+        and all(layout.pairs(parent, child) for layout in layouts if child in layout.names())
+    }
+    for child, parent in list(flat.items()):  # what else lies within the parent there still needs it
+        around = (set(layout.names()) for layout in layouts if child in layout.names())
+        if any(parents.get(other) == parent and other not in flat for names in around for other in names):
+            del flat[child]
+    for id in enclosing:
+        spaces[id] = replace(spaces[id], group=Symmetry.FIXED, why="heads were asked to stay")
+    for child, parent in flat.items():
+        size = spaces[child].size * spaces[parent].size
+        spaces[child] = replace(spaces[child], size=size, parent=spaces[parent].parent)
+    tensors = {name: layout.flattened(flat) for name, layout in architecture.tensors.items()}
+    return replace(architecture, spaces=spaces, tensors=tensors)

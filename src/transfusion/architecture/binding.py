@@ -1,0 +1,277 @@
+"""Binding: a table meets the shapes of a real checkpoint, and every tensor gets its layout.
+
+Every tensor must be claimed by exactly one row, every row that is not optional must find its tensor, and
+all shapes must agree about the size of every axis. Whatever does not fit is refused, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from transfusion.architecture.architecture import Architecture, Shortcut, Space
+from transfusion.architecture.config_schema import WRONG_FILE
+from transfusion.architecture.table import Axis, Shapes, Stack, Symmetry, Table
+from transfusion.errors import ArchitectureError, listing
+from transfusion.layouts import Layout, parse, solve_sizes
+
+_BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+)?\}")
+"""``{}``, the number of a block, or ``{1+}``, the same from block 1 on."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One expected tensor: a row of the table, for one block."""
+
+    name: str
+    layout: Layout
+    pattern: str
+    optional: bool
+    head: bool = False
+
+
+def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
+    """Give every tensor its layout; refuse what is unclaimed, missing, claimed twice or misfit."""
+    _refuse_nonsense(family, table, len(shapes))
+    reader = _TableReader(table)
+    rows: dict[str, _Row] = {}
+    for row in reader.rows():
+        if row.name in rows:
+            raise ArchitectureError(
+                f"{family}: {row.name} is claimed twice, by '{rows[row.name].pattern}' and by"
+                f" '{row.pattern}'",
+                hint="keep one of the two rows in the table",
+            )
+        rows[row.name] = row
+    buffers = frozenset(reader.buffers()) & shapes.keys()
+    _refuse_unclaimed(family, [name for name in shapes if name not in rows and name not in buffers])
+    _refuse_missing(family, rows, shapes)
+    tensors = {name: row.layout for name, row in rows.items() if name in shapes}
+    sizes = _sizes(family, tensors, shapes, reader)
+    spaces = {
+        id: replace(reader.specs[id], size=sizes[id])
+        for layout in tensors.values()
+        for id in _parents_first(layout, reader)
+    }
+    return Architecture(
+        family=family,
+        spaces=spaces,
+        tensors=tensors,
+        heads=frozenset(name for name in tensors if rows[name].head),
+        buffers=buffers,
+        shortcuts=tuple(reader.shortcuts()),
+        outputs={
+            output: id
+            for output, name in table.outputs.items()
+            if (id := reader.point(name) if name else None) is None or id in spaces
+        },
+    )
+
+
+def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
+    """Sizes come from a configuration, and a configuration may say anything.
+
+    Every block has a tensor at least; what is deeper than that is not even spelled out.
+    """
+    for stack in table.stacks:
+        for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
+            if not isinstance(size, int) or size < 1:
+                raise ArchitectureError(
+                    f"{family}: the configuration gives a value that makes no sense: {name} = {size!r}",
+                    hint=WRONG_FILE,
+                )
+        if stack.depth > tensors:
+            raise ArchitectureError(
+                f"{family}: the configuration says {stack.depth} blocks in '{stack.name}', and there are only"
+                f" {tensors} tensor(s)",
+                hint=WRONG_FILE,
+            )
+
+
+def _refuse_unclaimed(family: str, unclaimed: list[str]) -> None:
+    if unclaimed:
+        raise ArchitectureError(
+            f"{family}: {len(unclaimed)} tensor(s) that the table does not know: {listing(unclaimed)}",
+            hint="the model has parts that this architecture's table does not describe, or config.json"
+            " belongs to another model; nothing is moved that is not understood",
+        )
+
+
+def _refuse_missing(family: str, rows: Mapping[str, _Row], shapes: Shapes) -> None:
+    present = {row.pattern for name, row in rows.items() if name in shapes}
+    missing = [
+        row.name
+        for row in rows.values()
+        if row.name not in shapes and (not row.optional or row.pattern in present)
+    ]
+    if missing:
+        raise ArchitectureError(
+            f"{family}: {len(missing)} tensor(s) missing from the checkpoint: {listing(missing)}",
+            hint="the download may be incomplete, or config.json belongs to another model",
+        )
+
+
+def _sizes(
+    family: str, tensors: Mapping[str, Layout], shapes: Shapes, reader: _TableReader
+) -> dict[str, int]:
+    sizes = {
+        id: size
+        for layout in tensors.values()
+        for id in layout.names()
+        if (size := reader.given_size(id)) is not None
+    }
+    waiting = dict(tensors)
+    while waiting:
+        undecided: dict[str, Layout] = {}
+        for name, layout in waiting.items():
+            sizes |= solve_sizes(layout, shapes[name], sizes, name)
+            if not all(id in sizes for id in layout.names()):
+                undecided[name] = layout
+        if len(undecided) == len(waiting):
+            name, layout = next(iter(undecided.items()))
+            unknown = [id for id in layout.names() if id not in sizes]
+            raise ArchitectureError(
+                f"{family}: the sizes of {listing(unknown)} cannot be told from any shape"
+                f" (for instance {name}: '{layout}', {shapes[name]})",
+                hint="give one of them in the table's sizes",
+            )
+        waiting = undecided
+    return sizes
+
+
+def _parents_first(layout: Layout, reader: _TableReader) -> Iterator[str]:
+    for id in layout.names():
+        if parent := reader.specs[id].parent:
+            yield parent
+        yield id
+
+
+class _TableReader:
+    """Expands the text of a table: names of blocks filled in, axes turned into ids of spaces."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.stacks = {stack.name: stack for stack in table.stacks}
+        self.specs: dict[str, Space] = {}
+        """Every space met so far, without its size."""
+        self.streams = {name: name for name in self.stacks}
+        """The stream of every stack: stacks that have a point in common are on one stream."""
+        for one, other in table.unified:
+            kept, joined = (self.streams.get(point.partition(".")[0], "") for point in (one, other))
+            self.streams = {name: kept if own == joined else own for name, own in self.streams.items()}
+        self.same_point: dict[str, str] = {}
+        self.same_point = {self.point(later): self.point(first) for first, later in table.unified}
+        for point, why in table.pinned.items():
+            id = self.point(point)
+            self.specs[id] = replace(self.specs[id], group=Symmetry.FIXED, why=why)
+
+    def rows(self) -> Iterator[_Row]:
+        for stack in self.table.stacks:
+            yield from self._expand(stack.rows, stack)
+        yield from self._expand(self.table.rows, None)
+        for row in self._expand(self.table.heads, None):
+            yield replace(row, optional=True, head=True)
+
+    def buffers(self) -> Iterator[str]:
+        deepest = max(stack.depth for stack in self.table.stacks)
+        for pattern in self.table.buffers.split():
+            yield from (pattern.replace("{}", str(i)) for i in range(deepest))
+
+    def shortcuts(self) -> Iterator[Shortcut]:
+        for stack in self.table.stacks:
+            for line in stack.shortcuts.strip().splitlines():
+                entry, source, _, target, branch = line.split()
+                for i in range(stack.depth):
+                    yield Shortcut(
+                        entry.replace("{}", str(i)),
+                        branch.replace("{}", str(i)),
+                        self._resolve(source, stack, i),
+                        self._resolve(target, stack, i),
+                    )
+
+    def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
+        """The rows of a text; lines about blocks repeat block by block, in the order written."""
+        block: list[tuple[int, str, str]] = []
+        lines = [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
+        for line in [*lines, ""]:
+            pattern, _, layout = line.partition(" ")
+            if number := _BLOCK.search(pattern):
+                block.append((int(number["first"] or 0), pattern, layout))
+                continue
+            for i in range(stack.depth if stack else 0):
+                for first, one, its_layout in block:
+                    if i >= first:
+                        yield from self._row(one, its_layout, stack, i)
+            block = []
+            if pattern:
+                yield from self._row(pattern, layout, stack, 0)
+
+    def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
+        layout = parse(text.strip()).rename(lambda name: self._resolve(name, stack, i))
+        optional = pattern.endswith("?")
+        name = _BLOCK.sub(str(i), pattern.removesuffix("?"))
+        if not name.endswith(".*"):
+            yield _Row(name, layout, pattern, optional)
+            return
+        bias = layout.part(layout.outputs) if layout.arrow else layout
+        module = name.removesuffix("*")
+        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional)
+        yield _Row(f"{module}bias", bias, f"{pattern} (bias)", optional=True)
+
+    def point(self, name: str) -> str:
+        """The id of an axis named from outside any stack, as ``vision.x@last`` or ``pool``."""
+        return self._resolve(name, None, 0)
+
+    def _resolve(self, name: str, stack: Stack | None, i: int) -> str:
+        """The id of the space that a name means in block i of a stack."""
+        base, _, at = name.partition("@")
+        if "." in base:
+            stack_name, base = base.split(".", 1)
+            stack = self.stacks[stack_name]
+        elif stack is None and len(self.stacks) == 1:
+            (stack,) = self.stacks.values()
+        if stack is not None and base in stack.points:
+            places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
+            block = places[at] if at in places else int(at)
+            id = f"{stack.name}.{block}.{base}"
+            stream = self.streams[stack.name] if stack.residual else None
+            self.specs.setdefault(id, Space(id, base, 0, Symmetry.PERMUTATION, stream=stream))
+            return self.same_point.get(id, id)
+        axis = self._declaration(base, stack)
+        prefix = {
+            "layer": f"{stack.name}.{i}." if stack else "",
+            "stack": f"{stack.name}." if stack else "",
+            "model": "",
+        }[axis.scope]
+        id = prefix + base
+        self.specs.setdefault(
+            id,
+            Space(
+                id,
+                base,
+                0,
+                axis.group,
+                parent=self._resolve(axis.within, stack, i) if axis.within else None,
+                tied_with=self._resolve(axis.tied_with, stack, i) if axis.tied_with else None,
+                why=axis.why,
+            ),
+        )
+        return id
+
+    def _declaration(self, name: str, stack: Stack | None) -> Axis:
+        for axis in (*(stack.axes if stack else ()), *self.table.axes):
+            if axis.name == name:
+                return axis
+        raise ArchitectureError(
+            f"the table uses an axis {name!r} that it does not declare",
+            hint=f"add Axis({name!r}) to the table's axes, or correct the name",
+        )
+
+    def given_size(self, id: str) -> int | None:
+        """A size that the configuration gives; shapes must agree with it."""
+        stack = self.stacks.get(id.split(".", maxsplit=1)[0])
+        axis = self.specs[id].axis
+        if stack and axis in stack.sizes:
+            return stack.sizes[axis]
+        return self.table.sizes.get(axis)

@@ -1,0 +1,135 @@
+"""Settings: what each key of a model's configuration may say, checked once, when a model is recognised.
+
+Tables, probes and libraries read the settings as they are. What is not a size where a size belongs, or too
+large to be one, is refused here by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from transfusion.errors import ArchitectureError
+from transfusion.runtime.untrusted_files import require_finite, validate
+
+SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
+"""Parts of a configuration that are configurations themselves."""
+DEEPEST = 4
+"""So many sections may lie within each other."""
+WRONG_FILE = "fetch the config.json that belongs to these weights"
+
+Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**24)]
+Depth: TypeAlias = Annotated[int, Field(ge=1, le=10_000)]
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Sizes: TypeAlias = Annotated[list[Size], Field(min_length=1, max_length=64)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=2**14)]
+Sides: TypeAlias = Side | Annotated[list[Side], Field(min_length=2, max_length=3)]
+Tokens: TypeAlias = int | list[int] | None
+Labels: TypeAlias = dict[str | int, str | int | float | None]
+Section: TypeAlias = dict[str, Any]
+
+_KINDS: dict[Any, str] = {
+    Size: """
+        d_ff d_model decoder_attention_heads decoder_ffn_dim dim embed_dim embedding_size
+        encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
+        intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
+        num_local_experts shared_expert_intermediate_size width
+    """,
+    Size | None: """
+        attention_head_size context_length d_kv head_dim max_position_embeddings max_source_positions
+        max_target_positions n_ctx n_head_kv n_inner n_positions num_codevector_groups
+        num_codevectors_per_group num_experts num_experts_per_tok num_key_value_heads num_kv_heads
+        num_mel_bins num_patches ffn_hidden_size original_max_position_embeddings projection_dim
+        projection_size relative_attention_num_buckets relative_attention_max_distance rotary_dim vocab_size
+        word_embed_proj_dim codevector_dim proj_codevector_dim classifier_proj_size num_channels in_chans
+        num_conv_pos_embeddings num_conv_pos_embedding_groups
+    """,
+    Count | None: """
+        num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
+    """,
+    Depth: """
+        decoder_layers encoder_layers layers n_layer n_layers num_hidden_layers
+    """,
+    Depth | None: "num_decoder_layers depth",
+    Depth | Sizes: "num_layers",
+    Sizes: "conv_dim conv_kernel conv_stride depths",
+    Size | Sizes | None: "num_heads",
+    Sides | None: "image_size img_size input_size patch_size size",
+    Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
+    Number | None: """
+        layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
+        rotary_emb_base
+    """,
+    bool | None: """
+        alibi attention_bias class_token custom_text do_layer_norm_before do_stable_layer_norm
+        feat_proj_layer_norm is_encoder_decoder mlp_bias multi_query new_decoder_architecture parallel_attn
+        qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
+        scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual
+    """,
+    Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
+    Literal["shortest", "longest", "squash"] | None: "resize_mode",
+    Annotated[int, Field(ge=0, le=255)] | None: "fill_color",
+    str: "architecture feat_extract_norm model_type",
+    str | None: """
+        _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
+    """,
+    list[str] | None: "architectures label_names layer_types",
+    list[str] | str | None: "pos_att_type",
+    list[Number] | Number | None: "mean std",
+    Labels | None: "id2label label2id",
+    Tokens: """
+        bos_token_id decoder_start_token_id eos_id eos_token_id pad_id pad_token_id sep_token_id
+        cls_token_id mask_token_id
+    """,
+    Section: "model_cfg text_cfg text_config vision_cfg vision_config",
+    Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
+}
+KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}
+"""The kind of value that each key has; null stands where it means 'not given'."""
+
+
+def require_sensible(config: Mapping[str, Any], label: str) -> None:
+    """Refuse a configuration with a value that its key cannot have."""
+    for key, value, within in _parts(
+        config, (*SECTIONS, "preprocess_cfg", "pretrained_cfg", "rope_parameters")
+    ):
+        if key in KINDS:
+            place, info = ".".join((*within, key)), list(value) if isinstance(value, tuple) else value
+            validate(info, KINDS[key], f"{label}: {place}", hint=WRONG_FILE, error=ArchitectureError)
+        if len(within) > DEEPEST:
+            raise ArchitectureError(f"{label}: sections lie within each other without end", hint=WRONG_FILE)
+    require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
+
+
+def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every setting of a configuration, those of its sections by dotted names."""
+    for key, value, within in _parts(config, SECTIONS):
+        if not (key in SECTIONS and isinstance(value, dict)):
+            yield ".".join((*within, key)), value
+
+
+def _parts(
+    config: Mapping[str, Any], sections: tuple[str, ...]
+) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """Every key with its value and the sections that it lies in; a section itself comes before its keys."""
+    waiting: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [((), config)]
+    while waiting:
+        within, part = waiting.pop()
+        for key, value in part.items():
+            yield key, value, within
+            if key in sections and isinstance(value, dict):
+                waiting.append(((*within, key), value))
+
+
+def shared(whole: int, parts: int, what: str) -> int:
+    """The share of each, if nothing is left over."""
+    share, rest = divmod(whole, parts)
+    if rest or share < 1:
+        raise ArchitectureError(
+            f"the configuration divides {what}, and {whole} is not a multiple of {parts}", hint=WRONG_FILE
+        )
+    return share

@@ -1,0 +1,78 @@
+"""Names: the one place that knows what libraries put before a tensor's name, or call it instead.
+
+A checkpoint, a live module and an adapter may name the same tensor differently. Tables know one
+name, the canonical one; everything else is translated here on its way in, and keeps its own name on
+its way out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from transfusion.architecture.table import Family
+from transfusion.errors import ArchitectureError
+
+WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+"""What distributed training, compilation and PEFT put in front of every name."""
+
+
+class Naming:
+    """Translates the names of one family."""
+
+    def __init__(self, family: Family, *, live: bool = False) -> None:
+        """``live`` names may be those of parts of a tensor that files keep whole."""
+        self.family = family
+        self.aliases = [
+            (_pattern(other), _template(ours))
+            for other, ours in family.aliases
+            if live or "[" not in ours or "#" in ours
+        ]
+
+    def canonical(self, name: str) -> str:
+        """The table's name of a tensor or module, whoever named it."""
+        name = unwrapped(name)
+        for prefix in self.family.prefixes:
+            if name.startswith(prefix):
+                name = name.removeprefix(prefix)
+                break
+        for pattern, template in self.aliases:
+            if pattern.match(name):
+                return pattern.sub(template, name, count=1)
+        return name
+
+    def table(self, names: Iterable[str]) -> dict[str, str]:
+        """Canonical name → name, for all of ``names``; two names for one tensor are refused."""
+        result: dict[str, str] = {}
+        for name in names:
+            ours = self.canonical(name)
+            if ours in result:
+                raise ArchitectureError(
+                    f"{result[ours]} and {name} are two names of one tensor, and both are there",
+                    hint="save the checkpoint again with one of them",
+                )
+            result[ours] = name
+        return result
+
+
+def unwrapped(name: str) -> str:
+    """The name without what wrappers put in front of it."""
+    while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def without_part(name: str) -> tuple[str, int | None]:
+    """The tensor that a name is about, and the part of it if the name says ``[part]``."""
+    found = re.search(r"\[(\d{1,9})\]", name)
+    return (name.replace(found[0], "", 1), int(found[1])) if found else (name, None)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    escaped = re.escape(text).replace(r"\{\}", r"(\d+)").replace(r"\*", r"(.*)")
+    return re.compile(rf"^{escaped}(?=\.|$)")
+
+
+def _template(text: str) -> str:
+    parts = re.split(r"\{\}|\*", text)
+    return "".join(part + (rf"\g<{i}>" if i < len(parts) else "") for i, part in enumerate(parts, 1))

@@ -1,0 +1,156 @@
+"""Tables: what a family of architectures says about its tensors.
+
+Adding an architecture is writing one of these. `binding` confronts a table with a real checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Config: TypeAlias = Mapping[str, Any]
+ANGLES = "rotary positions turn each pair of units by its own angle"
+
+
+class Symmetry(StrEnum):
+    """The changes of basis that an axis admits without changing the function."""
+
+    FIXED = "fixed"
+    PERMUTATION = "permutation"
+    ROTARY = "rotary"
+    """Rotary positions turn unit j together with unit j + d/2: each such pair may be turned by any angle."""
+    INTERLEAVED = "interleaved"
+    """The same of the units 2j and 2j + 1."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether pairs of units may be turned, and not one of them may go elsewhere."""
+        return self in (Symmetry.ROTARY, Symmetry.INTERLEAVED)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A declaration: the name of an axis, what it may do, and how many of it there are."""
+
+    name: str
+    group: Symmetry = Symmetry.PERMUTATION
+    within: str | None = None
+    scope: str = "layer"
+    """One per ``layer``, per ``stack`` or per ``model``."""
+    tied_with: str | None = None
+    """An axis of the same size that `Inner.TIED` makes this one move with."""
+    why: str = ""
+    """For an axis whose units cannot change places: what would break."""
+
+
+def fixed(name: str, why: str, *, scope: str = "model", within: str | None = None) -> Axis:
+    """An axis that cannot move, with the reason."""
+    return Axis(name, Symmetry.FIXED, within, scope, None, why)
+
+
+def rotary(name: str, within: str | None, *, interleaved: bool = False) -> Axis:
+    """Units of q and k under rotary positions: pairs of them turn, in each element of ``within`` apart."""
+    group = Symmetry.INTERLEAVED if interleaved else Symmetry.ROTARY
+    return Axis(name, group, within, why=ANGLES)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A column of equal blocks, usually on one residual stream, with what stands before and after it.
+
+    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
+    and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
+    a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
+    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``shortcuts`` has one line
+    per residual connection, ``entry  from -> to  branch``: the stream goes in at module *entry*, and
+    the output of module *branch* is added to it.
+    """
+
+    name: str
+    depth: int
+    rows: str
+    axes: tuple[Axis, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    shortcuts: str = ""
+    points: tuple[str, ...] = ("x", "y")
+    residual: bool = True
+    """Whether the points are on one residual stream; if not, each moves for itself under any policy."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything a family says about models of one configuration."""
+
+    stacks: tuple[Stack, ...]
+    axes: tuple[Axis, ...] = ()
+    rows: str = ""
+    """Rows outside the stacks; they say ``stack.x@last`` for a point of a stream."""
+    heads: str = ""
+    """Rows, all optional, that base models may lack and fine-tunes may have."""
+    buffers: str = ""
+    """Tensors that older releases of the library stored and nobody moves."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of axes that belong to no stack."""
+    unified: tuple[tuple[str, str], ...] = ()
+    """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Stream points that cannot move, with the reason: something that no file has is written in them."""
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that are another one by a second name: second name → first."""
+    outputs: Mapping[str, str | None] = field(default_factory=dict)
+    """Outputs of the live model whose last dimension is an axis that may move; None for an output
+    that is in different spaces in different releases of the library, or serves training only, and is
+    not compared."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of architectures: how to recognise it, and its table."""
+
+    name: str
+    library: str
+    table: Callable[[Config, frozenset[str]], Table]
+    signature: tuple[str, ...] = ()
+    """Tensors that together give the family away when there is no configuration; the longest of several
+    signatures counts. Empty: the family is only known by its configuration."""
+    from_shapes: Callable[[Shapes], dict[str, Any]] | None = None
+    """A configuration read off the shapes; None where they leave anything open, such as the number of
+    heads: what cannot be known is asked for."""
+    fits: Callable[[Shapes], bool] = lambda shapes: True
+    """Whether the shapes speak for the family too, where another one has the same names."""
+    complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config
+    """A configuration together with what it leaves to the shapes."""
+    model_types: tuple[str, ...] = ()
+    """What configurations call the family; for timm, patterns of its names, with ``*``."""
+    inputs: tuple[str, ...] = ()
+    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``,
+    ``spectrogram``, ``waveform``."""
+    probes: Callable[[Config], Mapping[str, Any]] | None = None
+    """Inputs for a live model, by name, where those kinds do not fit."""
+    prefixes: tuple[str, ...] = ()
+    """What libraries put before the names in front of a head, and drop without one."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers. ``ours[1]`` is
+    the part 1 of a concatenation that files keep whole and a live module keeps apart. ``ours#{}`` is a
+    member, by its number, of a stack along a first dimension that files keep apart and a live module
+    keeps whole; ``ours#{}[1]`` is the part 1 of that member, if it is in parts of one size, too."""
+    computed: tuple[str, ...] = ()
+    """Tensors that the library computes anew, so that files may lack them."""
+    known_keys: frozenset[str] = frozenset()
+    """Configuration keys that the table takes into account, or that cannot matter to it."""
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Configuration keys that must have one of these values."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process a family is but its name: what it had to say is in the architecture already."""
+        return _named, (self.name, self.library)
+
+
+def _named(name: str, library: str) -> Family:
+    def table(config: Config, names: frozenset[str]) -> Table:
+        raise NotImplementedError(f"the table of {name} is where the model was opened")
+
+    return Family(name, library, table)

@@ -1,0 +1,94 @@
+"""A model put together in the shape of another: the same shards, index and companions, new tensors."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.publishing import write_json, write_text
+from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
+from transfusion.checkpoint.staging import StagingFolder
+from transfusion.runtime.threads import Threads
+
+Files: TypeAlias = dict[str, dict[str, LazyTensor]]
+"""For each file of an output, the tensors that go into it."""
+
+
+def output_shard_name(shards: Mapping[Path, dict[str, LazyTensor]], path: Path, library: str) -> Files:
+    """What goes into each of the original's files, by the names under which this library looks for them.
+
+    An output that ends in ``.safetensors`` becomes that single file, any other a folder.
+    """
+    if path.suffix == ".safetensors":
+        return {path.name: {name: one for parts in shards.values() for name, one in parts.items()}}
+    names = _names(list(shards), library)
+    files: Files = {name: {} for name in names}
+    for name, parts in zip(names, shards.values(), strict=True):
+        files[name] |= parts
+    return files
+
+
+def write_shards(
+    staging: StagingFolder, files: Files, *, changed_tensors: set[str], workers: Threads | None = None
+) -> None:
+    """Write the weights into a workshop that has begun; finished shards are not made again.
+
+    What is remarked while shards are made is kept with them.
+    """
+    changed_tensors |= changed_tensors_in(staging)
+    for name, parts in files.items():
+        if name not in staging.finished:
+            before = set(changed_tensors)
+            digest = write_shard(staging.output / name, parts, workers)
+            staging.finish(name, sha256=digest, changed_tensors=sorted(changed_tensors - before))
+
+
+def changed_tensors_in(staging: StagingFolder) -> set[str]:
+    """What was remarked while the finished shards were made."""
+    return {changed for info in staging.finished.values() for changed in info["changed_tensors"]}
+
+
+def complete_model(
+    staging: StagingFolder,
+    files: Files,
+    *,
+    like: Checkpoint,
+    config: Mapping[str, Any] | None,
+    auxiliary_files: Iterable[Path],
+    texts: Callable[[Mapping[str, str]], Mapping[str, str]],
+) -> None:
+    """Write what belongs beside the weights; ``texts`` gets the SHA-256 of every shard, and gives the text
+    of further files.
+    """
+    info = texts({name: info["sha256"] for name, info in staging.finished.items()})
+    if staging.path.suffix == ".safetensors":
+        return
+    if len(files) > 1:
+        total = sum(lazy_tensor.nbytes for parts in files.values() for lazy_tensor in parts.values())
+        placed = {tensor: name for name, parts in files.items() for tensor in parts}
+        index = {"metadata": {"total_size": total}, "weight_map": placed}
+        write_json(staging.output / "model.safetensors.index.json", index)
+    if config is not None and like.config_name:
+        write_json(staging.output / like.config_name, config)
+    for auxiliary_file in auxiliary_files:
+        shutil.copy2(auxiliary_file, staging.output / auxiliary_file.name)
+    for name, text in info.items():
+        write_text(staging.output / name, text)
+
+
+def _names(originals: Sequence[Path], library: str) -> list[str]:
+    """The names under which the library looks for what was in these files, one for each.
+
+    open_clip reads a single file, so all go there. Shards keep their names, unless two would then share one.
+    """
+    if library == "open_clip" and any(original.name.startswith("open_clip") for original in originals):
+        return ["open_clip_model.safetensors"] * len(originals)
+    if len(originals) == 1:
+        return ["model.safetensors"]
+    names = [f"{original.stem.replace('pytorch_model', 'model')}.safetensors" for original in originals]
+    if len({name.casefold() for name in names}) == len(names):
+        return names
+    return [f"model-{number:05}-of-{len(names):05}.safetensors" for number in range(1, len(names) + 1)]

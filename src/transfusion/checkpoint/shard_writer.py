@@ -1,0 +1,87 @@
+"""Shards: safetensors files written as their tensors are made, block by block.
+
+The header of a safetensors file names every tensor with its type, shape and place. All of that is known
+before any number is, so a file of any size can be written with the memory of one block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from transfusion.checkpoint.publishing import umask
+from transfusion.checkpoint.tensor_content import content
+from transfusion.checkpoint.tensor_files import SAFETENSORS_DTYPES
+from transfusion.runtime.threads import Threads
+
+_WORDS = {dtype: word for word, dtype in SAFETENSORS_DTYPES.items()}
+
+
+Block: TypeAlias = Callable[[], Tensor]
+"""Some rows of a tensor, yet to be made."""
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that is yet to be made: what a header says about it, and how to get it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    blocks: Callable[[], Iterable[Block]]
+    """Its content, from the first number to the last. Blocks may be made side by side."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> LazyTensor:
+        """A tensor that is there already."""
+        return cls(tuple(tensor.shape), tensor.dtype, lambda: [lambda: tensor])
+
+
+def write_shard(path: Path, tensors: Mapping[str, LazyTensor], workers: Threads | None = None) -> str:
+    """One safetensors file, marked as torch's, as the libraries expect; gives its SHA-256."""
+    wide_first = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    ordered = {name: tensors[name] for name in wide_first}  # so that every tensor is aligned
+    blocks = (block for lazy_tensor in ordered.values() for block in lazy_tensor.blocks())
+    made = workers.stream(blocks) if workers else (block() for block in blocks)
+    digest, written = hashlib.sha256(), 0
+    header = _header(ordered)
+    announced = len(header) + sum(lazy_tensor.nbytes for lazy_tensor in ordered.values())
+    pieces: Iterable[bytes | memoryview] = chain([header], map(content, made))
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            written += len(piece)
+        if written != announced:
+            raise AssertionError(f"{path}: {written} bytes were made, and {announced} announced")
+        file.flush()
+        os.fsync(file.fileno())
+    path.chmod(0o666 & ~umask())
+    return digest.hexdigest()
+
+
+def _header(tensors: Mapping[str, LazyTensor]) -> bytes:
+    info: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, lazy_tensor in tensors.items():
+        info[name] = {
+            "dtype": _WORDS[lazy_tensor.dtype],
+            "shape": list(lazy_tensor.shape),
+            "data_offsets": [place, place + lazy_tensor.nbytes],
+        }
+        place += lazy_tensor.nbytes
+    text = json.dumps(info, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,276 @@
+"""The workshop: a hidden folder beside an output, in which the output is made and from which it is resumed.
+
+``.NAME.partial`` holds the output so far, and a journal of the shards that are finished and of the recipe
+they were made by. A run that is killed leaves it behind. The next run of the same recipe goes on with what
+is finished; a run of any other recipe begins anew, so nothing is ever put together from different inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from filelock import FileLock, Timeout
+from typing_extensions import TypedDict
+
+from transfusion import __version__
+from transfusion.checkpoint.publishing import (
+    CONTENTS,
+    MARKER,
+    contents,
+    path_beside,
+    report_os_errors,
+    require_writable,
+    write_json,
+)
+from transfusion.checkpoint.tensor_files import headers
+from transfusion.errors import CheckpointError, ClusterError, OutputError, TransfusionError, listing
+from transfusion.runtime.untrusted_files import parse_json, read_json, read_text, validate
+
+_AT_CWD, _EXCHANGE = -100, 2
+
+TensorShape: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+
+
+class FinishedShard(TypedDict):
+    """A file of an output that is complete."""
+
+    file: str
+    bytes: int
+    sha256: str
+    changed_tensors: list[str]
+    """What was remarked while it was made, and is not with a file before it."""
+
+
+@dataclass
+class StagingFolder:
+    """Where one output is made."""
+
+    path: Path
+    """The place of the output, untouched until all of it is there."""
+    root: Path
+    finished: dict[str, FinishedShard] = field(default_factory=dict)
+    """What is known about each file that is finished."""
+    planned: Mapping[str, TensorShape] | None = None
+    """The tensors that the output must hold; none, if it is not a model or an adapter."""
+
+    @property
+    def output(self) -> Path:
+        """The folder to write to; with a single file as output, that file in it takes the place."""
+        return self.root / "output"
+
+    @property
+    def making(self) -> Path:
+        """A folder beside the output, for files that other processes have begun; it may not be there."""
+        return self.root / "making"
+
+    @property
+    def _journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    def begin(self, recipe: Mapping[str, Any] | None = None) -> None:
+        """Take up what an earlier run of the same recipe has finished, or begin anew."""
+        first, *lines = [*_lines(self._journal), None]
+        same = recipe is not None and first == {"recipe": json.loads(json.dumps(recipe))}
+        self.finished = {
+            details["file"]: details
+            for details in _finished(lines if same else ())
+            if (file := self.output / details["file"]).is_file() and file.stat().st_size == details["bytes"]
+        }
+        self.output.mkdir(exist_ok=True)
+        shutil.rmtree(self.making, ignore_errors=True)
+        for file in self.output.iterdir():
+            if file.name not in self.finished:
+                _remove(file)
+        staged = self._journal.with_suffix(".new")
+        staged.write_text(
+            "".join(_line(details) for details in ({"recipe": recipe}, *self.finished.values()))
+        )
+        os.replace(staged, self._journal)
+
+    def finish(self, name: str, *, sha256: str, changed_tensors: Iterable[str]) -> None:
+        """Write down that a file of the output is complete."""
+        size = (self.output / name).stat().st_size
+        details = FinishedShard(file=name, bytes=size, sha256=sha256, changed_tensors=list(changed_tensors))
+        with self._journal.open("a") as journal:
+            journal.write(_line(details))
+        self.finished[name] = details
+
+    def publish(self) -> None:
+        """Put the output in its place in one step.
+
+        The journal goes first: after the exchange an older output lies here, and nobody may go on with that.
+        """
+        self._require_all_tensors()
+        single = self.output / self.path.name
+        made = single if single.is_file() and self.path.suffix == ".safetensors" else self.output
+        if made.is_dir():
+            self._mark()
+        self._journal.unlink(missing_ok=True)
+        if self.path.is_dir() and made.is_dir():
+            _exchange(made, self.path, self.root / "replaced")
+        else:
+            os.replace(made, self.path)
+
+    def _require_all_tensors(self) -> None:
+        """Refuse an output that does not hold every planned tensor exactly once, whatever the reason."""
+        if self.planned is None:
+            return
+        found = [info for file in self.output.glob("*.safetensors") for info in headers(file).values()]
+        counts = Counter(info.name for info in found)
+        odd = {name for name in {*counts, *self.planned} if counts[name] != 1 or name not in self.planned}
+        odd |= {info.name for info in found if self.planned.get(info.name) != (info.shape, info.dtype)}
+        if odd:
+            raise OutputError(
+                f"{self.path} would not hold every planned tensor once, as it must: {listing(sorted(odd))};"
+                " nothing was written",
+                hint="this is a fault of the program; please report it with the names of B's files",
+            )
+
+    def _mark(self) -> None:
+        """List all files, so that only what this program wrote is ever replaced."""
+        marker = self.output / MARKER
+        details = read_json(marker) if marker.exists() else {"transfusion": __version__}
+        write_json(marker, {**details, CONTENTS: sorted({MARKER, *contents(self.output)})})
+
+    def keep(self, name: str) -> Path:
+        """A place for a file that is worth keeping when this run fails, and is not part of the output."""
+        (self.root / "kept").mkdir(exist_ok=True)
+        return self.root / "kept" / name
+
+    def tidy(self) -> None:
+        """Remove what is not finished, and everything if there is nothing worth keeping."""
+        shutil.rmtree(self.making, ignore_errors=True)
+        if not self.finished and not any((self.root / "kept").glob("*")):
+            shutil.rmtree(self.root, ignore_errors=True)
+        elif self.output.exists():
+            for file in self.output.iterdir():
+                if file.name not in self.finished:
+                    _remove(file)
+
+
+@contextmanager
+def open_staging(path: Path, *, force: bool) -> Iterator[StagingFolder]:
+    """A workshop whose output takes the place of ``path`` when the block ends without an error."""
+    _restore(path)
+    require_writable(path, force=force, folder=path.suffix != ".safetensors")
+    with report_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        root = _root(path)
+        root.mkdir(exist_ok=True)
+        staging = StagingFolder(path, root)
+        with _locked(staging), _explained(staging):
+            yield staging
+            staging.publish()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def staged_folder(path: Path, *, force: bool) -> Iterator[Path]:
+    """A temporary folder that takes the place of ``path`` when the block ends without an error."""
+    with open_staging(path, force=force) as staging:
+        staging.begin()
+        yield staging.output
+
+
+def _root(path: Path) -> Path:
+    return path_beside(path, ".partial", hidden=True)
+
+
+@contextmanager
+def _locked(staging: StagingFolder) -> Iterator[None]:
+    try:
+        with FileLock(staging.root / "lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise OutputError(
+            f"another run is writing {staging.path} at this moment",
+            hint="wait until it is done, or give another name for the output",
+        ) from error
+
+
+@contextmanager
+def _explained(staging: StagingFolder) -> Iterator[None]:
+    """Keep what is finished when a run is interrupted; keep no shards of a run that cannot succeed."""
+    try:
+        yield
+    except ClusterError as error:  # which is no fault of the inputs
+        staging.tidy()
+        if staging.finished:
+            error.hint = f"{error.hint}; the same command goes on from {staging.root}"
+        raise
+    except TransfusionError:
+        staging.finished = {}
+        staging.tidy()
+        raise
+    except BaseException as error:
+        staging.tidy()
+        going_on = f"the same command goes on from {staging.root}"
+        if isinstance(error, OSError) and staging.root.exists():
+            raise OutputError(
+                f"{staging.path} could not be written ({error.strerror or error}); nothing was changed",
+                hint=f"check free disk space and permissions; {going_on}",
+            ) from error
+        if staging.root.exists():
+            error.add_note(going_on)
+        raise
+
+
+def _restore(path: Path) -> None:
+    """Put back an output that a run was killed at replacing, where that takes more than one step."""
+    replaced = _root(path) / "replaced"
+    if replaced.exists() and not path.exists():
+        os.rename(replaced, path)
+
+
+def _exchange(made: Path, path: Path, aside: Path) -> None:
+    """Let a folder take the place of another: in one step where the system can, else in two."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        names = os.fsencode(made.absolute()), os.fsencode(path.absolute())
+        swap = getattr(libc, "renameat2", None)
+        if swap is not None and swap(_AT_CWD, names[0], _AT_CWD, names[1], _EXCHANGE) == 0:
+            return
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(path, aside)
+    try:
+        os.rename(made, path)
+    except OSError:
+        os.rename(aside, path)
+        raise
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value) + "\n"
+
+
+def _lines(journal: Path) -> Iterator[Any]:
+    """What a journal says, up to a line that was cut off."""
+    try:
+        for line in read_text(journal).splitlines():
+            yield parse_json(line, journal)
+    except CheckpointError:
+        return
+
+
+def _finished(lines: Iterable[Any]) -> Iterator[FinishedShard]:
+    """The files that a journal calls finished, up to anything that it cannot have meant."""
+    try:
+        for line in lines:
+            yield validate(line, FinishedShard, "the journal", hint="")
+    except CheckpointError:
+        return

@@ -1,0 +1,220 @@
+"""Files of weights: what their headers say, and tensors by position.
+
+Tensors of safetensors files are read, not mapped: a file that shrinks meanwhile gives a known error, where a
+mapping would end the program by a signal. Pickles go through the restricted unpickler only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+import zipfile
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transfusion.checkpoint.references import PICKLES
+from transfusion.checkpoint.tensor_content import content
+from transfusion.errors import CheckpointError
+from transfusion.runtime.untrusted_files import require_regular
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+Rows: TypeAlias = slice | Tensor
+"""Some of the first dimension: from one place to another, or by their numbers."""
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Size, time of the last write and time of the last change of a file; only the second can be set back."""
+
+_LARGEST_HEADER = 100_000_000
+"""As in the library: a longer header is refused before it is read."""
+_SPAN = 2**22
+"""Up to so many bytes, scattered rows are picked from one read of everything between them."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says about one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+    offset: int = 0
+    """Where its bytes begin in a safetensors file."""
+    stamp: Stamp | None = None
+    """What the file was before its header was read; none, if there is no file."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def headers(file: Path) -> dict[str, TensorInfo]:
+    """What a file of weights says that it holds."""
+    details = stamp(require_regular(file))
+    if file.suffix in PICKLES:
+        return {
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file, stamp=details)
+            for name, tensor in unpickle(file).items()
+        }
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            if "transfusion" in (opened.metadata() or {}):
+                raise CheckpointError(
+                    f"{file}: a file of π, not a model", hint="the arguments may be in another order"
+                )
+            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
+                piece = opened.get_slice(name)
+                dtype = SAFETENSORS_DTYPES.get(piece.get_dtype())
+                if dtype is None:
+                    raise CheckpointError(
+                        f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
+                        hint="quantised checkpoints cannot be moved; use the original weights",
+                    )
+                found[name] = tuple(piece.get_shape()), dtype
+        offsets = _offsets(file)
+        return {name: TensorInfo(name, *one, file, offsets[name], details) for name, one in found.items()}
+    except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file}: not a whole safetensors file ({error})",
+            hint="it may be truncated by an interrupted download; fetch it again",
+        ) from error
+
+
+def _offsets(file: Path) -> dict[str, int]:
+    """Where every tensor begins, in a header that the library has checked. It does not tell this itself."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > min(_LARGEST_HEADER, file.stat().st_size):
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(opened.read(length))
+    return {
+        name: 8 + length + details["data_offsets"][0]
+        for name, details in header.items()
+        if name != "__metadata__"
+    }
+
+
+def stamp(file: Path | int) -> Stamp:
+    """What tells whether a file, by its path or its descriptor, is still the one whose header was read."""
+    details = os.stat(file)
+    return details.st_size, details.st_mtime_ns, details.st_ctime_ns
+
+
+def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """A tensor of a safetensors file, or some of its rows, if the file is the one whose header was read."""
+    with FileIO(info.file) as file:
+        if stamp(file.fileno()) != info.stamp:
+            raise OSError("the file changed while it was being read")
+        return _Reader(file, info)(rows)
+
+
+def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """A tensor of any file of weights, or some of its rows."""
+    if info.file.suffix in PICKLES:
+        tensor = unpickle(info.file)[info.name]
+        return tensor if rows is None else tensor[rows]
+    return read_tensor(info, rows)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads rows of one tensor from an open file."""
+
+    file: FileIO
+    info: TensorInfo
+
+    def __call__(self, rows: Rows | None) -> Tensor:
+        if rows is None:
+            return self._fill(self._empty(self.info.shape), 0)
+        if isinstance(rows, slice):
+            first, last, _ = rows.indices(self.info.shape[0])
+            return self._between(first, max(first, last))
+        return self._picked(rows)
+
+    @property
+    def _row(self) -> int:
+        """The bytes of one row."""
+        return self.info.dtype.itemsize * torch.Size(self.info.shape[1:]).numel()
+
+    def _between(self, first: int, last: int) -> Tensor:
+        return self._fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
+
+    def _picked(self, rows: Tensor) -> Tensor:
+        if not rows.numel():
+            return self._between(0, 0)
+        first, last = (int(end) for end in torch.aminmax(rows))
+        if (last + 1 - first) * self._row <= _SPAN:
+            return self._between(first, last + 1).index_select(0, rows - first)
+        picked = self._empty((len(rows), *self.info.shape[1:]))
+        into, row = content(picked), self._row
+        starts = (rows * row).tolist()
+        for place, start in zip(range(0, len(into), row), starts, strict=True):
+            self._into(into[place : place + row], start)
+        return picked
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self.info.dtype)
+
+    def _fill(self, tensor: Tensor, start: int) -> Tensor:
+        self._into(content(tensor), start)
+        return tensor
+
+    def _into(self, buffer: memoryview, start: int) -> None:
+        self.file.seek(self.info.offset + start)
+        count = self.file.readinto(buffer)
+        while count < len(buffer):  # a signal, or more than the system reads at once
+            more = self.file.readinto(buffer[count:])
+            if not more:
+                raise OSError("the file ends too early")
+            count += more
+
+
+def unpickle(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle; one that would execute code is not loaded."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: this pickle holds more than tensors and would execute code; it was not loaded",
+            hint="convert it to safetensors where you trust it, or save only its state_dict()",
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{file}: not a whole checkpoint ({(str(error) or type(error).__name__).splitlines()[0]})",
+            hint="it may be truncated by an interrupted download; fetch it again",
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
+        raise CheckpointError(
+            f"{file}: a dictionary of tensors was expected",
+            hint="save the model's state_dict() alone",
+        )
+    return state

@@ -1,0 +1,56 @@
+"""The verb that makes a page of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transfusion.cli.options import ArchitectureFile, Force, Json
+from transfusion.cli.shared import show
+
+
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            show_default=False, help="A folder that transport or merge wrote, or any folder with results."
+        ),
+    ],
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(show_default=False, metavar="[RESULT.json]...", help="Results from elsewhere."),
+    ] = None,
+    via: Annotated[
+        str | None, typer.Option(show_default="where the run had it", help="The file of π.")
+    ] = None,
+    ceiling: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="B fine-tuned itself: how much of the gap was closed."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path(
+        "report.html"
+    ),
+    architecture: ArchitectureFile = None,
+    as_json: Json = False,
+    force: Force = False,
+) -> None:
+    """Make one page of HTML of a run: advice, layers, heads, curves, scores, time; nothing else is needed."""
+    from transfusion.checkpoint.publishing import require_writable
+    from transfusion.reporting.build_report import report as make
+    from transfusion.reporting.report_inputs import inputs_of
+
+    inputs = inputs_of(run, *(results or ()), via, ceiling)
+    require_writable(output, force=force, inputs=inputs, folder=False)
+    page = make(run, results or (), via=via, ceiling=ceiling)
+    page.save(output, force=force)
+    info = {
+        "written": str(output),
+        "title": page.hero.title,
+        "sections": [section.id for section in page.sections],
+        "missing": [command.text for command in page.missing],
+        "notes": list(page.notes),
+    }
+    names = ", ".join(section.name for section in page.sections)
+    show(info, as_json, f"written to {output}: {names}")

@@ -1,0 +1,161 @@
+"""Examples to measure models on: a model's inputs by their names, and what it should answer."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import isfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transfusion.errors import DataError, listing
+
+LABELS = "labels"
+SPARE = 2**28
+"""So many bytes an archive may unpack to, whatever its own size."""
+_HOW = "a file of examples is a .safetensors or .npz with the model's inputs by name, and labels"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples: the first dimension of every tensor counts them."""
+
+    label: str
+    inputs: Mapping[str, Tensor]
+    labels: Tensor | None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Dataset:
+        """Read a file of examples; what no model could be measured on is refused."""
+        tensors = read_tensors(Path(path))
+        labels = tensors.pop(LABELS, None)
+        return cls.of(str(path), tensors, labels)
+
+    @classmethod
+    def of(cls, label: str, inputs: Mapping[str, Tensor], labels: Tensor | None) -> Dataset:
+        """Examples in memory, held to the same rules as those in a file."""
+        if not inputs:
+            what = "labels and no inputs" if labels is not None else "nothing"
+            raise DataError(f"{label}: the file holds {what}", hint=_HOW)
+        tensors = inputs if labels is None else {**inputs, LABELS: labels}
+        for name, tensor in tensors.items():
+            if tensor.ndim == 0:
+                raise DataError(f"{label}: {name} is a single number, not one per example", hint=_HOW)
+        lengths = {name: len(tensor) for name, tensor in tensors.items()}
+        if len(set(lengths.values())) > 1:
+            info = listing(f"{count} {name}" for name, count in lengths.items())
+            raise DataError(
+                f"{label}: not every example has everything: {info}",
+                hint="the first dimension of every tensor must count the same examples",
+            )
+        if not all(tensor.numel() for tensor in tensors.values()):
+            raise DataError(f"{label}: there are no examples in it", hint="give at least one example")
+        for name, tensor in inputs.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise DataError(
+                    f"{label}: {name} contains NaN or infinite values", hint="look at how the file was made"
+                )
+        if labels is not None and (labels.is_floating_point() or labels.dtype is torch.bool):
+            raise DataError(
+                f"{label}: labels must be the numbers of classes, and these are"
+                f" {str(labels.dtype).removeprefix('torch.')}",
+                hint="store them as int64; targets that are not classes cannot be measured",
+            )
+        return cls(label, dict(inputs), None if labels is None else labels.long())
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def limited(self, count: int | None) -> Dataset:
+        """The first so many examples."""
+        if count is None:
+            return self
+        labels = None if self.labels is None else self.labels[:count]
+        return replace(self, inputs={name: t[:count] for name, t in self.inputs.items()}, labels=labels)
+
+    def chosen(self, places: Sequence[int]) -> Dataset:
+        """Some of the examples, counted from 0."""
+        index = torch.as_tensor(places, dtype=torch.long)
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, inputs={name: t[index] for name, t in self.inputs.items()}, labels=labels)
+
+    def batches(self, size: int) -> Iterator[Dataset]:
+        """The examples, some at a time."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            labels = None if self.labels is None else self.labels[part]
+            yield replace(self, inputs={name: t[part] for name, t in self.inputs.items()}, labels=labels)
+
+    def require_for(
+        self,
+        model: str,
+        *,
+        takes: Collection[str],
+        needs: str,
+        image: tuple[int, ...] | None,
+        vocabulary: int | None,
+    ) -> None:
+        """Refuse inputs that a model does not take, or not in this form."""
+        strange = [name for name in self.inputs if name not in takes]
+        if needs not in self.inputs or strange:
+            wrong = f"{listing(strange)}, which {model} does not take" if strange else f"no {needs}"
+            raise DataError(
+                f"{self.label}: the file has {wrong}", hint=f"{model} wants {needs}; name the tensors so"
+            )
+        if image is not None and (found := tuple(self.inputs["pixel_values"].shape[1:])) != image:
+            raise DataError(
+                f"{self.label}: the images have shape {found}, and {model} wants {image}",
+                hint="store them as (examples, channels, height, width), at the model's size",
+            )
+        if image is not None and not self.inputs["pixel_values"].is_floating_point():
+            raise DataError(
+                f"{self.label}: the images hold whole numbers, and {model} wants them prepared",
+                hint="store what the model's own image processor makes of them, as float32",
+            )
+        for name, ids in self.inputs.items():
+            if not name.endswith("input_ids"):
+                continue
+            if ids.is_floating_point():
+                raise DataError(f"{self.label}: {name} are not whole numbers", hint="store them as int64")
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or (vocabulary is not None and high >= vocabulary):
+                raise DataError(
+                    f"{self.label}: {name} has token {low if low < 0 else high}, and {model} knows"
+                    f" {vocabulary} tokens, counted from 0",
+                    hint="encode the text with this model's own tokenizer",
+                )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Everything that a file of examples holds, by name."""
+    if not isfile(path):
+        raise DataError(f"{path}: no such file of examples", hint=_HOW)
+    if path.suffix not in (".safetensors", ".npz"):
+        raise DataError(f"{path}: neither .safetensors nor .npz", hint=_HOW)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        _refuse_bombs(path)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
+            return {name: torch.from_numpy(_signed(opened[name])) for name in opened.files}
+    except Exception as error:  # the libraries raise whatever they like at a file that is not whole
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: cannot be read as examples ({reason})", hint=_HOW) from error
+
+
+def _refuse_bombs(path: Path) -> None:
+    """Refuse an archive that unpacks to far more than it holds: examples do not compress so well."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > SPARE + 200 * path.stat().st_size:
+        raise ValueError(f"it would unpack to {size} bytes")
+
+
+def _signed(array: np.ndarray) -> np.ndarray:
+    """An array of whole numbers in a type that torch computes with."""
+    return array.astype(np.int64) if array.dtype.kind in "iu" else array

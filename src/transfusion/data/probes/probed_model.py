@@ -1,0 +1,182 @@
+"""The model that probes are made for: what it is fed, and what its folder tells about that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import exists
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import TypedDict
+
+from transfusion.architecture.config_schema import Number, Side, Sides
+from transfusion.data.probes.random_inputs import flatten_outputs, random_inputs
+from transfusion.model.model import Model
+from transfusion.runtime.untrusted_files import read_json, validate
+
+BATCH = 32
+WINDOW = 48
+"""How many tokens a text has, where the model has room for more."""
+NARROW = 80
+"""A model with no more positions than this is given texts that fill them: its last one may be special."""
+_SPECIAL = ("bos", "cls", "eos", "sep", "pad", "unk", "mask", "decoder_start")
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs by name, in batches, and what they are in words."""
+
+    batches: list[dict[str, Tensor]]
+    about: str
+
+
+class Preprocessor(TypedDict, total=False):
+    """What a file says of how images are prepared."""
+
+    do_resize: bool | None
+    do_center_crop: bool | None
+    do_rescale: bool | None
+    do_normalize: bool | None
+    size: Sides | dict[str, Side] | None
+    crop_size: Sides | dict[str, Side] | None
+    resample: int | None
+    rescale_factor: Number | None
+    image_mean: Number | list[Number] | None
+    image_std: Number | list[Number] | None
+    image_processor_type: str | None
+    feature_extractor_type: str | None
+    image_processor: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ProbedModel:
+    """A model, and the module that its library made of it."""
+
+    model: Model
+    module: nn.Module
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings on one level; the library's configuration knows the defaults, too."""
+        return flatten_outputs(self._whole)
+
+    @property
+    def _whole(self) -> Mapping[str, Any]:
+        config: Any = getattr(self.module, "config", None)
+        return config.to_dict() if hasattr(config, "to_dict") else self.model.config
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the model's other files are, if there is such a place."""
+        root = self.model.checkpoint.root
+        return root if root.is_dir() else None
+
+    def info(self, file: str) -> dict[str, Any]:
+        """What a file of JSON in the folder says; nothing, if there is none."""
+        if self.folder is None or not exists(self.folder / file):
+            return {}
+        content = read_json(self.folder / file)
+        for part in (content, content.get("image_processor")):
+            if part is not None:
+                validate(
+                    part, Preprocessor, self.folder / file, hint="fetch the file that belongs to the model"
+                )
+        return content
+
+    def template(self, batch: int = 1, seed: int = 0) -> dict[str, Tensor]:
+        """Random inputs, for their names and shapes, in float32."""
+        drawn = random_inputs(self.model.family, self._whole, batch=batch, seed=seed)
+        return {name: one.float() if one.is_floating_point() else one for name, one in drawn.items()}
+
+    def takes(self, kind: str) -> bool:
+        return kind in self.model.family.inputs
+
+    # ── text ─────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        found = vocabulary(self.module) if self.takes("tokens") or self.takes("spectrogram") else None
+        return found or int(self.settings.get("vocab_size", 49408))
+
+    def token(self, *names: str) -> int | None:
+        """The first of some special tokens that the configuration names and the model knows."""
+        for name in names:
+            info = self.settings.get(f"{name}_token_id")
+            one = info[0] if isinstance(info, list) and info else info
+            if isinstance(one, int) and 0 <= one < self.vocabulary:
+                return one
+        return None
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """All special tokens that the configuration names."""
+        ids: set[int] = set()
+        for name in _SPECIAL:
+            info = self.settings.get(f"{name}_token_id")
+            ids.update(one for one in (info if isinstance(info, list) else [info]) if isinstance(one, int))
+        return frozenset(one for one in ids if 0 <= one < self.vocabulary)
+
+    @cached_property
+    def length(self) -> int:
+        """How many tokens its texts have."""
+        room = self.positions
+        if self.model.family.library == "open_clip" and room is not None:
+            return room
+        return room if room is not None and room <= NARROW else WINDOW
+
+    @cached_property
+    def positions(self) -> int | None:
+        """How many tokens a text may have at most; none, where nothing tells."""
+        if self.model.family.library == "open_clip":
+            return int(self.settings.get("context_length", 77))
+        names = ("max_target_positions", "max_position_embeddings", "n_positions")
+        info = next((info for name in names if (info := self.settings.get(name) or 0) > 0), None)
+        return None if info is None else int(info) - self._skipped_positions()
+
+    def _skipped_positions(self) -> int:
+        """Where positions are counted from behind the padding token, as many as come before."""
+        skipped = [
+            part.padding_idx + 1
+            for name, part in self.module.named_modules()
+            if name.endswith("position_embeddings")
+            and isinstance(part, nn.Embedding)
+            and part.padding_idx is not None
+        ]
+        return max(skipped, default=0)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model continues texts, and nothing else comes in."""
+        can = getattr(self.module, "can_generate", None)
+        alone = self.model.family.inputs == ("tokens",) and not self.settings.get("is_encoder_decoder")
+        return alone and callable(can) and bool(can())
+
+
+def vocabulary(module: nn.Module) -> int | None:
+    """How many tokens a module knows, if it reads tokens."""
+    try:
+        embeddings = module.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None
+
+
+def seeded_generator(seed: int, purpose: int) -> torch.Generator:
+    """Random numbers for one purpose."""
+    return torch.Generator().manual_seed(1000 * seed + purpose)
+
+
+def batched(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The inputs, some at a time."""
+    count = len(next(iter(inputs.values())))
+    for start in range(0, count, BATCH):
+        yield {name: one[start : start + BATCH] for name, one in inputs.items()}

@@ -1,0 +1,189 @@
+"""Probes: made-up inputs for live models, and what the models compute from them, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import isqrt, prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from transfusion.architecture.config_schema import SECTIONS, WRONG_FILE
+from transfusion.architecture.table import Config, Family
+from transfusion.errors import ArchitectureError
+
+LARGEST = 2**28
+"""So many numbers are made up for one input at most."""
+
+
+def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
+    """Random inputs of the kinds that a family takes, in the words of its library."""
+    if family.probes is not None:
+        return dict(family.probes(config))
+    try:
+        return _made_up(family, config, batch, seed)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise ArchitectureError(
+            f"{family.name}: no inputs can be made up from the configuration ({_info(error)})",
+            hint=WRONG_FILE,
+        ) from error
+
+
+def in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Cast the floating-point tensors; leave token ids and masks as they are."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
+
+
+def _info(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+
+
+def _made_up(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    settings = flatten_outputs(config)
+    inputs: dict[str, Tensor] = {}
+    if "image" in family.inputs:
+        size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
+        rows, columns = size if isinstance(size, list | tuple) else (size, size)
+        shape = (batch, settings.get("num_channels") or settings.get("in_chans", 3), rows, columns)
+        inputs["pixel_values"] = _noise(shape, generator)
+    if "patches" in family.inputs:
+        side = isqrt(settings["num_patches"])
+        pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
+        patches = (batch, side * side)
+        inputs["pixel_values"] = _noise((*patches, pixels), generator)
+        inputs["pixel_attention_mask"] = torch.ones(patches, dtype=torch.int64)
+        inputs["spatial_shapes"] = torch.tensor([[side, side]] * batch)
+    if "spectrogram" in family.inputs:
+        sound = (batch, settings["num_mel_bins"], 2 * settings["max_source_positions"])
+        inputs["input_features"] = _noise(sound, generator)
+        length = min(settings["max_target_positions"], 16)
+        inputs["decoder_input_ids"] = torch.randint(
+            0, settings["vocab_size"], (batch, length), generator=generator
+        )
+    if "waveform" in family.inputs:
+        heard = (batch, samples_of(settings, frames=16))
+        inputs["input_values"] = _noise(heard, generator)
+    if "tokens" in family.inputs:
+        positions = settings.get("max_position_embeddings") or settings.get("n_positions")
+        length = min(positions or settings.get("context_length", 77), 16)
+        if family.library == "open_clip":
+            length = settings.get("context_length", 77)
+        vocabulary = settings.get("vocab_size", 49408)
+        inputs["input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
+        if settings.get("type_vocab_size"):
+            inputs["token_type_ids"] = torch.randint(
+                0, settings["type_vocab_size"], (batch, length), generator=generator
+            )
+        if settings.get("is_encoder_decoder"):
+            inputs["decoder_input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
+            if isinstance(end := settings.get("eos_token_id"), int):
+                for ids in inputs.values():  # classifiers look for the one end of every text
+                    ids[ids == end] = (end + 1) % vocabulary
+                    ids[:, -1] = end
+    return inputs
+
+
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random numbers; a configuration may ask for more of them than there is memory."""
+    if prod(shape) > LARGEST:
+        raise ArchitectureError(
+            f"the configuration asks for inputs of shape {shape}, and at most {LARGEST} numbers are made up",
+            hint=WRONG_FILE,
+        )
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def samples_of(settings: Config, frames: int) -> int:
+    """As many samples of sound as it takes to hear so many frames."""
+    samples = frames
+    steps = zip(settings["conv_kernel"], settings["conv_stride"], strict=True)
+    for kernel, stride in reversed(list(steps)):
+        samples = (samples - 1) * stride + kernel
+    return samples
+
+
+def flatten_outputs(config: Config) -> dict[str, Any]:
+    """All settings on one level; those of the towers join those of the whole."""
+    level: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and key in (*SECTIONS, "pretrained_cfg"):
+            level |= flatten_outputs(value)
+        else:
+            level[key] = value
+    return level
+
+
+def run_model(
+    module: nn.Module,
+    family: Family,
+    inputs: Mapping[str, Tensor],
+    *,
+    double: bool = True,
+    gradients: bool = False,
+) -> dict[str, Tensor]:
+    """Everything that a model computes from the inputs, by name; in float64 throughout, if ``double``."""
+    with torch.set_grad_enabled(gradients), in_double(double), plain_experts(module):
+        if family.library == "open_clip":
+            image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
+            return {"image_features": image, "text_features": text, "logit_scale": scale}
+        if family.library == "timm":
+            return {"output": module(inputs["pixel_values"])}
+        kwargs = {"return_dict": True} if family.library == "transformers" else {}
+        return dict(_tensors(module(**inputs, **kwargs)))
+
+
+def in_double(double: bool) -> AbstractContextManager[Any]:
+    """Within the block, everything is computed in float64, if ``double``."""
+    return _DoubleThroughout() if double else nullcontext()
+
+
+class _DoubleThroughout(TorchFunctionMode):
+    """Computes in float64 also where a library's code asks for float32 (norms, softmax).
+
+    Two ways of summing the same numbers differ by 1e-7 in float32; an equivalence that is exact
+    should be seen to be exact.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        kwargs = {
+            key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()
+        }
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def plain_experts(module: nn.Module) -> Iterator[None]:
+    """Within the block, experts are computed by the model's own code.
+
+    The faster kernels that transformers 5 prefers know no float64.
+    """
+    config = getattr(module, "config", None)
+    chosen = getattr(config, "_experts_implementation", None)
+    if config is None or chosen in (None, "eager"):
+        yield
+        return
+    config._experts_implementation = "eager"
+    try:
+        yield
+    finally:
+        config._experts_implementation = chosen
+
+
+def _tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The numbers in an output, with dotted names; a bare tensor is called ``output``."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield name or "output", output
+    elif isinstance(output, Mapping | list | tuple):
+        pairs = output.items() if isinstance(output, Mapping) else enumerate(output)
+        for key, value in pairs:
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))

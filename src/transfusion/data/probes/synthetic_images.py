@@ -1,0 +1,119 @@
+"""Made-up images, as the model's own preparation would hand them on."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transfusion.data.probes.probed_model import BATCH, ProbedModel, seeded_generator
+from transfusion.data.probes.shapes import overlapping_shapes
+from transfusion.runtime.optional_libraries import require_library
+
+GRIDS = (3, 5, 9, 14)
+"""Noise is drawn on grids of so many cells, and smoothly enlarged: blobs of several sizes."""
+NOISY = 4
+"""One image in so many is noise; the others have overlapping shapes."""
+GREY, CONTRAST = 0.5, 0.25
+"""The mean and the standard deviation of pixels between 0 and 1."""
+
+
+def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
+    """So many images, in the words of the model's library."""
+    channels, rows, columns = shape = size(subject)
+    generator = seeded_generator(seed, 1)
+    images = torch.cat(
+        [
+            overlapping_shapes(min(BATCH, count - start), channels, rows, columns, generator)
+            for start in range(0, count, BATCH)
+        ]
+    )
+    for number in range(0, count, NOISY):
+        noise = smooth_noise(shape, GRIDS[number // NOISY % len(GRIDS)], generator)
+        images[number] = (GREY + CONTRAST * noise[0]).clamp(0, 1)
+    inputs = image_inputs(subject, normalised(subject, images))
+    return inputs, f"{count} images of overlapping shapes and of smooth noise"
+
+
+def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:
+    """One image of unit variance: noise on a grid, enlarged."""
+    channels, *extents = shape
+    grid = torch.randn(1, channels, cells, cells, generator=generator)
+    image = nn.functional.interpolate(grid, size=extents, mode="bicubic", align_corners=False)
+    return image / image.std()
+
+
+def fitted(image: Any, frame: tuple[int, int, int]) -> Tensor:
+    """An image of Pillow with values between 0 and 1: so small that it just fills the frame, and cropped."""
+    channels, rows, columns = frame
+    pillow, operations = (require_library(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
+    whole = operations.fit(image, (columns, rows), method=pillow.Resampling.BICUBIC)
+    values = torch.from_numpy(np.array(whole, dtype=np.float32) / 255)
+    return values.reshape(rows, columns, channels).movedim(-1, 0)
+
+
+def size(subject: ProbedModel) -> tuple[int, int, int]:
+    """Channels, rows and columns of the images that a model sees."""
+    if subject.takes("patches"):
+        settings = subject.settings
+        side = isqrt(settings["num_patches"]) * settings["patch_size"]
+        return settings.get("num_channels", 3), side, side
+    _, channels, rows, columns = subject.template()["pixel_values"].shape
+    return channels, rows, columns
+
+
+def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
+    """Prepared images by the names of the library; cut up, if the model wants patches."""
+    if not subject.takes("patches"):
+        return {"pixel_values": pixels}
+    patch = subject.settings["patch_size"]
+    count, channels, rows, columns = pixels.shape
+    shape = (rows // patch, columns // patch)
+    cells = pixels.reshape(count, channels, shape[0], patch, shape[1], patch).permute(0, 2, 4, 3, 5, 1)
+    patches = cells.reshape(count, shape[0] * shape[1], patch * patch * channels)
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64),
+        "spatial_shapes": torch.tensor([shape] * count),
+    }
+
+
+def normalised(subject: ProbedModel, pixels: Tensor) -> Tensor:
+    """Pixels between 0 and 1 as the model wants them; to about unit variance, where nothing tells."""
+    channels = pixels.shape[1]
+    mean, deviation = normalisation(subject) or ([GREY] * channels, [CONTRAST] * channels)
+    shape = (1, channels, 1, 1)
+    return (pixels - torch.tensor(mean).reshape(shape)) / torch.tensor(deviation).reshape(shape)
+
+
+def normalisation(subject: ProbedModel) -> tuple[list[float], list[float]] | None:
+    """The mean and the standard deviation of every channel that the model's preparation takes away."""
+    prepares = subject.info("preprocessor_config.json") or subject.info("processor_config.json")
+    prepares = prepares.get("image_processor", prepares)
+    config = subject.model.checkpoint.config or {}
+    of_timm = getattr(subject.module, "pretrained_cfg", None) or config.get("pretrained_cfg") or {}
+    of_open_clip = config.get("preprocess_cfg") or {}
+    found = [
+        (prepares.get("image_mean"), prepares.get("image_std")),
+        (of_timm.get("mean"), of_timm.get("std")),
+        (of_open_clip.get("mean"), of_open_clip.get("std")),
+    ]
+    if prepares.get("do_normalize") is False:
+        found = [(0.0, 1.0)]
+    channels = size(subject)[0]
+    for mean, deviation in found:
+        pair = _per_channel(mean, channels), _per_channel(deviation, channels)
+        if pair[0] and pair[1] and all(pair[1]):
+            return pair[0], pair[1]
+    return None
+
+
+def _per_channel(info: Any, channels: int) -> list[float] | None:
+    """One number for every channel, if that is what was told."""
+    numbers = [info] * channels if isinstance(info, int | float) else info
+    if not isinstance(numbers, list | tuple) or len(numbers) != channels:
+        return None
+    return [float(one) for one in numbers] if all(isinstance(one, int | float) for one in numbers) else None

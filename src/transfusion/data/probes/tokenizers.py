@@ -1,0 +1,85 @@
+"""The model's own tokenizer, if it can be had without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transfusion.data.probes.probed_model import ProbedModel
+from transfusion.runtime.optional_libraries import require_library
+
+FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+)
+_SENTENCE = "The sun was low, and we walked home along the river."
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What makes tokens of a text, and what stands around them."""
+
+    encode: Callable[[str], list[int]]
+    """The tokens of the text alone."""
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    unknown: int | None = None
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        return [*self.before, *ids, *self.after]
+
+
+def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
+    """The tokenizer; or none, and the reason."""
+    settings, folder = subject.settings, subject.folder
+    present = folder is not None and any((folder / name).exists() for name in FILES)
+    bundled = subject.model.family.library == "open_clip" and not settings.get("hf_tokenizer_name")
+    if not present and not bundled:
+        where = "the model's folder" if folder else f"{subject.model.label}, which is no folder"
+        return None, f"no tokenizer in {where}"
+    try:
+        found = _of_transformers(folder) if present and folder else _of_open_clip()
+    except Exception as error:  # the libraries raise whatever they like at a file that is not theirs
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return None, f"the tokenizer cannot be used: {reason}"
+    highest = max(found.framed(found.encode(_SENTENCE)))
+    if highest >= subject.vocabulary:
+        return None, f"the tokenizer has token {highest}, and the model knows {subject.vocabulary}"
+    return found, ""
+
+
+def _of_transformers(folder: Path) -> Tokenizer:
+    made = require_library("transformers").AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+
+    def encode(text: str) -> list[int]:
+        return list(made(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    before, after = _around(encode(_SENTENCE), list(made(_SENTENCE)["input_ids"]))
+    return Tokenizer(encode, before, after, made.unk_token_id)
+
+
+def _around(alone: list[int], framed: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What stands before and after the tokens of a text."""
+    if not alone:
+        raise ValueError("it makes no tokens of a plain sentence")
+    for start in range(len(framed) - len(alone) + 1):
+        if framed[start : start + len(alone)] == alone:
+            return tuple(framed[:start]), tuple(framed[start + len(alone) :])
+    raise ValueError("its special tokens are not around the text")
+
+
+def _of_open_clip() -> Tokenizer:
+    made: Any = require_library("open_clip").SimpleTokenizer()
+    return Tokenizer(
+        lambda text: list(made.encode(text)), (int(made.sot_token_id),), (int(made.eot_token_id),)
+    )

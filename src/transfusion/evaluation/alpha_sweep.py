@@ -1,0 +1,261 @@
+"""The sweep: B + α·π(τ) measured for many α, beside B + α·τ (the paper's figure of gains)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.errors import SettingError
+from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
+from transfusion.matching.alignment_run import align
+from transfusion.transportation.task_vector import NewTokens
+from transfusion.transportation.transport_plan import Base, Finetune
+
+ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
+"""The values that are measured if nobody says otherwise: the paper's range, and 1, which is τ as it is."""
+
+
+@dataclass(frozen=True)
+class TaskAndSupport:
+    """A score on the task and, if there is one, on the support set."""
+
+    task: Score
+    support: Score | None
+
+    def metadata(self) -> dict[str, Any]:
+        """Both, for a file or another program."""
+        return {"task": self.task.metadata(), "support": self.support and self.support.metadata()}
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One model on a line, and how good it is."""
+
+    alpha: float
+    scores: TaskAndSupport
+    task_gain: float
+    """Over α = 0."""
+    support_gain: float | None
+
+    def metadata(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        gains = {"task": self.task_gain, "support": self.support_gain}
+        return {"alpha": self.alpha, **self.scores.metadata(), "gain": gains}
+
+
+@dataclass(frozen=True)
+class SweepCurve:
+    """What was measured along one line."""
+
+    label: str
+    method: str | None
+    """How π was found; none for τ as it is."""
+    at_zero: TaskAndSupport
+    """At α = 0 of this line, which differs from the others' if the fine-tune's own head comes along."""
+    points: tuple[SweepPoint, ...]
+
+    @property
+    def best(self) -> SweepPoint:
+        """The best point on the task; of several that are equal, the one with the least loss."""
+        sign = -1 if self.points[0].scores.task.metric in LESS_IS_BETTER else 1
+        return max(self.points, key=lambda one: (sign * one.scores.task.value, -one.scores.task.loss))
+
+    def metadata(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "label": self.label,
+            "method": self.method,
+            "at_zero": self.at_zero.metadata(),
+            "points": [point.metadata() for point in self.points],
+            "best": self.best.alpha,
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Curves of several lines over the same α, beside one reference."""
+
+    finetuned: str
+    base: str
+    onto: str
+    task: dict[str, Any]
+    """What was measured: data, examples, question, metric."""
+    support: dict[str, Any] | None
+    at_zero: TaskAndSupport
+    """The reference of all gains: B, with the fine-tune's head as it is where B has none of the kind."""
+    curves: tuple[SweepCurve, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it was measured."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "finetuned": self.finetuned,
+            "base": self.base,
+            "onto": self.onto,
+            "task": self.task,
+            "support": self.support,
+            "at_zero": self.at_zero.metadata(),
+            "curves": [curve.metadata() for curve in self.curves],
+        }
+
+
+def sweep(
+    finetuned: Finetune,
+    *,
+    base: Base,
+    onto: Base,
+    data: Given,
+    support: Given | None = None,
+    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
+    alphas: Iterable[float] = ALPHAS,
+    naive: bool = True,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    trust_base: bool = False,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
+    on_point: Callable[[str, SweepPoint], None] = lambda label, point: None,
+    **aligning: Any,
+) -> Sweep:
+    """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well. Nothing is written.
+
+    Several ``via`` give a curve each. Without any, the bases are aligned first, with ``aligning`` passed on.
+
+    >>> found = transfusion.sweep(
+    ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
+    ...     data="data.safetensors", alphas=[0.5, 1],
+    ... )
+    >>> [curve.label for curve in found.curves], [point.alpha for point in found.curves[0].points]
+    (['naive', 'guarded'], [0.5, 1.0])
+    >>> found.curves[1].best.task_gain == found.metadata()["curves"][1]["points"][0]["gain"]["task"]
+    True
+    """
+    chosen = asked_alphas(alphas)
+    asked, other = EvaluationData.of(data), EvaluationData.of(support) if support is not None else None
+    if other is not None and other.head not in (None, asked.head):
+        raise SettingError(
+            "support: it has a head of its own, and one model is measured on both",
+            hint="give the support without a head, or sweep it on its own",
+        )
+    lines = AlphaLines.of(
+        finetuned,
+        base,
+        onto,
+        data=asked,
+        dtype=dtype,
+        device=device,
+        trust_base=trust_base,
+        new_tokens=new_tokens,
+    )
+    task = asked.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
+    beside = (
+        other.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch) if other is not None else None
+    )
+    zero = measured(task, beside)
+    ways: list[Alignment | None] = [None] if naive else []
+    ways += alignments(lines, via, aligning)
+    curves = tuple(
+        _curve(lines.along(pi), label, chosen, (task, beside), zero, on_point)
+        for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True)
+    )
+    info = beside.metadata() if beside is not None else None
+    notes = tuple(dict.fromkeys((*task.notes, *(beside.notes if beside is not None else ()))))
+    return Sweep(lines.label, lines.a.label, lines.b.label, task.metadata(), info, zero, curves, notes)
+
+
+def alignments(
+    lines: AlphaLines,
+    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None,
+    aligning: dict[str, Any],
+) -> list[Alignment]:
+    """The given π; or a new one."""
+    if via is None or (isinstance(via, Sequence) and not isinstance(via, str) and not via):
+        return [align(lines.a, lines.b, **aligning)]
+    if aligning:
+        raise SettingError(
+            f"{', '.join(aligning)}: says how to align, and via is aligned already",
+            hint="leave it out; or it is misspelled",
+        )
+    given = [via] if isinstance(via, Alignment | str | Path) else list(via)
+    return [one if isinstance(one, Alignment) else Alignment.load(one) for one in given]
+
+
+def _curve(
+    line: AlphaLine,
+    label: str,
+    alphas: Sequence[float],
+    evaluators: tuple[Evaluator, Evaluator | None],
+    zero: TaskAndSupport,
+    on_point: Callable[[str, SweepPoint], None],
+) -> SweepCurve:
+    own, points = zero, list[SweepPoint]()
+    if line.carries:
+        with line.at(0.0):
+            own = measured(*evaluators)
+    for alpha in alphas:
+        with line.at(alpha):
+            points.append(point_of(alpha, measured(*evaluators), zero))
+        on_point(label, points[-1])
+    return SweepCurve(label, line.method, own, tuple(points))
+
+
+def measured(task: Evaluator, support: Evaluator | None) -> TaskAndSupport:
+    """The live model as it is at this moment."""
+    return TaskAndSupport(task.measure(), support.measure() if support is not None else None)
+
+
+def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> SweepPoint:
+    """A point with its gains over a reference."""
+    beside = None
+    if scores.support is not None and zero.support is not None:
+        beside = gain(scores.support, zero.support)
+    return SweepPoint(alpha, scores, gain(scores.task, zero.task), beside)
+
+
+def asked_alphas(given: Iterable[float | str]) -> list[float]:
+    """The values of α in rising order, each once."""
+    try:
+        values = sorted({float(alpha) for alpha in given})
+    except (TypeError, ValueError) as error:
+        raise _no_numbers(given) from error
+    if isinstance(given, str):  # all digits
+        raise _no_numbers(given)
+    if not values:
+        raise SettingError("alphas: no values", hint="give some, such as 0.5, 1, 1.5")
+    for value in values:
+        if not isfinite(value) or value < 0:
+            raise SettingError(
+                f"alphas: {value:g} is not a number of at least 0", hint="1 adds all of τ, 0 nothing"
+            )
+    return values
+
+
+def _no_numbers(given: object) -> SettingError:
+    return SettingError(
+        f"alphas = {given!r}: several numbers were expected", hint="give some, such as [0.5, 1, 1.5]"
+    )
+
+
+def labels_of(ways: Sequence[Alignment | None], plain: str) -> list[str]:
+    """The methods' names; where they are the same, what their streams do, and then numbers."""
+    records = [pi.provenance if pi is not None else None for pi in ways]
+    names = [metadata.method if metadata else plain for metadata in records]
+    whole = [
+        f"{name} ({metadata.policy.residual})" if metadata and names.count(name) > 1 else name
+        for name, metadata in zip(names, records, strict=True)
+    ]
+    return [
+        f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
+        for place, label in enumerate(whole)
+    ]

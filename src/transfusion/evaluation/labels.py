@@ -1,0 +1,146 @@
+"""Labelling: which of the model's classes an example's label means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transfusion.data.examples import Examples
+from transfusion.errors import DataError, listing
+from transfusion.evaluation.class_prompts import Classes, plain
+
+_GENERIC = re.compile(r"(label)?0*(\d+)")
+SHOWN = 12
+
+
+def targets_of(examples: Examples, classes: Sequence[Sequence[str]], count: int, owner: str) -> Tensor:
+    """The number of every example's class among ``count``.
+
+    ``classes`` are lists of what the classes may be called, each in their order. Labels are matched by name;
+    where nobody has names for them, numbers are the model's own.
+    """
+    if examples.labels is None:
+        raise DataError(f"{examples.label}: no labels in it", hint="name the column of classes with --label")
+    lists = [names for names in classes if not generic(names)]
+    said = _said(examples)
+    if all(isinstance(one, int) for one in said):
+        return _in_range([int(one) for one in said], count, examples.label, owner)
+    places = _places(classes)
+    numbers: dict[str, int] = {}
+    unknown: list[str] = []
+    for name in dict.fromkeys(map(str, said)):
+        if plain(name) in places:
+            numbers[name] = places[plain(name)]
+        else:
+            unknown.append(name)
+    if unknown:
+        numbers = _by_order(examples, unknown, bool(numbers), lists, count, owner)
+    return torch.tensor([numbers[str(one)] for one in said])
+
+
+def generic(names: Sequence[str]) -> bool:
+    """Whether names say no more than numbers do."""
+    found = [_GENERIC.fullmatch(plain(name)) for name in names]
+    return all(one is not None and int(one[2]) == place for place, one in enumerate(found))
+
+
+def called(own: Sequence[str], classes: Classes | None, count: int, owner: str) -> list[tuple[str, ...]]:
+    """What a model's classes may be called, in their order: as it says itself, or else as a file says."""
+    if classes is not None and len(classes.names) != count:
+        raise DataError(
+            f"{classes.label}: {len(classes.names)} classes, and {owner} tells {count} apart",
+            hint="give the classes that the model was trained with",
+        )
+    theirs = [names for names in (classes.names, classes.folders) if names] if classes else []
+    if len(own) != count:
+        return theirs
+    if generic(own):
+        return [*theirs, tuple(own)]
+    if classes is None or {plain(name) for name in own} != {plain(name) for name in classes.names}:
+        return [tuple(own)]
+    places = {plain(name): place for place, name in enumerate(classes.names)}
+    return [tuple(own), *(tuple(names[places[plain(name)]] for name in own) for names in theirs)]
+
+
+def _said(examples: Examples) -> list[int | str]:
+    """The labels by name where the data names its numbers, and else as they are."""
+    assert examples.labels is not None
+    names = examples.names
+    if names is None or generic(names):
+        return list(examples.labels)
+    said: list[int | str] = []
+    for number, one in enumerate(examples.labels, 1):
+        if isinstance(one, int) and not 0 <= one < len(names):
+            raise DataError(
+                f"{examples.label}: example {number} has label {one}, and there are {len(names)} classes,"
+                " counted from 0",
+                hint="an unlabelled split cannot be measured on; choose another with --split",
+            )
+        said.append(names[one] if isinstance(one, int) else one)
+    return said
+
+
+def _places(lists: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Every name that means one class, and which."""
+    meant: dict[str, set[int]] = {}
+    for names in lists:
+        for place, name in enumerate(names):
+            meant.setdefault(plain(name), set()).add(place)
+    return {name: next(iter(places)) for name, places in meant.items() if len(places) == 1}
+
+
+def _in_range(numbers: list[int], count: int, label: str, owner: str) -> Tensor:
+    for place, number in enumerate(numbers, 1):
+        if not 0 <= number < count:
+            raise DataError(
+                f"{label}: example {place} has label {number}, which is none of the {count} classes, counted"
+                f" from 0, of {owner}",
+                hint="the labels must be those that the model was trained with",
+            )
+    return torch.tensor(numbers)
+
+
+def _by_order(
+    examples: Examples,
+    unknown: Sequence[str],
+    some: bool,
+    lists: Sequence[Sequence[str]],
+    count: int,
+    owner: str,
+) -> dict[str, int]:
+    """Names that are numbers are numbers; others count only if the classes have no names to contradict."""
+    names = examples.names or ()
+    every = list(names) or sorted(set(map(str, examples.labels or ())))
+    numbers = {name: int(name) for name in every if _is_number(name) and int(name) < count}
+    if not some and len(numbers) == len(every):
+        return numbers
+    if not some and numbers and not names:
+        said = list(map(str, _said(examples)))
+        place = next(place for place, name in enumerate(said, 1) if name not in numbers)
+        raise DataError(
+            f'{examples.label}: example {place} has label "{said[place - 1]}", which is none of the {count}'
+            f" classes, counted from 0, of {owner}",
+            hint="the labels must be those that the model was trained with",
+        )
+    if not lists and len(names) == count:
+        return {name: place for place, name in enumerate(names)}
+    known = lists[0] if lists else ()
+    if known:
+        raise DataError(
+            f"{examples.label}: class names that {owner} does not know: {listing(unknown, SHOWN)}; it knows"
+            f" {listing(known, SHOWN)}",
+            hint="give a file with --classes whose names, or folders, are those of the data",
+        )
+    raise DataError(
+        f"{examples.label}: {len(every)} class names ({listing(every, SHOWN)}), and {owner} has {count}"
+        " classes without names",
+        hint="give the names in the model's order with --classes",
+    )
+
+
+def _is_number(name: str) -> bool:
+    """Whether a name is a whole number that a class may have; nobody has classes of twenty digits."""
+    return name.isdecimal() and len(name) < 19

@@ -1,0 +1,178 @@
+"""Models measured on a task and on a support, one beside the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from os.path import isdir
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transfusion.data.dataset import Dataset
+from transfusion.data.examples import Examples
+from transfusion.errors import CheckpointError, SettingError
+from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.scores import Score, gain
+from transfusion.model.model import Model, Reference
+from transfusion.transportation.adapters.adapter import is_adapter
+
+Given = str | Path | Dataset | Examples | EvaluationData
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """One model, and how good it is."""
+
+    model: str
+    task: Score
+    support: Score | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured of some models."""
+
+    rows: tuple[ModelScores, ...]
+    task: dict[str, Any]
+    support: dict[str, Any] | None
+    reference: ModelScores | None
+    """The model that gains are relative to."""
+    notes: tuple[str, ...] = ()
+
+    def gains(self, row: ModelScores) -> dict[str, float | None] | None:
+        """How much better than the reference a model is; nothing without a reference."""
+        base = self.reference
+        if base is None:
+            return None
+        both = row.support is not None and base.support is not None
+        return {
+            "task": gain(row.task, base.task),
+            "support": gain(row.support, base.support) if both else None,  # type: ignore[arg-type]
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        """Everything, for a file or another program."""
+        return {
+            "task": self.task,
+            "support": self.support,
+            "against": self.reference.model if self.reference else None,
+            "models": [
+                {
+                    "model": row.model,
+                    "task": row.task.metadata(),
+                    "support": row.support.metadata() if row.support else None,
+                    "gain": self.gains(row),
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def evaluate(
+    models: Model | Reference | Sequence[Model | Reference],
+    *,
+    data: Given,
+    support: Given | None = None,
+    against: Model | Reference | None = None,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    on_examples: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Evaluation:
+    """How good models are at a task and at a support; gains are relative to ``against``.
+
+    ``on_examples`` is told what is measured, and how many examples of how many are done.
+
+    >>> found = transfusion.evaluate(["models/tuned"], data="data.safetensors", against="models/a")
+    >>> [row.model for row in found.rows], found.task["question"]
+    (['models/a', 'models/tuned'], 'class of every example')
+    >>> found.rows[1].task.accuracy - found.rows[0].task.accuracy == found.gains(found.rows[1])["task"] / 100
+    True
+    """
+    if dtype not in (torch.float32, torch.float64):
+        raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+    given = list(models) if isinstance(models, list | tuple) else [models]
+    if not given:
+        raise SettingError("no models to measure", hint="give at least one")
+    opened = _told_apart(_opened(given, against))  # type: ignore[arg-type]
+    asked = [EvaluationData.of(data), *([] if support is None else [EvaluationData.of(support)])]
+    rows: list[ModelScores] = []
+    about: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for model in opened:
+        scores: list[Score] = []
+        about = []
+        live = asked[0].live(model, dtype, device)
+        for one in asked:
+            if one.head != asked[0].head:
+                live = one.live(model, dtype, device)
+            evaluator = one.evaluator(model, live, dtype=dtype, batch=batch)
+            about.append(evaluator.metadata())
+            notes += [*evaluator.notes, *one.replaced(model, opened[0] if against is not None else None)]
+            scores.append(_followed(evaluator, model.label, on_examples).measure())
+        rows.append(ModelScores(model.label, scores[0], scores[1] if len(scores) > 1 else None))
+    return Evaluation(
+        tuple(rows),
+        about[0],
+        about[1] if len(about) > 1 else None,
+        rows[0] if against is not None else None,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _opened(given: Sequence[Model | Reference], against: Model | Reference | None) -> list[Model]:
+    """The models to measure, the reference before all others, and once."""
+    opened = [_open(one) for one in given]
+    if against is None:
+        return opened
+    base = _open(against)
+    others = [
+        model
+        for one, model in zip(given, opened, strict=True)
+        if one is not against and not _same(model, base)
+    ]
+    return [base, *others]
+
+
+def _open(given: Model | Reference) -> Model:
+    if isinstance(given, Model):
+        return given
+    try:
+        return Model.open(given)
+    except CheckpointError as error:
+        if isinstance(given, str | Path) and isdir(given) and is_adapter(given):
+            raise CheckpointError(
+                f"{given}: this is an adapter, not a model",
+                hint="merge it into a model and measure that: 'transport ADAPTER --base A --onto B --merge'",
+            ) from error
+        raise
+
+
+def _same(one: Model, other: Model) -> bool:
+    """Whether two are one model: one module, or one place on the disk."""
+    ours, theirs = one.checkpoint, other.checkpoint
+    if ours.in_memory or theirs.in_memory:
+        return ours is theirs or (ours.module is not None and ours.module is theirs.module)
+    return ours.root.resolve() == theirs.root.resolve()
+
+
+def _told_apart(models: Sequence[Model]) -> list[Model]:
+    """The same models; those in memory that would be called alike are numbered."""
+    seen: Counter[str] = Counter()
+    named: list[Model] = []
+    for model in models:
+        seen[model.label] += 1
+        if model.checkpoint.in_memory and seen[model.label] > 1:
+            label = f"{model.label}, {seen[model.label]}"
+            model = replace(model, checkpoint=replace(model.checkpoint, label=label))
+        named.append(model)
+    return named
+
+
+def _followed(evaluator: Evaluator, label: str, tell: Callable[[str, int, int], None]) -> Evaluator:
+    what = f"{label} · {evaluator.batch_source.label}"
+    return evaluator.following(lambda done: tell(what, done, len(evaluator)))

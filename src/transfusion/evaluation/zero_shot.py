@@ -1,0 +1,72 @@
+"""Zero-shot: an image belongs to the class whose prompts it is most like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from transfusion.evaluation.batches import Batch, Scorer
+from transfusion.evaluation.class_prompts import Classes
+from transfusion.evaluation.features import IMAGE, TEXT, features, fingerprint, normal, reading_part
+from transfusion.evaluation.text_batches import TextTokenizer, Tokens
+from transfusion.live.live_model import LiveModel
+
+
+@dataclass(frozen=True)
+class ZeroShotScorer(Scorer):
+    """Which of the classes, by the mean embedding of the class's prompts."""
+
+    live: LiveModel
+    dtype: torch.dtype
+    label: str
+    named: Classes
+    reader: TextTokenizer
+    prompts: Sequence[Tokens]
+    """Class by class, template by template."""
+    chunk: int = 64
+    _kept: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def question(self) -> str:  # type: ignore[override]
+        count = len(self.named.templates)
+        return f"zero-shot class of every image, {count} prompt{'s' * (count != 1)} a class"
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return len(self.named.names)
+
+    def ready(self) -> None:
+        """Read the prompts, unless the text tower is what it was when they were read last."""
+        key = fingerprint(self.live)
+        if key is None or key not in self._kept:
+            self._kept.clear()
+            self._kept[key or ""] = self._computed(gradients=False)
+
+    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """One row for every image."""
+        seen = features(self.live, IMAGE, batch.inputs, self.dtype, self.label, gradients=gradients)
+        with torch.set_grad_enabled(gradients):
+            scale = self.live.module.get_parameter("logit_scale").exp()
+            logits = scale * normal(seen) @ self.embeddings(gradients=gradients).T
+        return logits, batch.targets.to(logits.device)
+
+    def embeddings(self, *, gradients: bool = False) -> Tensor:
+        """(classes, width): what the text tower makes of the prompts; for gradients, at this moment."""
+        if gradients and any(one.requires_grad for one in reading_part(self.live).values()):
+            return self._computed(gradients=True)
+        if gradients or not self._kept:
+            self.ready()
+        return next(iter(self._kept.values()))
+
+    def _computed(self, *, gradients: bool) -> Tensor:
+        parts = []
+        for start in range(0, len(self.prompts), self.chunk):
+            inputs = self.reader.inputs(self.prompts[start : start + self.chunk])
+            parts.append(
+                normal(features(self.live, TEXT, inputs, self.dtype, self.label, gradients=gradients))
+            )
+        single = torch.cat(parts)
+        return normal(single.reshape(self.classes, -1, single.shape[-1]).mean(1))

@@ -1,1 +1,0 @@
-"""Evidence: how much the units of A resemble those of B."""

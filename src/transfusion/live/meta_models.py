@@ -1,0 +1,89 @@
+"""Outlining: the tensors that a library's module has by its configuration, without any values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.architecture.config_schema import WRONG_FILE
+from transfusion.architecture.table import Config, Family
+from transfusion.errors import ArchitectureError, TransfusionError
+from transfusion.live.model_classes import class_of_transformers
+from transfusion.model.in_memory import held_tensors
+from transfusion.model.model import Model
+from transfusion.runtime.optional_libraries import require_library
+
+SPARE = 2**27
+"""So many numbers a module may have beyond twice those in its files: heads that they lack, masks."""
+
+
+def meta_tensors(family: Family, config: Config, label: str) -> dict[str, Tensor]:
+    """The tensors of a module, by the names that a file of it would have, on the device meta.
+
+    No number is drawn and no memory taken, so that it takes seconds whatever the size.
+    """
+    return held_tensors(_outlined(family, config, label))
+
+
+def require_modest_size(model: Model) -> None:
+    """Refuse a configuration whose module would take far more memory than the tensors of its checkpoint."""
+    module = _outlined(model.family, model.checkpoint.config or {}, model.label)
+    size = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+    held = model.checkpoint.parameters
+    if size > 2 * held + SPARE:
+        raise ArchitectureError(
+            f"{model.label}: by its configuration the model has {size} numbers, and its files hold {held}",
+            hint=WRONG_FILE,
+        )
+
+
+def _outlined(family: Family, config: Config, label: str) -> nn.Module:
+    with refusing(family, label), torch.device("meta"):
+        return _MAKERS[family.library](config, label)
+
+
+@contextmanager
+def refusing(family: Family, label: str) -> Iterator[None]:
+    """Within the block, errors of a library, which has its own for what it does not like, are known ones."""
+    try:
+        yield
+    except TransfusionError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        raise ArchitectureError(
+            f"{label}: {family.library} cannot make a module of it ({reason})",
+            hint="the configuration must be the one that belongs to these tensors",
+        ) from error
+
+
+def _of_transformers(config: Config, label: str) -> nn.Module:
+    made_by = class_of_transformers(config, label)
+    module: nn.Module = made_by(made_by.config_class.from_dict(dict(config)))
+    return module
+
+
+def _of_open_clip(config: Config, label: str) -> nn.Module:
+    open_clip = require_library("open_clip")
+    settings = dict(config["model_cfg"])
+    made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
+    module: nn.Module = made_by(**settings)
+    return module
+
+
+def _of_timm(config: Config, label: str) -> nn.Module:
+    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
+    module: nn.Module = require_library("timm").create_model(
+        config["architecture"], pretrained=False, **arguments
+    )
+    return module
+
+
+_MAKERS: dict[str, Callable[[Config, str], nn.Module]] = {
+    "transformers": _of_transformers,
+    "open_clip": _of_open_clip,
+    "timm": _of_timm,
+}

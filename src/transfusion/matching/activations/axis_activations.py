@@ -1,0 +1,247 @@
+"""Axes: from the samples of modules to the activations of an axis, in A and in B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.alignment import NormFold
+from transfusion.alignment.maps import Map
+from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.architecture.architecture import Policy
+from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
+from transfusion.live.activations import INPUT, OUTPUT, ActivationStore
+from transfusion.model.model import Model
+
+
+@dataclass(frozen=True)
+class AxisPiece:
+    """Activations in A and in B, with one dimension per axis and the samples last."""
+
+    axes: tuple[str, ...]
+    a: Tensor
+    b: Tensor
+    side: str
+    """Whether a module read them, or put them out."""
+
+
+class AxisActivations:
+    """What two models computed from the same probes, asked for axis by axis."""
+
+    def __init__(self, a: Model, b: Model, of_a: ActivationStore, of_b: ActivationStore) -> None:
+        self.a, self.b, self.of_a, self.of_b = a, b, of_a, of_b
+        self.architecture = a.architecture
+        self.sizes = a.architecture.sizes
+
+    def under(self, policy: Policy) -> AxisActivations:
+        """The same for axes that a policy asks for."""
+        return AxisActivations(self.a.under(policy), self.b.under(policy), self.of_a, self.of_b)
+
+    def pair(self, module: str, side: str) -> tuple[Tensor, Tensor] | None:
+        """The samples of one module in both models, if both were heard."""
+        a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
+        return None if a is None or b is None or a.shape != b.shape else (a, b)
+
+    def _hears(self, module: str) -> bool:
+        """Whether both models showed what a module puts out."""
+        return f"{module}/{OUTPUT}" in self.of_a.keys & self.of_b.keys
+
+    # ── norms ────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def norms(self) -> dict[str, str]:
+        """Every norm on a stream, and the point that it is on."""
+        spaces = self.architecture.spaces
+        found: dict[str, str] = {}
+        for name, layout in self.architecture.tensors.items():
+            module, _, leaf = name.rpartition(".")
+            if leaf == "weight" and layout.arrow is None and len(layout.items) == 1:
+                (item,) = layout.items
+                if isinstance(item, Name) and spaces[item.text].stream is not None:
+                    found[module] = item.text
+        return found
+
+    def before_branches(self, point: str) -> list[str]:
+        """The norms on a point that only branches read, while the stream goes by."""
+        cuts = [cut for cut in self.architecture.shortcuts if cut.source == point]
+        entries = {cut.entry for cut in cuts}
+        here = [norm for norm, at in self.norms.items() if at == point and norm not in self.of_a.shown]
+        return [norm for norm in here if (norm in entries or not cuts) and self._hears(norm)]
+
+    def after(self, point: str) -> list[str]:
+        """The norms that put out the stream at a point."""
+        return [norm for norm, at in self.norms.items() if at == point and self._hears(norm)]
+
+    def on_stream(self, point: str) -> tuple[Tensor, Tensor] | None:
+        """A point of the stream in both models, as (samples, units).
+
+        Where branches read it through norms, as these have normalised it; otherwise as the last norm has put
+        it out, or as it is read.
+        """
+        if before := self.before_branches(point):
+            pairs = [pair for norm in before if (pair := self.normalised(norm))]
+        elif after := self.after(point):
+            pairs = [pair for norm in after[-1:] if (pair := self.pair(norm, OUTPUT))]
+        else:
+            pieces = [piece for piece in self.pieces(point) if piece.axes == (point,) and piece.side == INPUT]
+            pairs = [(piece.a.T, piece.b.T) for piece in pieces[:1]]
+        if not pairs:
+            return None
+        return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+
+    @cached_property
+    def folds(self) -> dict[str, NormFold]:
+        """For every tensor that reads a stream through such a norm, the norm."""
+        found: dict[str, NormFold] = {}
+        for name, layout in self.architecture.tensors.items():
+            norm = self.of_a.fed_by.get(name.rpartition(".")[0])
+            if layout.arrow is None or norm is None or norm not in self.norms:
+                continue
+            point = self.norms[norm]
+            reads = [layout.items[dim] for dim in layout.inputs] == [Name(point)]
+            if reads and norm in self.before_branches(point):
+                found[name] = NormFold(norm, self._offset(norm))
+        return found
+
+    def _offset(self, norm: str) -> float:
+        """Whether a norm multiplies by its weight, or by one more: what it divides by tells."""
+        made = self.of_a.samples(norm, OUTPUT)
+        if made is None:
+            return 0.0
+        off = [float((self._bare(self.a, norm, made, offset).square().mean() - 1).abs()) for offset in (0, 1)]
+        return float(off[1] < off[0])
+
+    @staticmethod
+    def _bare(model: Model, norm: str, made: Tensor, offset: float) -> Tensor:
+        """What a norm put out, without its scale and shift."""
+        if (bias := f"{norm}.bias") in model.architecture.tensors:
+            made = made - model.read(bias).double()
+        scale = model.read(f"{norm}.weight").double() + offset
+        return made / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
+
+    def normalised(self, norm: str) -> tuple[Tensor, Tensor] | None:
+        """What a norm makes of the stream in both models, before its own scale and shift."""
+        pair = self.pair(norm, OUTPUT)
+        if pair is None:
+            return None
+        offset = self._offset(norm)
+        return self._bare(self.a, norm, pair[0], offset), self._bare(self.b, norm, pair[1], offset)
+
+    def weighed(self, id: str, maps: Mapping[str, Map]) -> Tensor | None:
+        """How B's units of a point go with A's in the weights that read it or write to it.
+
+        Only weights whose other axes are mapped already, or never move, have a say.
+        """
+        total: Tensor | None = None
+        for name, layout in self.architecture.tensors.items():
+            if layout.arrow is None or name not in self.b.architecture.tensors:
+                continue
+            dims = [dim for dim, item in enumerate(layout.items) if item == Name(id)]
+            others = set(layout.names()) - {id}
+            free = {one for one in others if one in self._free}
+            if len(dims) != 1 or free - maps.keys() or self.a.info(name).shape != self.b.info(name).shape:
+                continue
+            a = move_tensor(self._scaled(self.a, name), layout, maps, self.sizes, self.architecture.parents)
+            b = self._scaled(self.b, name)
+            flat = [one.movedim(dims[0], 0).flatten(1) for one in (b, a)]
+            size = torch.linalg.vector_norm(flat[0]) * torch.linalg.vector_norm(flat[1])
+            table = flat[0] @ flat[1].T / size.clamp(min=1e-30)
+            total = table if total is None else total + table
+        return total
+
+    @cached_property
+    def _free(self) -> frozenset[str]:
+        return frozenset(space.id for space in self.architecture.moving())
+
+    def _scaled(self, model: Model, name: str) -> Tensor:
+        """A weight, with the scale of the norm that it reads through."""
+        value = model.read(name).double()
+        if (fold := self.folds.get(name)) is not None:
+            layout = self.architecture.tensors[name]
+            shape = [1] * value.ndim
+            shape[layout.inputs[0]] = -1
+            value = value * (model.read(f"{fold.norm}.weight").double() + fold.offset).reshape(shape)
+        return value
+
+    # ── other axes ───────────────────────────────────────────────────────────────────────────
+
+    def holders(self) -> list[str]:
+        """The axes whose elements hold others, heads for the most part, where either may move."""
+        parents = self.architecture.parents
+        found: dict[str, None] = {}
+        for layout in self.architecture.tensors.values():
+            for item in layout.items:
+                for first, *rest in _products(item):
+                    within = {name for name in rest if parents.get(name) == first}
+                    if parents.get(first) is None and (first in self._free or within & self._free):
+                        found.setdefault(first)
+        return list(found)
+
+    def pieces(self, id: str) -> Iterator[AxisPiece]:
+        """All activations with an axis: of the modules that put it out, and of those that read it."""
+        for name, layout in self.architecture.tensors.items():
+            module, _, leaf = name.rpartition(".")
+            if layout.arrow is None or len(layout.outputs) != 1:
+                continue
+            for side, dims in ((OUTPUT, layout.outputs), (INPUT, layout.inputs)):
+                item = layout.items[dims[0]]
+                if id in names_in(item):
+                    pair = self.pair(module, side) if leaf == "weight" else self._computed(name, side)
+                    if pair is not None and pair[0].shape[1] == self._extent(name, dims[0]):
+                        yield from self._cut(item, id, pair, side)
+
+        for output, space in self.architecture.outputs.items():
+            if space == id and (pair := self.pair(output, OUTPUT)) is not None:
+                yield AxisPiece((id,), pair[0].T, pair[1].T, INPUT)
+
+    def _extent(self, name: str, dim: int) -> int:
+        return self.a.info(name).shape[dim]
+
+    def _computed(self, name: str, side: str) -> tuple[Tensor, Tensor] | None:
+        """What a tensor makes of its inputs, where it has no module of its own to be heard."""
+        module, parts = name.rpartition(".")[0], self.a.info(name).shape
+        if side == INPUT or len(parts) != 2:
+            return None
+        given = [self.pair(module, f"{INPUT}{number or ''}") for number in range(3)]
+        if given[0] is None:
+            return None
+        inputs = [
+            one or given[0] for one in given
+        ]  # queries, keys and values may be made of different things
+        count = min(len(pair[0]) for pair in inputs)
+
+        def made(model: Model, which: int) -> Tensor:
+            weight, bias = model.read(name).double(), name.removesuffix("weight") + "bias"
+            shift = (
+                model.read(bias).double()
+                if bias in model.architecture.tensors
+                else weight.new_zeros(len(weight))
+            )
+            blocks = zip(weight.chunk(3), shift.chunk(3), inputs, strict=True)
+            return torch.cat([pair[which][:count] @ one.T + own for one, own, pair in blocks], dim=1)
+
+        return made(self.a, 0), made(self.b, 1)
+
+    def _cut(self, item: Item, id: str, pair: tuple[Tensor, Tensor], side: str) -> Iterator[AxisPiece]:
+        layout = Layout((Name(ANONYMOUS), item))
+        cuts = [explode(one, layout, self.sizes) for one in pair]
+        for (a, factors), (b, _) in zip(*cuts, strict=True):
+            axes = tuple(factor.name for factor in factors[1:])
+            if id in axes:
+                yield AxisPiece(axes, a.movedim(0, -1), b.movedim(0, -1), side)
+
+
+def _products(item: Item) -> Iterator[tuple[str, ...]]:
+    """The axes of every product in an item, outermost first."""
+    match item:
+        case Product(items):
+            names = tuple(name for child in items for name in names_in(child))
+            if isinstance(items[0], Name):
+                yield names
+        case Concat(parts):
+            for part in parts:
+                yield from _products(part)

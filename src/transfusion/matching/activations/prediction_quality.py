@@ -1,0 +1,83 @@
+"""Quality: how much of what B computes is predicted from A, by maps that were found on other samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.maps import Map
+from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.layouts import ANONYMOUS, Layout, Name
+from transfusion.live.activations import INPUT
+from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
+from transfusion.matching.activations.procrustes import unit
+
+
+@dataclass(frozen=True)
+class PredictionQuality:
+    """The share of B's activations that is predicted from A's."""
+
+    found: float
+    identity: float
+    """The same with nothing moved."""
+    null: float
+    """The same with A's samples in another order: what is alike in all of B's activations."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.found:.0%} of B's activations are predicted from A's, {self.identity:.0%} with nothing"
+            f" moved and {self.null:.0%} by chance"
+        )
+
+
+def prediction_qualities(evidence: AxisActivations, maps: Mapping[str, Map]) -> dict[str, PredictionQuality]:
+    """What maps are worth, for everything that may move: points of the stream, heads with all that lies
+    within them, and the neurons of MLPs. What cannot be heard is left out.
+    """
+    found: dict[str, PredictionQuality] = {}
+    for space in evidence.architecture.moving():
+        if space.parent is None and (pieces := list(_pieces(evidence, space.id))):
+            found[space.id] = PredictionQuality(
+                fmean(_predicted(piece.b, _moved(evidence, piece, maps)) for piece in pieces),
+                fmean(_predicted(piece.b, piece.a) for piece in pieces),
+                fmean(_predicted(piece.b, _disordered(_moved(evidence, piece, maps))) for piece in pieces),
+            )
+    return found
+
+
+def mean_quality(found: Mapping[str, PredictionQuality]) -> PredictionQuality:
+    """All axes as one."""
+    every = found.values()
+    return PredictionQuality(
+        *(fmean([getattr(one, what) for one in every] or [0.0]) for what in ("found", "identity", "null"))
+    )
+
+
+def _pieces(evidence: AxisActivations, id: str) -> Iterator[AxisPiece]:
+    """The activations of an axis, and of what lies within it."""
+    if evidence.architecture.spaces[id].stream is None:
+        yield from (piece for piece in evidence.pieces(id) if piece.axes[0] == id)
+    elif (pair := evidence.on_stream(id)) is not None:
+        yield AxisPiece((id,), pair[0].T, pair[1].T, INPUT)
+
+
+def _moved(evidence: AxisActivations, piece: AxisPiece, maps: Mapping[str, Map]) -> Tensor:
+    layout = Layout((*map(Name, piece.axes), Name(ANONYMOUS)))
+    here = {id: maps[id] for id in piece.axes if id in maps}
+    return (
+        move_tensor(piece.a, layout, here, evidence.sizes, evidence.architecture.parents) if here else piece.a
+    )
+
+
+def _disordered(values: Tensor) -> Tensor:
+    return torch.roll(values, values.shape[-1] // 3 + 1, dims=-1)
+
+
+def _predicted(b: Tensor, a: Tensor) -> float:
+    """The squared cosine of the two, with its sign: the share that the best multiple of one explains."""
+    cosine = float((unit(a) * unit(b)).sum())
+    return cosine * abs(cosine)

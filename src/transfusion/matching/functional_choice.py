@@ -1,0 +1,139 @@
+"""Turning: maps from what both models compute, and when to prefer them to what a search has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Map
+from transfusion.alignment.provenance import Provenance
+from transfusion.architecture.architecture import Architecture, HeadPolicy
+from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
+from transfusion.matching.activations.correspondence import (
+    Correspondence,
+    ProbedPair,
+    correspond,
+    run_on_probes,
+)
+from transfusion.matching.activations.prediction_quality import (
+    PredictionQuality,
+    mean_quality,
+    prediction_qualities,
+)
+from transfusion.matching.methods import FunctionalOptions
+from transfusion.matching.search import Step
+from transfusion.matching.weights.weight_pair import WeightPair
+
+CLEARLY = 0.02
+"""How much more of B's activations must be predicted for units to leave their heads."""
+NEARLY = 0.9
+"""The share of the best prediction that a simpler way must reach to be preferred."""
+IDENTITY, PERMUTATION, FUNCTIONAL = "identity", "permutation", "functional"
+
+
+def align_functional(
+    weights: WeightPair, options: FunctionalOptions, metadata: Provenance, on_step: Callable[[Step], None]
+) -> Alignment:
+    """A rotation for every axis that allows one."""
+    with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
+        found = _best_heads(probed, options, on_step)
+    return found.alignment(replace(metadata, advice=_advice_of(found.quality, probed)))
+
+
+@dataclass(frozen=True)
+class _FunctionalResult:
+    """What was found, for the axes of an architecture, and what it is worth."""
+
+    found: Correspondence
+    quality: Mapping[str, PredictionQuality]
+    architecture: Architecture
+
+    def alignment(self, metadata: Provenance) -> Alignment:
+        policy, digest = self.architecture.policy, self.architecture.digest()
+        metadata = replace(metadata, policy=policy, architecture=digest, objective=())
+        return Alignment.of(self.found.maps, self.architecture, metadata, self.found.folds)
+
+
+def _best_heads(
+    probed: ProbedPair, options: FunctionalOptions, on_step: Callable[[Step], None]
+) -> _FunctionalResult:
+    """Units turned within heads that go together; or from head to head, where that is clearly better."""
+    within = _solve_functional(probed, options, on_step)
+    if not options.freely:
+        return within
+    policy = replace(within.architecture.policy, heads=HeadPolicy.FLAT)
+    across = _solve_functional(probed.under(policy), options, on_step)
+    better = mean_quality(across.quality).found > mean_quality(within.quality).found + CLEARLY
+    return across if better else within
+
+
+def _solve_functional(
+    probed: ProbedPair, options: FunctionalOptions, on_step: Callable[[Step], None]
+) -> _FunctionalResult:
+    architecture = probed.evidence.architecture
+    total, done = sum(space.parent is None for space in architecture.free()), count(1)
+
+    def on_axis(id: str) -> None:
+        on_step(Step("pass", 0, next(done), total, id, None))
+
+    found = correspond(probed.evidence, options, on_axis=on_axis)
+    return _FunctionalResult(found, prediction_qualities(probed.held_out, found.maps), architecture)
+
+
+def align_auto(
+    weights: WeightPair,
+    matched: Mapping[str, Map],
+    options: FunctionalOptions,
+    metadata: Provenance,
+    on_step: Callable[[Step], None],
+) -> Alignment:
+    """The simplest of three ways that predicts B about as well as any: nothing moves, units go where a
+    search has put them, or they are turned. Where models cannot be run, weights alone have spoken.
+    """
+    try:
+        with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
+            found = _best_heads(probed, options, on_step)
+            ways = {
+                IDENTITY: prediction_qualities(probed.held_out, {}),
+                PERMUTATION: prediction_qualities(probed.held_out, matched),
+                FUNCTIONAL: found.quality,
+            }
+            info = {name: _advice_of(quality, probed) for name, quality in ways.items()}
+    except (AlignmentError, ArchitectureError, LibraryError) as error:
+        text = f"{metadata.advice['text']}; functional was not tried: {error}"
+        note = {**metadata.advice, "chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}, "text": text}
+        return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=note))
+    predicted = {name: mean_quality(quality).found for name, quality in ways.items()}
+    chosen = next(name for name in predicted if predicted[name] >= NEARLY * max(predicted.values()))
+    by_weights = dict(metadata.advice)
+    compared = {"chosen": chosen, "predicted_by": predicted}
+    if chosen == PERMUTATION:
+        text = f"{by_weights['text']}; {_compared(chosen, predicted)}"
+        advice = {**by_weights, **compared, "text": text}
+        return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=advice))
+    text = _compared(chosen, predicted)
+    advice = {**info[chosen], **compared, "text": text, "by_weights": by_weights}
+    metadata = replace(metadata, advice=advice)
+    if chosen == IDENTITY:
+        return Alignment.of({}, weights.architecture, metadata)
+    return found.alignment(metadata)
+
+
+def _advice_of(quality: Mapping[str, PredictionQuality], probed: ProbedPair) -> dict[str, Any]:
+    """What maps are worth, in words and in numbers."""
+    every = mean_quality(quality)
+    return {
+        "verdict": "predicted",
+        "text": str(every),
+        **asdict(every),
+        "axes": {id: asdict(one) for id, one in quality.items()},
+        "probes": probed.about,
+    }
+
+
+def _compared(chosen: str, predicted: Mapping[str, float]) -> str:
+    others = ", ".join(f"{name} {share:.0%}" for name, share in predicted.items() if name != chosen)
+    return f"{chosen} was chosen, which predicts {predicted[chosen]:.0%} of B's activations ({others})"

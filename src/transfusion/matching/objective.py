@@ -1,0 +1,49 @@
+"""Scores: the objective tensor by tensor, computed anew only where an axis has moved."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from transfusion.alignment.maps import Map
+from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.engines import Engine
+
+_State: TypeAlias = tuple[Map | None, ...]
+
+
+class Objective:
+    """⟨π(A), B⟩ of every tensor."""
+
+    def __init__(self, weights: WeightPair, engine: Engine) -> None:
+        self.weights, self.engine = weights, engine
+        self._known: dict[str, deque[tuple[_State, float]]] = {}
+
+    def of(self, names: Sequence[str], maps: Mapping[str, Map]) -> dict[str, float]:
+        """The scores of some tensors."""
+        unknown = [name for name in names if self._find(name, maps) is None]
+        items = [(name, self.weights.beside(name, maps)) for name in unknown]
+        scores = self.engine.each(self.weights, _score, items)
+        for name, score in zip(unknown, scores, strict=True):
+            kept = self._known.setdefault(name, deque(maxlen=2))  # as things are, and as they might be
+            kept.append((self._state(name, maps), score))
+        return {name: self._find(name, maps) or 0.0 for name in names}
+
+    def total(self, maps: Mapping[str, Map]) -> float:
+        """The objective."""
+        return sum(self.of(list(self.weights.tensors), maps).values())
+
+    def _find(self, name: str, maps: Mapping[str, Map]) -> float | None:
+        state = self._state(name, maps)
+        for known, score in self._known.get(name, ()):
+            if all(one is other for one, other in zip(known, state, strict=True)):
+                return score
+        return None
+
+    def _state(self, name: str, maps: Mapping[str, Map]) -> _State:
+        return tuple(maps.get(id) for id in self.weights.tensors[name].names())
+
+
+def _score(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> float:
+    return weights.score(*item)

@@ -1,0 +1,1 @@
+"""Solvers: from a gain matrix to a map."""

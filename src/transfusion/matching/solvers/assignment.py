@@ -1,0 +1,106 @@
+"""Linear assignment: the permutation that collects the largest total gain.
+
+A small gain is solved as it is. A large one is solved among candidates, with the same answer and a proof
+(`sparse_assignment`). A huge one is always solved so, because its gain may come row by row: the result must
+not depend on how much memory there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lap
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transfusion.alignment.maps import Permutation
+from transfusion.matching.solvers.dual_prices import MemoryCosts, RowCosts, blocks
+from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
+from transfusion.runtime.scratch import scratch
+
+LARGE, HUGE = 4096, 12288
+"""The sizes from which a gain is solved among candidates: where places crowd around the same units, since it
+is faster then (docs/assignments.md), and always."""
+CROWDED = 0.5
+"""Places crowd where fewer than this share of all units are the best for some place."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A permutation, and how far from the best it can be at most."""
+
+    permutation: Permutation
+    gap: float
+    """The share of the bound that is missing, (bound - total) / |bound|: the largest over the rows."""
+    exact: bool
+    """Whether it is the best one, up to rounding."""
+
+
+def solve(gain: Tensor | Sequence[RowCosts], *, known: Permutation | None = None) -> Solution:
+    """The best permutation for each row of a gain of shape (rows, size in B, size in A), or of one whose rows
+    are themselves handed out by rows.
+
+    ``known`` is where the axis is now. It may help to find the best, and never changes how good it is.
+    """
+    if not isinstance(gain, Tensor):
+        return _among_candidates(gain, known)
+    if wants_candidates(gain):
+        solution = _among_candidates([MemoryCosts(one) for one in gain], known)
+        if solution.exact or gain.shape[1] >= HUGE:
+            return solution
+    return Solution(_among_all(gain), 0.0, exact=True)
+
+
+def assign(gain: Tensor) -> Permutation:
+    """The best permutation for each row of a gain of shape (rows, size in B, size in A)."""
+    return solve(gain).permutation
+
+
+def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
+    """The best permutation for each row, and what it collects."""
+    best = assign(gain)
+    index = torch.from_numpy(best.index).to(gain.device).unsqueeze(2)
+    return best, gain.gather(2, index).sum((1, 2), dtype=torch.float64)
+
+
+def wants_candidates(gain: Tensor) -> bool:
+    """Whether a gain that is there as a whole is solved among candidates."""
+    size = gain.shape[1]
+    crowded = LARGE <= size < HUGE and min(map(_wanted, gain)) < CROWDED * size
+    return crowded or size >= HUGE
+
+
+def _wanted(gain: Tensor) -> int:
+    """How many units are the best for some place."""
+    best = [block.numpy().argmax(1) for _, block in blocks(MemoryCosts(gain))]
+    return len(np.unique(np.concatenate(best)))
+
+
+def _among_candidates(gains: Sequence[RowCosts], known: Permutation | None) -> Solution:
+    found = [
+        assign_among_candidates(gain, known=known.index[row] if known is not None else None)
+        for row, gain in enumerate(gains)
+    ]
+    gap = max(one.gap for one in found)
+    return Solution(Permutation(np.stack([one.index for one in found])), gap, exact=gap <= EXACT)
+
+
+def _among_all(gain: Tensor) -> Permutation:
+    costs = _costs(gain)
+    if len(costs) == 1:
+        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
+    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
+
+
+def _costs(gain: Tensor) -> NDArray[np.floating[Any]]:
+    """What each place of B loses with each unit of A against the best one for it.
+
+    The answer is the same as for the plain negative; with rows that start at zero the solver needs half
+    of the time.
+    """
+    costs = torch.sub(gain.amax(2, keepdim=True), gain, out=scratch("costs", gain.shape, gain))
+    return cast("NDArray[np.floating[Any]]", costs.cpu().numpy())

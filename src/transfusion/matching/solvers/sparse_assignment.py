@@ -1,0 +1,297 @@
+"""Large assignments: solved among a few candidates for each unit, and proven among all of them.
+
+Prices of the units select the candidate pairs (`dual_prices`); only these are kept. The best permutation
+among them comes with better prices, and any price list bounds what a permutation can collect: the prices, and
+for every place what its best unit leaves after its price. If a pair that was left out would pay at these
+prices, it joins the candidates, and the rest is solved again, until the bound is reached. What is returned is
+then the best permutation, not nearly the best; otherwise the bound says how much is missing at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import lap
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from transfusion.errors import AlignmentError
+from transfusion.matching.solvers.dual_prices import Numbers, RowCosts, blocks, first_prices
+
+CANDIDATES = 48
+"""Units that are looked at for every place, and places for every unit, about."""
+JOINING = 32
+"""Pairs that may join for every place in a round."""
+ROUNDS = 40
+EXACT = 1e-7
+"""The share of the bound that may be missing: less than what float32 rounds off the gain itself."""
+_SAMPLE = 512
+"""Rows, and columns, by which the candidates are estimated."""
+_SETTLED = 1e-12
+"""Prices that change by less than this share of the largest gain have settled."""
+_SAMPLED_BLOCKS = 8
+"""One block in so many tells the standard deviation."""
+_MOST = 8 * CANDIDATES
+"""Candidates that a place may have at first, where many pairs are equally good."""
+_DIGITS = 18
+"""Losses are scaled to this power of two: the solver wants them below a million."""
+_STEPS = 10_000
+_TINY = 1e-35
+_ROUNDING = 4 * float(np.finfo(np.float32).eps)
+
+Index = NDArray[np.int64]
+Singles = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SparseSolution:
+    """A permutation, what it collects, and what no permutation exceeds."""
+
+    index: Index
+    """The unit of A for each place of B."""
+    total: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """The share of the bound that is not known to be out of reach."""
+        missing = max(0.0, self.bound - self.total)
+        return missing / abs(self.bound) if self.bound else float(missing > 0)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Candidates: places in rising order, and for each of them units in rising order."""
+
+    keys: Index
+    """place · size + unit"""
+    gains: Numbers
+    size: int
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Index, Numbers]], size: int) -> _Pairs:
+        """Keys and gains from blocks of rows, one after the other."""
+        keys, gains = zip(*parts, strict=True)
+        return cls(np.concatenate(keys), np.concatenate(gains), size)
+
+    def and_more(self, other: _Pairs) -> _Pairs:
+        """These and others."""
+        at = np.searchsorted(self.keys, other.keys)
+        new = self.keys[np.minimum(at, len(self.keys) - 1)] != other.keys
+        at, keys, gains = at[new], other.keys[new], other.gains[new]
+        return _Pairs(np.insert(self.keys, at, keys), np.insert(self.gains, at, gains), self.size)
+
+    def gain_of(self, index: Index) -> Numbers:
+        """What every place gains from its unit; all of these pairs must be candidates."""
+        return self.gains[np.searchsorted(self.keys, np.arange(self.size) * self.size + index)]
+
+
+def assign_among_candidates(
+    gain: RowCosts, *, known: Index | None = None, tolerance: float = EXACT
+) -> SparseSolution:
+    """The best permutation for a gain, with a proof.
+
+    ``known`` is a permutation that is always among the candidates, such as that of an earlier sweep. The
+    search ends when the bound is within a share ``tolerance`` of what is collected.
+    """
+    size = gain.size
+    known = np.arange(size) if known is None else known
+    start, spread = _survey(gain, known)
+    if isinstance(start, SparseSolution):
+        return start
+    prices = first_prices(gain, spread)
+    pairs, prices = _first_candidates(gain, prices)
+    pairs = pairs.and_more(start)
+    best = None
+    for _ in range(ROUNDS):
+        index = _best(pairs, prices)
+        prices = _is_solved(pairs, index, prices)
+        bound, joining = _look_around(gain, pairs.gain_of(index) - prices[index], prices)
+        total = float(pairs.gain_of(index).sum())
+        best = SparseSolution(index, total, min(bound, best.bound) if best else bound)
+        if best.gap <= tolerance or not len(joining.keys):
+            break
+        pairs = pairs.and_more(joining)
+    assert best is not None
+    return best
+
+
+def _survey(gain: RowCosts, known: Index) -> tuple[SparseSolution | _Pairs, float]:
+    """What is known already, as candidates, and the standard deviation of the gain; or at once the best
+    permutation, where no two places like the same unit best.
+    """
+    size = gain.size
+    units, most, own = np.empty(size, np.int64), np.empty(size), np.empty(size)
+    moments: list[tuple[float, float]] = []
+    for rows, block in blocks(gain):
+        values, here = block.numpy(), np.arange(len(block))
+        units[rows] = values.argmax(1)
+        most[rows], own[rows] = values[here, units[rows]], values[here, known[rows]]
+        if len(moments) * _SAMPLED_BLOCKS <= rows.start // len(block):
+            moments.append((values.mean(dtype=np.float64), values.std(dtype=np.float64)))
+    if not np.isfinite(most).all():
+        raise AlignmentError(
+            "a gain is not a finite number", hint="look for weights that are infinite or not a number"
+        )
+    if len(np.unique(units)) == size:
+        total = float(most.sum())
+        return SparseSolution(units, total, total), 0.0
+    resources, spreads = np.array(moments).T
+    spread = float(np.sqrt(resources.var() + np.square(spreads).mean()))
+    return _Pairs(np.arange(size) * size + known, own, size), max(
+        spread, 1e-7 * float(np.abs(most).max()), _TINY
+    )
+
+
+def _first_candidates(gain: RowCosts, prices: Numbers) -> tuple[_Pairs, Numbers]:
+    """The pairs that lose little at these prices, for every place and every unit, and the prices at which
+    every unit is somebody's best.
+
+    How much "little" is differs between units; it is estimated from a sample of places and of units.
+    """
+    size = gain.size
+    sample = np.unique(np.linspace(0, size - 1, min(_SAMPLE, size)).astype(np.int64))
+    left, prices, some_rows, some_columns = _tight(gain, prices, sample)
+    rank = max(1, round(min(CANDIDATES, size) * len(sample) / size)) - 1
+    some_rows = prices.astype(np.float32)[:, None] + left.astype(np.float32)[sample] - some_rows.T
+    some_columns = left.astype(np.float32)[:, None] + prices.astype(np.float32)[sample] - some_columns
+    by_unit, by_place = (np.partition(some, rank, axis=1)[:, rank] for some in (some_rows, some_columns))
+    return _within(gain, left, prices, by_place, by_unit), prices
+
+
+def _tight(gain: RowCosts, prices: Numbers, sample: Index) -> tuple[Numbers, Numbers, Singles, Singles]:
+    """What its best unit leaves to every place; the prices, lowered until every unit is somebody's best; and
+    the rows and the columns of a sample.
+    """
+    size = gain.size
+    asked = torch.from_numpy(prices).float()
+    left, lowered = torch.empty(size), torch.full((size,), -torch.inf)
+    some_rows = np.empty((len(sample), size), np.float32)
+    some_columns = np.empty((size, len(sample)), np.float32)
+    for rows, block in blocks(gain):
+        after = block - asked
+        left[rows] = after.amax(1)
+        after -= left[rows, None]
+        torch.maximum(lowered, after.amax(0), out=lowered)
+        here = np.arange(*np.searchsorted(sample, (rows.start, rows.stop)))
+        some_rows[here] = block.numpy()[sample[here] - rows.start]
+        some_columns[rows] = block.numpy()[:, sample]
+    return left.double().numpy(), asked.double().numpy() + lowered.double().numpy(), some_rows, some_columns
+
+
+def _within(gain: RowCosts, left: Numbers, prices: Numbers, by_place: Singles, by_unit: Singles) -> _Pairs:
+    """The pairs that lose no more than their place or their unit allows; where these are too many for a
+    place, the best of them, and among equals those that come next after the place itself.
+    """
+    size = gain.size
+    asked, allowed = torch.from_numpy(prices).float(), torch.from_numpy(by_unit)
+    found: list[tuple[Index, Numbers]] = []
+    for rows, block in blocks(gain):
+        after = block - asked
+        after -= torch.from_numpy(left[rows]).float()[:, None]
+        least = -torch.maximum(allowed, torch.from_numpy(by_place[rows])[:, None])
+        where = np.flatnonzero((after >= least).numpy())
+        if len(where) > _MOST:
+            where = _fewer(where, after.numpy(), rows.start)
+        found.append((where + rows.start * size, block.numpy().reshape(-1)[where].astype(np.float64)))
+    return _Pairs.joined(found, size)
+
+
+def _fewer(where: Index, after: Singles, start: int) -> Index:
+    """At most so many of these pairs for every place."""
+    size = after.shape[1]
+    places = where // size
+    for place in np.flatnonzero(np.bincount(places) > _MOST):
+        mine = places == place
+        units = where[mine] - place * size
+        order = np.lexsort(((units - place - start) % size, -after[place, units]))
+        kept = np.sort(where[mine][order[:_MOST]])
+        where = np.concatenate([where[places < place], kept, where[places > place]])
+        places = where // size
+    return where
+
+
+def _best(pairs: _Pairs, prices: Numbers) -> Index:
+    """The best permutation among the candidates; prices do not change which one it is, but find it faster."""
+    places, units = np.divmod(pairs.keys, pairs.size)
+    starts = np.searchsorted(places, np.arange(pairs.size + 1))
+    after = pairs.gains - prices[units]
+    losses = np.maximum.reduceat(after, starts[:-1])[places] - after
+    losses = np.ldexp(losses, _DIGITS - np.frexp(losses.max())[1])
+    found = lap.lapmod(
+        pairs.size, losses, starts.astype(np.int32), units.astype(np.int32), return_cost=False
+    )[0]
+    return np.asarray(found, dtype=np.int64)
+
+
+def _is_solved(pairs: _Pairs, index: Index, prices: Numbers) -> Numbers:
+    """Prices at which every place likes its own best among its candidates: halfway between the lowest ones
+    above the given prices and the highest ones below, so that they do not lie at the edge of what is
+    possible.
+
+    The pairs that matter most are gone through first; what is left to do with all of them is little.
+    """
+    places, units = np.divmod(pairs.keys, pairs.size)
+    own = pairs.gain_of(index)
+    slack = _SETTLED * max(float(np.abs(own).max()), float(np.abs(prices).max()))
+    held, lead = index[places], own[places] - pairs.gains
+    loss = lead - prices[held] + prices[units]
+    near = np.flatnonzero(loss <= np.partition(loss, len(loss) // 8)[len(loss) // 8])
+    high, low = prices, -prices
+    for some in (near, np.arange(len(loss))):
+        high = _raised(high, held[some], units[some], lead[some], slack)
+        low = _raised(low, units[some], held[some], lead[some], slack)
+    return (high - low) / 2
+
+
+def _raised(prices: Numbers, begin: Index, to: Index, lead: Numbers, slack: float) -> Numbers:
+    """The lowest prices above the given ones that are nowhere lower than at the beginning of a way there,
+    less the lead of that way.
+    """
+    size, prices = len(prices), prices.copy()
+    order = np.argsort(begin.astype(np.uint16 if size <= 2**16 else np.int64), kind="stable")
+    begin, to, lead = begin[order], to[order], lead[order]
+    starts = np.searchsorted(begin, np.arange(size + 1))
+    way: Index | slice = slice(None)
+    for _ in range(_STEPS):
+        least, ends = prices[begin[way]] - lead[way], to[way]
+        higher = np.flatnonzero(least > prices[ends] + slack)
+        if not len(higher):
+            break
+        ends = ends[higher]
+        np.maximum.at(prices, ends, least[higher])
+        moved = np.flatnonzero(np.bincount(ends, minlength=size))
+        count = starts[moved + 1] - starts[moved]
+        way = np.repeat(starts[moved + 1] - np.cumsum(count), count) + np.arange(count.sum())
+    return prices
+
+
+def _look_around(gain: RowCosts, left: Numbers, prices: Numbers) -> tuple[float, _Pairs]:
+    """What no permutation exceeds at these prices, and the pairs among all that would pay.
+
+    ``left`` is what every place has after the price of its unit. A first look in float32 leaves only few
+    pairs to compute with care.
+    """
+    size = gain.size
+    asked = torch.from_numpy(prices).float()
+    largest = max(float(np.abs(left).max()), float(np.abs(prices).max()))
+    bound, found = float(prices.sum()), [(np.empty(0, np.int64), np.empty(0))]
+    for rows, block in blocks(gain):
+        near = torch.from_numpy(left[rows] - _ROUNDING * largest).float()[:, None]
+        where = np.flatnonzero((block - asked >= near).numpy())
+        place, unit = np.divmod(where, size)
+        more = block.numpy().reshape(-1)[where] - prices[unit] - left[rows][place]
+        most = np.zeros(len(block))
+        np.maximum.at(most, place, more)
+        bound += float((left[rows] + most).sum())
+        pays = more > _SETTLED * largest
+        if not pays.any():
+            continue
+        order = np.lexsort((-more[pays], place[pays]))
+        place, where = place[pays][order], where[pays][order]
+        first = np.arange(len(place)) - np.searchsorted(place, place) < JOINING
+        kept = np.sort(where[first])
+        found.append((kept + rows.start * size, block.numpy().reshape(-1)[kept].astype(np.float64)))
+    return bound, _Pairs.joined(found, size)

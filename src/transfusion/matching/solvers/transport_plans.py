@@ -1,0 +1,72 @@
+"""Transport plans: whom each unit of B is made of, when both models' units all weigh the same.
+
+Between equal numbers of units of equal weight, some optimal plan is a permutation, and the best
+permutation is an optimal plan. The hard plan is therefore solved as a linear assignment, which is exact
+and gives indices; a general solver would give the same as floating-point numbers, or, where several
+plans are equally good, a mixture. The soft plan is the one that a penalty on certainty leaves (Sinkhorn).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transfusion.alignment.maps import Permutation, TransportMap
+from transfusion.errors import SettingError
+from transfusion.matching.solvers.assignment import assign
+
+SOFTEST, HARDEST = 100.0, 0.01
+_ROUNDS = 500
+_PRECISION = 1e-6
+
+
+def hard_plan(cost: Tensor) -> Permutation:
+    """The cheapest permutation for each row of a cost of shape (rows, size in B, size in A)."""
+    return assign(-cost)
+
+
+def soft_plan(cost: Tensor, regularisation: float) -> TransportMap:
+    """The plan that trades cost against evenness, for each row of a cost of that shape.
+
+    The regularisation is counted in standard deviations of the row's costs, so that one number means the
+    same in every layer: at 1 units that are alike mix freely, at 0.01 hardly any do.
+    """
+    if not HARDEST <= regularisation <= SOFTEST:
+        raise SettingError(
+            f"regularisation = {regularisation}: it lies between {HARDEST:g} and {SOFTEST:g}",
+            hint="for less than that, take hard plans",
+        )
+    return TransportMap(np.stack([_sinkhorn(one, regularisation) for one in cost.cpu().double().numpy()]))
+
+
+def _sinkhorn(cost: NDArray[np.float64], regularisation: float) -> NDArray[np.float64]:
+    """One plan whose rows sum to 1 exactly and whose columns do as far as the rounds allow.
+
+    Taking away the least of every row and column changes no plan, and leaves a kernel that has a one in
+    each of them and cannot vanish.
+    """
+    size, spread = len(cost), float(cost.std())
+    if spread == 0:
+        return np.full((size, size), 1 / size)
+    cost = cost - cost.min(axis=1, keepdims=True)
+    cost = cost - cost.min(axis=0, keepdims=True)
+    weights = np.full(size, 1 / size)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # about rounds: what is left over is mended below
+        import ot
+
+        plan = ot.sinkhorn(
+            weights,
+            weights,
+            cost,
+            regularisation * spread,
+            method="sinkhorn_stabilized",
+            numItermax=_ROUNDS,
+            stopThr=_PRECISION,
+            warn=False,
+        )
+    result: NDArray[np.float64] = plan / plan.sum(axis=1, keepdims=True)
+    return result

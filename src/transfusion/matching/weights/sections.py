@@ -1,0 +1,173 @@
+"""Sections: whatever an axis occurs in, as one matrix of the axis × everything else.
+
+The maps of all other axes then only decide which *column* of A's matrix meets which of B's, and
+`Section.columns` is that one index vector. Two consequences make matching fast. The gain of an axis changes
+only by the columns that moved; and everything that a layout can say (products, concatenations, experts)
+is already said in the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.maps import Map
+from transfusion.alignment.tensor_moves import move_dim
+from transfusion.architecture.architecture import Architecture
+from transfusion.layouts import ANONYMOUS, AxisFactor, Concat, Layout, Name, explode, size_of
+from transfusion.matching.weights.unit_vectors import unfolded
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """An axis in one dimension of a tensor, or in one part of what is concatenated there."""
+
+    architecture: Architecture
+    tensor: str
+    layout: Layout
+    shape: tuple[int, ...]
+    id: str
+    dim: int
+    part: int
+
+    @classmethod
+    def all_of(
+        cls,
+        architecture: Architecture,
+        tensor: str,
+        layout: Layout,
+        shape: tuple[int, ...],
+        id: str,
+        dim: int,
+    ) -> list[Section]:
+        """The sections of an axis in one dimension of a tensor."""
+        first = cls(architecture, tensor, layout, shape, id, dim, 0)
+        count = len(first._pieces(first._outline, one_unit=True))
+        return [cls(architecture, tensor, layout, shape, id, dim, part) for part in range(count)]
+
+    @property
+    def produces(self) -> bool:
+        """Whether the tensor produces the axis (q, k and v the units of a head) or reads it (o)."""
+        return self.dim in self.layout.outputs
+
+    @cached_property
+    def others(self) -> tuple[str, ...]:
+        """The other axes of this part."""
+        names = dict.fromkeys(factor.name for factor in self._factors)
+        return tuple(name for name in names if name not in (self.id, ANONYMOUS))
+
+    @property
+    def rows(self) -> int:
+        return self._extents[0]
+
+    @property
+    def width(self) -> int:
+        return self._extents[1]
+
+    @cached_property
+    def key(self) -> str:
+        """What this section is called in another process."""
+        return f"{self.tensor}:{self.dim}:{self.part}"
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the tensor is the matrix itself, or turned on its side: rows can then be had apart."""
+        alone = len(self.shape) == 2 and self.layout.items[self.dim] == Name(self.id)
+        whole = not any(isinstance(item, Concat) for item in self.layout.items)
+        return alone and whole and self.id not in self.architecture.parents
+
+    @cached_property
+    def member(self) -> Section | None:
+        """The same of one member, where the tensor is a stack of members, such as experts, that can be had
+        apart; None where it is none.
+        """
+        first, spaces = self.layout.items[0], self.architecture.spaces
+        if self.dim == 0 or not isinstance(first, Name) or first.text not in self.architecture.children:
+            return None
+        small = {id: spaces[id] for id in (*self.layout.names(), *self.architecture.parents) if id in spaces}
+        small[first.text] = replace(spaces[first.text], size=1)
+        architecture = replace(self.architecture, spaces=small)
+        return replace(self, architecture=architecture, shape=(1, *self.shape[1:]))
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The matrix, from the tensor: (rows of the axis, the axis, everything else)."""
+        return self._unfold(*self._pieces(tensor)[self.part])
+
+    def blocks(self, tensor: Tensor) -> Tensor:
+        """The tensor as one matrix for every unit of the axis: (the axis, what is in it, the rest).
+
+        In it is what shares its dimension, and, where it has a dimension of its own, what lies within it.
+        """
+        piece, factors = self._pieces(tensor)[self.part]
+        first = factors.index(AxisFactor(self.id, self.dim))
+        others = [place for place in range(len(factors)) if place != first]
+        inside = [place for place in others if self._holds(factors[place])]
+        outside = [place for place in others if place not in inside]
+        height = torch.Size([piece.shape[place] for place in inside]).numel()
+        rotated: Tensor = piece.permute(first, *inside, *outside)
+        return rotated.reshape(piece.shape[first], height, -1)
+
+    def columns(self, maps: Mapping[str, Map]) -> Tensor:
+        """For every row and column of B's matrix, the column of A's that meets it: (rows, width).
+
+        Columns of A are numbered through all rows; the axis itself is not moved.
+        """
+        here = {id: maps[id] for id in self.others if id in maps}
+        home, moved = self._places({}), self._places(here)
+        number = torch.empty(int(home.max()) + 1, dtype=torch.int64)  # of the column at each position
+        number[home.reshape(-1)] = torch.arange(home.numel())
+        return number[moved]
+
+    @cached_property
+    def _factors(self) -> list[AxisFactor]:
+        return self._pieces(self._outline, one_unit=True)[self.part][1]
+
+    @cached_property
+    def _extents(self) -> tuple[int, int]:
+        """Rows and width, from the shape alone."""
+        rows, _, width = self._unfold(*self._pieces(self._outline, one_unit=True)[self.part]).shape
+        return int(rows), int(width)
+
+    @property
+    def _outline(self) -> Tensor:
+        """The tensor with one unit of the axis, without any values."""
+        return torch.empty(self._shape_of_one_unit, device="meta")
+
+    def _places(self, maps: Mapping[str, Map]) -> Tensor:
+        """The positions of all columns under maps."""
+        return self._unfold(*self._pieces(self._positions(maps), one_unit=True)[self.part])[:, 0]
+
+    def _positions(self, maps: Mapping[str, Map]) -> Tensor:
+        """Where everything beside the axis comes from under maps: the tensor with one unit of the axis,
+        holding positions instead of values.
+        """
+        sizes, shape = {**self.architecture.sizes, self.id: 1}, self._shape_of_one_unit
+        positions = torch.arange(torch.Size(shape).numel()).reshape(shape)
+        for dim in range(len(shape)):
+            positions = move_dim(positions, dim, self.layout, maps, sizes, self.architecture.parents)
+        return positions
+
+    @property
+    def _shape_of_one_unit(self) -> list[int]:
+        sizes = {**self.architecture.sizes, self.id: 1}
+        return [
+            size if item == Name(ANONYMOUS) else size_of(item, sizes)
+            for item, size in zip(self.layout.items, self.shape, strict=True)
+        ]
+
+    def _pieces(self, tensor: Tensor, *, one_unit: bool = False) -> list[tuple[Any, list[AxisFactor]]]:
+        """The parts of a tensor that have the axis, with their factors."""
+        sizes = {**self.architecture.sizes, self.id: 1} if one_unit else self.architecture.sizes
+        own = AxisFactor(self.id, self.dim)
+        return [(piece, factors) for piece, factors in explode(tensor, self.layout, sizes) if own in factors]
+
+    def _unfold(self, piece: Tensor, factors: Sequence[AxisFactor]) -> Tensor:
+        return unfolded(piece, factors, AxisFactor(self.id, self.dim), self.architecture)
+
+    def _holds(self, factor: AxisFactor) -> bool:
+        return factor.dim == self.dim or self.architecture.parents.get(factor.name) == self.id

@@ -1,0 +1,142 @@
+"""Evidence from the weights: two models side by side, and how far π(A) agrees with B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.maps import Map
+from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
+from transfusion.architecture.architecture import Architecture
+from transfusion.checkpoint.tensor_content import row_blocks
+from transfusion.checkpoint.tensor_files import Rows
+from transfusion.matching.weights.sections import Section
+from transfusion.model.model import Model, shared_tensors
+from transfusion.runtime.clock import Clock
+from transfusion.runtime.devices import require_device
+
+NUMBERS = 2**22
+"""How many numbers of a tensor are looked at together; always the same, so that sums keep their digits."""
+
+
+class WeightPair:
+    """The weights of two models of one architecture, read when they are needed."""
+
+    def __init__(
+        self,
+        a: Model,
+        b: Model,
+        *,
+        vectors: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        clock: Clock | None = None,
+    ) -> None:
+        self.architecture: Architecture = a.architecture
+        self.a, self.b = a, b
+        self.place: dict[str, Any] = {"dtype": dtype, "device": require_device(device)}
+        self.tensors = {
+            name: a.architecture.tensors[name]
+            for name in shared_tensors(a, b)
+            if vectors or len(a.architecture.tensors[name].items) > 1
+        }
+        self.clock = clock or Clock()
+
+    def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
+        """A tensor of model ``a`` or ``b``, or some of its rows, in the type of the computation."""
+        model = self.a if side == "a" else self.b
+        with self.clock.phase("reading"):
+            return model.raw(name, rows).to(**self.place)
+
+    def blocks(self, name: str) -> Iterator[slice]:
+        """The rows of a tensor that are looked at together."""
+        return row_blocks(self.a.info(name).shape, NUMBERS)
+
+    def require_unchanged(self) -> None:
+        """Refuse files that are not those that were opened."""
+        for model in (self.a, self.b):
+            model.checkpoint.require_unchanged()
+
+    def beside(self, name: str, maps: Mapping[str, Map]) -> dict[str, Map]:
+        """The maps of the axes that a tensor has."""
+        return {id: maps[id] for id in self.tensors[name].names() if id in maps}
+
+    @property
+    def nbytes(self) -> int:
+        """What both models take in the type of the computation."""
+        per_number = torch.empty((), **self.place).element_size()
+        return 2 * per_number * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
+
+    def score(self, name: str, maps: Mapping[str, Map]) -> float:
+        """⟨π(A), B⟩ of one tensor; values that are not numbers are found here, and refused."""
+        with self.clock.phase("scores"):
+            total = 0.0
+            for moved, of_b in self._side_by_side(name, maps):
+                rows = torch.linalg.vecdot(moved, of_b)  # short sums: no digits are lost
+                total += float(rows.sum(dtype=torch.float64))
+        if not isfinite(total):
+            for model in (self.a, self.b):
+                model.read(name)
+        return total
+
+    def _side_by_side(self, name: str, maps: Mapping[str, Map]) -> Iterator[tuple[Tensor, Tensor]]:
+        """π(A) and B of one tensor, some rows at a time; at once, where rows do not move apart."""
+        sizes, parents, layout = self.architecture.sizes, self.architecture.parents, self.tensors[name]
+        here = self.beside(name, maps)
+        if self.a.info(name).shape and moves_by_rows(layout, here, parents):
+            mover = RowMover(layout, here, sizes, parents)
+            for rows in self.blocks(name):
+                yield mover(partial(self.read, "a", name), rows), self.read("b", name, rows)
+        else:
+            yield move_tensor(self.read("a", name), layout, here, sizes, parents), self.read("b", name)
+
+    def objective(self, maps: Mapping[str, Map]) -> float:
+        """⟨π(A), B⟩ over all tensors that take part."""
+        return sum(self.score(name, maps) for name in self.tensors)
+
+    def has_evidence_for(self, id: str) -> bool:
+        """Whether any tensor says anything about an axis."""
+        return id in self.sections
+
+    @cached_property
+    def sections(self) -> dict[str, list[Section]]:
+        """For every axis, the parts of tensors in which it occurs.
+
+        A tensor with an axis in two dimensions would make its matching quadratic, and says nothing here.
+        """
+        found: dict[str, list[Section]] = {}
+        for tensor, layout in self.tensors.items():
+            shape = self.a.info(tensor).shape
+            for id in layout.names():
+                if len(dims := layout.dims_with(id)) == 1:
+                    found.setdefault(id, []).extend(
+                        Section.all_of(self.architecture, tensor, layout, shape, id, dims[0])
+                    )
+        return found
+
+    def matrix(self, side: str, section: Section) -> Tensor:
+        """A section of model ``a`` or ``b``, as it is: (rows, axis, width)."""
+        return section.cut(self.read(side, section.tensor))
+
+    @cached_property
+    def neighbours(self) -> dict[str, set[str]]:
+        """For every axis, the others that it shares a section with."""
+        return {
+            id: {other for section in sections for other in section.others}
+            for id, sections in self.sections.items()
+        }
+
+    @cached_property
+    def tensors_of(self) -> dict[str, list[str]]:
+        """For every axis of which any tensor speaks, all tensors in which it occurs."""
+        found: dict[str, list[str]] = {id: [] for id in self.sections}
+        for tensor, layout in self.tensors.items():
+            for id in layout.names():
+                if id in found:
+                    found[id].append(tensor)
+        return found

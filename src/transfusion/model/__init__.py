@@ -1,0 +1,1 @@
+"""Models: a checkpoint, or a module in memory, whose every tensor is understood."""

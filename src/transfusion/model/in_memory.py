@@ -1,0 +1,109 @@
+"""Models in memory: a module, or its state dict, becomes a checkpoint without any file.
+
+No library is imported here: a module says itself what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.errors import CheckpointError
+
+InMemory: TypeAlias = nn.Module | Mapping[str, Tensor]
+
+
+def hold_in_memory(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) -> Checkpoint:
+    """A module or a state dict as a checkpoint; a given configuration replaces that of the module."""
+    if isinstance(model, nn.Module):
+        whole = _unwrapped(model)
+        label = f"{type(whole).__name__} in memory"
+        _refuse_adapters(whole, label)
+        found = configuration(whole) if config is None else config
+        held = Checkpoint.of(held_tensors(whole), found, label, whole)
+        if held.config is None:  # enough to know it by, too little for a file
+            held.config = _sizes_of_open_clip(whole)
+        return held
+    if isinstance(model, Mapping):
+        return Checkpoint.of(model, config)
+    raise CheckpointError(
+        f"an object of type {type(model).__name__} is not a model",
+        hint="give a path, a hub id, a module, or a state dict",
+    )
+
+
+def held_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """What a file of the module would hold: a tensor with two names once, and nothing that is computed."""
+    second = getattr(module, "all_tied_weights_keys", None) or ()  # as transformers calls the two of them
+    computed = getattr(module, "_keys_to_ignore_on_save", None) or ()
+    tensors = module.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    for name in sorted(tensors, key=lambda name: name in second):
+        first.setdefault(id(tensors[name]), name)
+    kept = set(first.values()).difference(computed)
+    return {name: tensor for name, tensor in tensors.items() if name in kept}
+
+
+def configuration(module: nn.Module) -> dict[str, Any] | None:
+    """What a module's configuration would say in a file; None if the module does not know it."""
+    if hasattr(own := getattr(module, "config", None), "to_json_string"):
+        return _of_transformers(module, own)
+    if isinstance(about := getattr(module, "pretrained_cfg", None), Mapping) and "architecture" in about:
+        return _of_timm(module, about)
+    return None
+
+
+def _of_transformers(module: nn.Module, config: Any) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
+    dtype = getattr(module, "dtype", None)
+    kind = {"dtype": str(dtype).removeprefix("torch.")} if dtype else {}
+    return {**info, "architectures": [type(module).__name__], **kind}
+
+
+def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
+    """As timm writes it; of the arguments it keeps none, so the number of heads is read off a block."""
+    heads = next((part.num_heads for part in module.modules() if hasattr(part, "num_heads")), None)
+    return {
+        "architecture": about["architecture"],
+        "num_classes": getattr(module, "num_classes", None),
+        "model_args": {} if heads is None else {"num_heads": heads},
+        "pretrained_cfg": {key: value for key, value in about.items() if key != "architecture"},
+    }
+
+
+def _sizes_of_open_clip(module: nn.Module) -> dict[str, Any] | None:
+    """What its tensors do not tell: the number of heads in both towers of a CLIP."""
+    towers: dict[str, dict[str, int]] = {}
+    for name, tower in (
+        ("vision", getattr(module, "visual", None)),
+        ("text", getattr(module, "text", module)),
+    ):
+        blocks: Any = getattr(getattr(tower, "transformer", None), "resblocks", ())
+        attention = getattr(blocks[0], "attn", None) if len(blocks) else None
+        if not isinstance(attention, nn.MultiheadAttention):
+            return None
+        heads, width = attention.num_heads, attention.embed_dim
+        sizes = {"layers": len(blocks), "width": width, "heads": heads, "head_width": width // heads}
+        towers[f"{name}_cfg"] = sizes
+    return {"model_cfg": towers}
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The module within those that compilation and distributed training put around it."""
+    while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        module = module.module
+    inner = getattr(module, "_orig_mod", None)
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else module
+
+
+def _refuse_adapters(module: nn.Module, label: str) -> None:
+    if getattr(module, "peft_config", None):
+        raise CheckpointError(
+            f"{label}: the module carries an adapter",
+            hint="merge_and_unload() makes a plain model of it; or save the adapter and give its folder",
+        )

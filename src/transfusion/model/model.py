@@ -1,0 +1,278 @@
+"""Models: a checkpoint of which every tensor has been understood."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from transfusion.architecture.architecture import Architecture, Policy
+from transfusion.architecture.binding import bind
+from transfusion.architecture.config_schema import WRONG_FILE, settings_of
+from transfusion.architecture.naming import Naming
+from transfusion.architecture.table import Config, Family, Table
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.tensor_content import content, row_blocks
+from transfusion.checkpoint.tensor_files import FLOATS, Rows, TensorInfo
+from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
+from transfusion.model.in_memory import InMemory, hold_in_memory
+from transfusion.model.recognition import recognise
+from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
+from transfusion.runtime.engines import Engine, open_engine
+
+Reference: TypeAlias = str | Path | InMemory
+"""What may be given for a model: a path, a hub id, or the model itself in memory."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, the family it belongs to, and its architecture; tensors by canonical name.
+
+    >>> model = transfusion.Model.open("models/a")
+    >>> model.family.name, model.why
+    ('vit', 'config.json says model_type "vit"')
+    >>> name = "encoder.layer.0.intermediate.dense.weight"
+    >>> print(model.info(name).shape, model.architecture.tensors[name])
+    (20, 24) layer.0.ffn <- layer.0.y
+    """
+
+    checkpoint: Checkpoint
+    family: Family
+    config: Config
+    architecture: Architecture
+    names: Mapping[str, TensorPieces]
+    """Canonical name → the name in the checkpoint, or the names of its pieces."""
+    why: str
+    """How the family was recognised."""
+    _digests: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> Model:
+        """Read the headers of a model, recognise its family and give every tensor its layout.
+
+        A model is a folder, a file or a hub id; or it is in memory: a module of transformers, open_clip or
+        timm, or a state dict, whose tensors are then shared, not copied. ``config``, a file of JSON or its
+        content, is for weights that come without one.
+
+        >>> module = transformers.ViTForImageClassification.from_pretrained("models/a")
+        >>> transfusion.Model.open(module).label
+        'ViTForImageClassification in memory'
+        >>> transfusion.Model.open(module.state_dict(), config="models/a/config.json").family.name
+        'vit'
+        """
+        if isinstance(reference, str | Path):
+            return cls.of(Checkpoint.open(reference, config=config))
+        return cls.of(hold_in_memory(reference, config))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Model:
+        family, config, why = recognise(checkpoint)
+        naming = Naming(family, live=True)
+        names = gather_pieces(naming.table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
+        table = _table(checkpoint, family, config, frozenset(names))
+        _drop_second_names(checkpoint, names, table.ties)
+        shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
+        architecture = replace(bind(table, shapes, f"{checkpoint.label}: {family.name}"), family=family.name)
+        model = cls(checkpoint, family, config, architecture, names, why)
+        model._refuse_quantised()
+        return model
+
+    @property
+    def label(self) -> str:
+        return self.checkpoint.label
+
+    def info(self, name: str) -> TensorInfo:
+        """What the headers say about a tensor; of one in pieces, about the whole."""
+        return self.names[name].info(self.checkpoint.tensors)
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """One tensor by canonical name, or some of its rows; values that are not numbers are refused."""
+        return self.names[name].join(self.checkpoint.read_finite, rows)
+
+    def raw(self, name: str, rows: Rows | None = None) -> Tensor:
+        """The same without that look at every value, for those who will look at what they make of it."""
+        return self.names[name].join(self.checkpoint.read, rows)
+
+    def under(self, policy: Policy) -> Model:
+        """The same model with the axes of a policy."""
+        return replace(self, architecture=self.architecture.under(policy))
+
+    @property
+    def digest(self) -> str:
+        """A hash of the content of every tensor under its canonical name."""
+        total = hashlib.sha256()
+        for name in sorted(self.architecture.tensors):
+            total.update(name.encode() + self.digest_of(name))
+        return total.hexdigest()
+
+    def digest_of(self, name: str, *, checked: bool = True) -> bytes:
+        """A hash of the type, shape and content of one tensor; it is read once, block by block.
+
+        Values that are not numbers are refused, unless the caller will look for them.
+        """
+        read = self.read if checked else self.raw
+        if name not in self._digests:
+            info = self.info(name)
+            digest = hashlib.sha256(f"{info.dtype}{info.shape}".encode())
+            for rows in row_blocks(info.shape):
+                digest.update(content(read(name, rows if info.shape else None)))
+            self._digests[name] = digest.digest()
+        return self._digests[name]
+
+    def _refuse_quantised(self) -> None:
+        odd = [
+            f"{info.name} ({str(info.dtype).removeprefix('torch.')})"
+            for name in self.architecture.tensors
+            if (info := self.info(name)).dtype not in FLOATS
+        ]
+        if odd:
+            raise CheckpointError(
+                f"{self.label}: weights in types that cannot be moved: {listing(odd)}",
+                hint="quantised checkpoints cannot be moved; use the original weights",
+            )
+
+
+def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
+    """The family's table; a configuration that it cannot be made from is refused."""
+    file = checkpoint.told_by
+    try:
+        return family.table(config, names)
+    except KeyError as error:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {file} lacks {error.args[0]!r}, which the {family.name} table needs",
+            hint=WRONG_FILE,
+        ) from error
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{checkpoint.label}: {error.message}", hint=error.hint) from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {file} has a value that makes no sense ({error})", hint=WRONG_FILE
+        ) from error
+
+
+def _drop_second_names(
+    checkpoint: Checkpoint, names: dict[str, TensorPieces], ties: Mapping[str, str]
+) -> None:
+    """Keep tied tensors once, under their first name, as the libraries store them today."""
+    for second, first in ties.items():
+        if second in names and first in names:
+            two, one = names[second], names[first]
+            if not torch.equal(two.join(checkpoint.read), one.join(checkpoint.read)):
+                raise ArchitectureError(
+                    f"{checkpoint.label}: the configuration ties {listing(two.names)} to"
+                    f" {listing(one.names)}, and their values differ",
+                    hint='say "tie_word_embeddings": false in config.json if they are meant to differ',
+                )
+            del names[second]
+
+
+def take_hashes(
+    *models: Model, jobs: int | None = None, engine: Engine | None = None, checked: bool = False
+) -> None:
+    """Hash every tensor of some models, side by side; each is then known by its content.
+
+    Unless they are to be checked, values that are not numbers are found later, in what is made of them.
+    """
+    if engine is None:
+        with open_engine(jobs=jobs) as threads:
+            return take_hashes(*models, engine=threads, checked=checked)
+    tensors = [
+        (number, name, checked)
+        for number, model in enumerate(models)
+        for name in model.architecture.tensors
+        if name not in model._digests
+    ]
+    digests = engine.each(_Read(models), _digest, tensors)
+    for (number, name, _), digest in zip(tensors, digests, strict=True):
+        models[number]._digests[name] = digest
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Models as those get them who read them."""
+
+    models: tuple[Model, ...]
+
+    def require_unchanged(self) -> None:
+        """Refuse files that cannot be seen here, or have changed."""
+        for model in self.models:
+            model.checkpoint.require_unchanged()
+
+
+def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
+    number, name, checked = tensor
+    return read.models[number].digest_of(name, checked=checked)
+
+
+# ── belonging together ───────────────────────────────────────────────────────────────────────
+
+
+def require_same_shape(a: Model, b: Model) -> None:
+    """Refuse two bases that are not two sets of weights of one architecture."""
+    if a.family.name != b.family.name:
+        raise MismatchError(
+            f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
+            hint="both bases must be of one architecture",
+        )
+    backbone_a, backbone_b = set(a.architecture.backbone), set(b.architecture.backbone)
+    if backbone_a != backbone_b:
+        raise MismatchError(
+            f"{a.label} and {b.label} do not have the same tensors; only in one:"
+            f" {listing(sorted(backbone_a ^ backbone_b))}",
+            hint="both bases must be of one architecture and depth",
+        )
+    for name in sorted(backbone_a):
+        shape_a, shape_b = a.info(name).shape, b.info(name).shape
+        if shape_a != shape_b:
+            layout = a.architecture.tensors[name]
+            vocabulary = "vocab" in layout.names()
+            raise MismatchError(
+                f"{name} ('{layout}') has shape {shape_a} in {a.label} and {shape_b} in {b.label}",
+                hint="the vocabularies differ, so token ids mean different things; both bases need the"
+                " same tokenizer"
+                if vocabulary
+                else "both bases must be of one architecture and size",
+            )
+    if a.architecture.digest() != b.architecture.digest():
+        spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces
+        differing = [
+            id
+            for id in sorted({*a.architecture.backbone_spaces, *b.architecture.backbone_spaces})
+            if spaces_a.get(id) != spaces_b.get(id)
+        ]
+        raise MismatchError(
+            f"{a.label} and {b.label} divide their tensors differently: {listing(differing)}",
+            hint="their configurations disagree, for instance about the number of heads or about tied"
+            " embeddings",
+        )
+
+
+_BOOKKEEPING = re.compile(
+    r".*(dropout|pdrop|token_id|initializer|init_|_dict|version|dtype|label|use_cache|architectures|name)"
+    r".*|_.*|task_specific_params|problem_type|max_length|attn_implementation"
+)
+
+
+def differing_settings(a: Model, b: Model) -> list[str]:
+    """What two configurations say differently about the computation, although the shapes agree."""
+    first, second = dict(settings_of(a.checkpoint.config or {})), dict(settings_of(b.checkpoint.config or {}))
+    return [
+        f"{key} ({first[key]}, {second[key]})"
+        for key in first
+        if key in second and first[key] != second[key] and not _BOOKKEEPING.fullmatch(key)
+    ]
+
+
+def shared_tensors(a: Model, b: Model) -> list[str]:
+    """The tensors that both have, with the same shape; heads may differ."""
+    return [
+        name
+        for name in a.architecture.tensors
+        if name in b.architecture.tensors and a.info(name).shape == b.info(name).shape
+    ]

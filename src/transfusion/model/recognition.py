@@ -1,0 +1,157 @@
+"""Recognition: which family a checkpoint belongs to, by its configuration or by its tensors' names."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+from transfusion.architecture.binding import bind
+from transfusion.architecture.config_schema import require_sensible, settings_of
+from transfusion.architecture.families import all_families
+from transfusion.architecture.families._shared import NO_CONFIG
+from transfusion.architecture.naming import Naming
+from transfusion.architecture.table import Config, Family, Shapes
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
+
+
+def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
+    """The family of a checkpoint, its configuration, and how we know."""
+    if checkpoint.config is None:
+        return _by_names(checkpoint)
+    config = checkpoint.config
+    family, why = declared_family(checkpoint)
+    with _odd_tensors(checkpoint.label, family):
+        return family, family.complete(config, _shapes(checkpoint, family)), why
+
+
+def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
+    """The family that a configuration names, before any tensor is looked at, and how it says so."""
+    config = checkpoint.config or {}
+    _refuse_quantisation(checkpoint.label, config)
+    require_sensible(config, f"{checkpoint.label}: {checkpoint.told_by}")
+    kind, name, family = _by_config(config)
+    if family is None:
+        known = sorted(t for f in all_families() for t in f.model_types)
+        raise ArchitectureError(
+            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.told_by})",
+            hint=f"there are tables for {', '.join(known)}",
+        )
+    _refuse_unknown_settings(checkpoint, family, config)
+    return family, f'{checkpoint.told_by} says {kind} "{name}"'
+
+
+def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
+    """What a configuration calls the model, and the family of that name; timm names every size."""
+    if "architecture" in config and "model_type" not in config:
+        name = config["architecture"]
+        of_timm = (f for f in all_families() if f.library == "timm")
+        return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
+    name = "open_clip" if "model_cfg" in config else config.get("model_type")
+    return "model_type", name, next((f for f in all_families() if name in f.model_types), None)
+
+
+def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors by canonical name."""
+    naming = Naming(family, live=True)
+    return {naming.canonical(name): info.shape for name, info in checkpoint.tensors.items()}
+
+
+def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
+    found: list[tuple[Family, dict[str, tuple[int, ...]]]] = []
+    for family in all_families():
+        shapes = _shapes(checkpoint, family)
+        named = family.signature and all(name in shapes for name in family.signature)
+        if named and _fits(family, shapes):
+            found.append((family, shapes))
+    found = [
+        one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)
+    ]
+    if len(found) > 1:  # a part or a cousin of the model may have all its names in the model
+        found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
+    if len(found) != 1:
+        raise ArchitectureError(
+            f"{checkpoint.label}: no configuration, and the tensors' names belong to"
+            + (f" several families: {listing(f.name for f, _ in found)}" if found else " no known family")
+            + f" (for instance {listing(checkpoint.tensors, 3)})",
+            hint=NO_CONFIG,
+        )
+    family, shapes = found[0]
+    if family.from_shapes is None:
+        raise ArchitectureError(
+            f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
+            " the number of attention heads cannot be told from the shapes",
+            hint=NO_CONFIG,
+        )
+    with _odd_tensors(checkpoint.label, family):
+        return family, family.from_shapes(shapes), "the tensors' names and shapes; there is no config.json"
+
+
+def _fits(family: Family, shapes: Shapes) -> bool:
+    try:
+        with _odd_tensors(family.name, family):
+            return family.fits(shapes)
+    except ArchitectureError:
+        return False
+
+
+def _knows_all(family: Family, shapes: Shapes) -> bool:
+    """Whether a family's table, with what the shapes tell, describes every one of these tensors."""
+    if family.from_shapes is None:
+        return False
+    try:
+        with _odd_tensors(family.name, family):
+            table = family.table(family.from_shapes(shapes), frozenset(shapes))
+        bind(table, shapes, family.name)
+    except (ArchitectureError, LayoutError):
+        return False
+    return True
+
+
+@contextmanager
+def _odd_tensors(label: str, family: Family) -> Iterator[None]:
+    """What a family reads off the shapes may be absent, or have fewer dimensions than it should."""
+    try:
+        yield
+    except (KeyError, IndexError, ValueError) as error:
+        raise ArchitectureError(
+            f"{label}: the tensors do not have the names and shapes of a {family.name} ({error})",
+            hint="is this the right file? the download may be incomplete",
+        ) from error
+
+
+def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
+    if quantisation := config.get("quantization_config"):
+        method = (
+            quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
+        )
+        raise CheckpointError(
+            f"{label}: the checkpoint is quantised ({method})",
+            hint="quantised checkpoints cannot be moved; use the original weights",
+        )
+
+
+def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
+    """Whatever may change the symmetries of a model must be a key that its table knows."""
+    unknown: list[str] = []
+    for key, value in settings_of(config):
+        leaf = key.rsplit(".", 1)[-1]
+        if leaf in family.required:
+            if value not in family.required[leaf]:
+                unknown.append(f"{key}={reprlib.repr(value)}")
+        elif leaf not in family.known_keys:
+            unknown.append(f"{key}={reprlib.repr(value)}")
+    if unknown:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {checkpoint.told_by} has settings that the {family.name} table"
+            f" does not know: {listing(unknown)}",
+            hint="they may change which units can be exchanged; remove a key only if you know that it"
+            " does not, or extend the table",
+        )

@@ -1,0 +1,170 @@
+"""Storage: how a tensor of a table lies in its files, whole or in pieces.
+
+Files may keep the members of a stack apart, one tensor per expert, and the parts of what a table
+concatenates too, as modules in memory may do elsewhere. Where a permutation moves experts, values then
+go from one stored name to another. Everything above sees one tensor; it is joined here on its way in and
+split on its way out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from transfusion.architecture.naming import without_part
+from transfusion.checkpoint.tensor_files import Rows, TensorInfo
+from transfusion.errors import ArchitectureError, listing
+
+_PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d{1,9})(\[(?P<part>\d{1,9})\])?")
+
+
+Reader: TypeAlias = Callable[[str, Rows | None], Tensor]
+"""Reads a stored tensor, or some of its rows."""
+_Place: TypeAlias = tuple[int, int]
+"""The number of a member, and of a part of it."""
+_ALONE = -1
+"""The member of a tensor that is no stack."""
+
+
+@dataclass(frozen=True)
+class TensorPieces:
+    """The stored names that make up one tensor."""
+
+    pieces: tuple[tuple[str, ...], ...]
+    """For each member of a stack, the names of its parts; their first dimensions are concatenated."""
+    stacked: bool = False
+    """Whether members are stacked; otherwise there is one, and it is the tensor."""
+
+    height: int = 0
+    """The first dimension of one part; known where there are several."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for parts in self.pieces for name in parts)
+
+    def renamed(self, prefix: str, before: str = "") -> TensorPieces:
+        """The same under names that begin with a prefix, in the place of one that they have."""
+        pieces = (tuple(prefix + name.removeprefix(before) for name in parts) for parts in self.pieces)
+        return replace(self, pieces=tuple(pieces))
+
+    def info(self, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
+        """What the headers say about the tensor as a whole; its file is that of its first piece."""
+        first = tensors[self.pieces[0][0]]
+        if len(self.names) == 1 and not self.stacked:
+            return first
+        height = sum(tensors[name].shape[0] for name in self.pieces[0])
+        members = (len(self.pieces),) if self.stacked else ()
+        return TensorInfo(first.name, (*members, height, *first.shape[1:]), first.dtype, first.file)
+
+    def join(self, read: Reader, rows: Rows | None = None) -> Tensor:
+        """The tensor, or some of its rows, from its pieces; the rows of a stack are its members."""
+        if self.stacked:
+            members = self.pieces if rows is None else self._members(rows)
+            return torch.stack([_joined(parts, read) for parts in members])
+        (parts,) = self.pieces
+        if len(parts) == 1:
+            return read(parts[0], rows)
+        return _joined(parts, read) if rows is None else self._across(parts, read, rows)
+
+    def _members(self, rows: Rows) -> Sequence[tuple[str, ...]]:
+        return self.pieces[rows] if isinstance(rows, slice) else [self.pieces[row] for row in rows.tolist()]
+
+    def _across(self, parts: tuple[str, ...], read: Reader, rows: Rows) -> Tensor:
+        """Rows that may lie in any of the parts, in the order that they are asked for."""
+        wanted = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        where = wanted // self.height
+        order = torch.argsort(where, stable=True)
+        found = [
+            read(name, wanted[where == part] - part * self.height)
+            for part, name in enumerate(parts)
+            if bool((where == part).any())
+        ]
+        return torch.cat(found).index_select(0, torch.argsort(order))
+
+    def place(self, name: str) -> tuple[slice, slice]:
+        """Where a piece lies in the tensor: in which rows, and in which rows of those if it is a stack."""
+        member, part = next(
+            (member, parts.index(name)) for member, parts in enumerate(self.pieces) if name in parts
+        )
+        inside = slice(part * self.height, (part + 1) * self.height)
+        return (slice(member, member + 1), inside) if self.stacked else (inside, slice(None))
+
+    def split(self, tensor: Tensor) -> dict[str, Tensor]:
+        """The pieces of a tensor, by stored name; parts of one member are of one size."""
+        if len(self.names) == 1 and not self.stacked:
+            return {self.pieces[0][0]: tensor}
+        return {
+            name: piece.clone()
+            for member, parts in zip(tensor if self.stacked else (tensor,), self.pieces, strict=True)
+            for name, piece in zip(parts, member.chunk(len(parts)), strict=True)
+        }
+
+
+def _joined(parts: tuple[str, ...], read: Reader) -> Tensor:
+    return read(parts[0], None) if len(parts) == 1 else torch.cat([read(name, None) for name in parts])
+
+
+def gather_pieces(
+    names: Mapping[str, str], tensors: Mapping[str, TensorInfo], label: str
+) -> dict[str, TensorPieces]:
+    """How every tensor is stored, from canonical names of tensors and of pieces: ``name#member[part]``,
+    or ``name[part]`` where there is no stack.
+    """
+    found: dict[str, dict[_Place | None, str]] = {}
+    for ours, name in names.items():
+        whole, place = _place(ours)
+        found.setdefault(whole, {})[place] = name
+    return {whole: _stored(whole, places, tensors, label) for whole, places in found.items()}
+
+
+def _place(ours: str) -> tuple[str, _Place | None]:
+    """The tensor that a name is about, and the place of the piece in it, unless it is the whole."""
+    if piece := _PIECE.fullmatch(ours):
+        return piece["whole"], (int(piece["member"]), int(piece["part"] or 0))
+    whole, part = without_part(ours)
+    return whole, None if part is None else (_ALONE, part)
+
+
+def _stored(
+    whole: str, found: Mapping[_Place | None, str], tensors: Mapping[str, TensorInfo], label: str
+) -> TensorPieces:
+    pieces = {place: name for place, name in found.items() if place is not None}
+    if not pieces:
+        return TensorPieces(((found[None],),))
+    if None in found:
+        raise ArchitectureError(
+            f"{label}: {found[None]} is there as a whole and in pieces ({listing(pieces.values(), 2)})",
+            hint="save the checkpoint again with one of them",
+        )
+    last, parts = (max(numbers) for numbers in zip(*pieces, strict=True))
+    stacked, parts = last != _ALONE, parts + 1
+    members = range(last + 1) if stacked else (_ALONE,)
+    absent = (
+        whole + f"#{member}" * stacked + f"[{part}]" * (parts > 1)
+        for member in members
+        for part in range(parts)
+        if (member, part) not in pieces
+    )
+    if missing := len(members) * parts - len(pieces):  # by number: a name may say any
+        raise ArchitectureError(
+            f"{label}: {whole} is stored in pieces (such as {next(iter(pieces.values()))}), and"
+            f" {missing} of them are missing: {listing(islice(absent, 8))}",
+            hint="the download may be incomplete; fetch it again",
+        )
+    kinds = {(tensors[name].shape, tensors[name].dtype): name for name in pieces.values()}
+    if len(kinds) > 1 or () in {shape for shape, _ in kinds}:
+        shown = (
+            f"{name} {shape} {str(dtype).removeprefix('torch.')}" for (shape, dtype), name in kinds.items()
+        )
+        raise ArchitectureError(
+            f"{label}: the pieces of {whole} differ in shape or type, or have no dimension: {listing(shown)}",
+            hint="the checkpoint was put together from several; fetch it again",
+        )
+    height = tensors[next(iter(pieces.values()))].shape[0]
+    return TensorPieces(tuple(tuple(pieces[m, p] for p in range(parts)) for m in members), stacked, height)

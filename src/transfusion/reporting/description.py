@@ -1,0 +1,122 @@
+"""Descriptions: a model or a π as plain data, for `inspect`, logs and reports."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transfusion.alignment.alignment import Alignment, fixed_points, is_alignment
+from transfusion.alignment.maps import Permutation
+from transfusion.architecture.architecture import Space
+from transfusion.model.model import Model, Reference
+
+
+def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a model, or a file of π, is: the data behind ``transfusion inspect``.
+
+    >>> about = transfusion.inspect("models/a")
+    >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
+    ('vit', ['layer.*.x', 'layer.*.head', 'layer.*.qk'])
+    >>> transfusion.inspect("pi.safetensors")["method"]
+    'guarded'
+    """
+    if isinstance(reference, str | Path) and is_alignment(reference):
+        return describe_alignment(Alignment.load(reference))
+    return describe_model(Model.open(reference, config=config))
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """What a model is, and its axes: the same axis of all blocks on one line."""
+    architecture = model.architecture
+    kinds: dict[tuple[Any, ...], list[Space]] = defaultdict(list)
+    for space in architecture.spaces.values():
+        kinds[(_pattern(space.id), space.size, space.group, _pattern(space.parent))].append(space)
+    axes = []
+    for (pattern, size, group, parent), spaces in kinds.items():
+        tensors = {
+            _numberless(tensor): str(architecture.tensors[tensor].rename(_short))
+            for space in spaces
+            for tensor in architecture.occurrences[space.id]
+        }
+        axes.append(
+            {
+                "axis": pattern,
+                "size": size,
+                "count": len(spaces),
+                "group": str(group),
+                "within": parent,
+                "stream": spaces[0].stream,
+                "why": spaces[0].why or None,
+                "tensors": tensors,
+            }
+        )
+    checkpoint = model.checkpoint
+    return {
+        "model": model.label,
+        "family": model.family.name,
+        "library": model.family.library,
+        "recognised_by": model.why,
+        "parameters": checkpoint.parameters,
+        "bytes": checkpoint.nbytes,
+        "dtypes": sorted({str(i.dtype).removeprefix("torch.") for i in checkpoint.tensors.values()}),
+        "files": [] if checkpoint.in_memory else [file.name for file in checkpoint.files],
+        "tensors": len(checkpoint.tensors),
+        "heads": sorted(architecture.heads),
+        "axes": axes,
+    }
+
+
+def describe_alignment(alignment: Alignment) -> dict[str, Any]:
+    """What a π moves: how much stays in place per axis, where heads go, how the objective rose."""
+    metadata = alignment.provenance
+    axes = {}
+    for id in alignment.sizes:
+        if (map_ := alignment.maps.get(id)) is None:
+            continue
+        stays = list(fixed_points(map_))
+        axes[id] = {
+            "kind": map_.kind,
+            "size": map_.size,
+            "maps": map_.rows,
+            "within": alignment.parents.get(id),
+            "stays": sum(stays) / len(stays) if stays else None,
+        }
+    parents = set(alignment.parents.values())
+    heads = {
+        id: map_.index[0].tolist()
+        for id in alignment.sizes
+        if id in parents and isinstance(map_ := alignment.maps.get(id), Permutation)
+    }
+    return {
+        "family": metadata.family,
+        "method": metadata.method,
+        "residual": metadata.policy.residual,
+        "inner": metadata.policy.inner,
+        "heads_policy": metadata.policy.heads,
+        "seed": metadata.seed,
+        "options": dict(metadata.options),
+        "source": {"name": metadata.source, "sha256": metadata.source_digest},
+        "target": {"name": metadata.target, "sha256": metadata.target_digest},
+        "version": metadata.version,
+        "sha256": alignment.digest,
+        "objective": list(metadata.objective),
+        "advice": dict(metadata.advice) or None,
+        "axes": axes,
+        "heads": heads,
+    }
+
+
+def _pattern(id: str | None) -> str | None:
+    """The same axis in any block: ``layer.*.head``."""
+    return None if id is None else ".".join("*" if part.isdigit() else part for part in id.split("."))
+
+
+def _short(id: str) -> str:
+    """The axis alone, as the table writes it."""
+    return id.rsplit(".", 1)[-1]
+
+
+def _numberless(tensor: str) -> str:
+    return ".".join("{}" if part.isdigit() else part for part in tensor.split("."))

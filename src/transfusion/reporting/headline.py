@@ -1,0 +1,207 @@
+"""The beginning of a page: the story at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.reporting.charts.strands import StrandChart
+from transfusion.reporting.formatting import (
+    RATES,
+    brief,
+    gain_unit,
+    gained,
+    kind_of,
+    layer_of,
+    listed,
+    measured,
+    percent,
+    short,
+    spoken,
+)
+from transfusion.reporting.head_panels import shares_of
+from transfusion.reporting.page_parts import Hero, Number, PageFigure, PageTable
+from transfusion.reporting.report_inputs import ReportInputs
+from transfusion.reporting.result_matching import own, own_row, place_of, targets
+from transfusion.reporting.unit_quality import Qualities
+from transfusion.transportation.alpha import Alpha
+
+_GOOD = ("alignable", "same lineage")
+
+
+def hero(material: ReportInputs, info: Mapping[str, Any], quality: Qualities | None) -> Hero:
+    """What was moved onto what, the verdict, and the main numbers."""
+    tuned, a, b, method = names(material)
+    advice = dict(info)
+    verdict = str(advice.get("verdict", "no advice"))
+    if verdict == "predicted" and advice.get("found") is not None:
+        verdict = f"{percent(advice['found'])} of B predicted"
+    if tuned and b:
+        title, moved = f"{listed(map(short, tuned))}, moved onto {short(b)}", True
+    else:
+        title, moved = (
+            (f"From {short(a)} to {short(b)}" if a and b else f"Results in {short(material.run.resolve())}"),
+            False,
+        )
+    stations = [("A", short(a), "the base that was fine-tuned")] if a else []
+    stations += [("τ", listed(map(short, tuned)), "what the fine-tune changed")] if tuned else []
+    stations += [("π", method, "how units of A were found in B")] if method else []
+    stations += [("B", short(b), "the new base")] if b else []
+    summary = (
+        "A fine-tune, rewritten in the terms of a new base and added to it, without training: B + α·π(τ)."
+        if moved
+        else "What was measured, in one place."
+    )
+    numbers = [*_measured(material, b=b), *_without_data(material, quality)][:4]
+    if material.metadata is None and len(several := targets(material)) > 1:
+        numbers = []
+        summary += f" It is about several targets, {listed(map(short, several))}, so there is no headline."
+    return Hero(
+        title,
+        summary,
+        stations,
+        verdict if advice else "",
+        str(advice.get("text", "")),
+        _mood(advice),
+        numbers,
+        strands(material.alignment),
+    )
+
+
+def names(material: ReportInputs) -> tuple[list[str], str, str, str]:
+    """The fine-tunes, A, B and the method, from the story, a result or π: whichever tells."""
+    if (metadata := material.metadata) is not None:
+        tuned = [str(one["name"]) for one in metadata["finetuned"]]
+        return tuned, metadata["base"]["name"], metadata["onto"]["name"], metadata["alignment"]["method"]
+    if len(targets(material)) > 1:
+        return [], "", "", ""
+    for result in (*material.of("sweep"), *material.of("fewshot")):
+        if {"finetuned", "base", "onto"} <= result.info.keys():
+            method = next((one["method"] for one in result.info["curves"] if one.get("method")), "")
+            return [str(result.info["finetuned"])], str(result.info["base"]), str(result.info["onto"]), method
+    if (pi := material.alignment) is not None:
+        return [], pi.provenance.source, pi.provenance.target, pi.provenance.method
+    for result in material.of("barrier"):
+        return [], str(result.info.get("a", "")), str(result.info.get("b", "")), ""
+    return [], "", "", ""
+
+
+def _mood(advice: Mapping[str, Any]) -> str:
+    if advice.get("verdict") in _GOOD:
+        return "good"
+    if advice.get("verdict") == "predicted":
+        return "good" if advice.get("found", 0.0) > advice.get("null", 0.0) + 0.1 else "bad"
+    return "bad" if advice else ""
+
+
+def _better(gain: float | None, metric: str) -> str:
+    if gain is None or abs(gain) < 1e-9:
+        return ""
+    return "good" if (gain > 0) == (metric in RATES) else "bad"
+
+
+def _measured(material: ReportInputs, *, b: str) -> list[Number]:
+    """Gains, from an evaluation of this output, or else from a sweep."""
+    for result in own(material, "evaluate"):
+        info = result.info
+        models = {place_of(one["model"]): one for one in info["models"]}
+        row = own_row(material, info) if material.metadata is not None else _only_row(material, info)
+        if row is not None:
+            ceiling = models.get(place_of(material.ceiling)) if material.ceiling else None
+            zero = models.get(place_of(b or info.get("against")))
+            note = "" if material.metadata is not None else short(row["model"])
+            return _gains(row, info, note) + _gap(row, zero, ceiling)
+    for result in own(material, "sweep"):
+        info = result.info
+        curves = [one for one in info["curves"] if one.get("method")] or info["curves"]
+        best = max(curves, key=lambda one: one["points"] and _gain_at_best(one, info["task"]["metric"]))
+        point = min(best["points"], key=lambda one: abs(one["alpha"] - best["best"]))
+        how = f"{best['label']}, α = {brief(point['alpha'])}, the best of the sweep, chosen on this data"
+        return _gains(point, info, how)
+    return []
+
+
+def _only_row(material: ReportInputs, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The one model of an evaluation that is neither B nor the ceiling; none, if there are several."""
+    known = {place_of(one) for one in (info.get("against"), info.get("ceiling"), material.ceiling) if one}
+    rows = [one for one in info["models"] if place_of(one["model"]) not in known and one.get("gain")]
+    return rows[0] if len(rows) == 1 else None
+
+
+def _gain_at_best(curve: Mapping[str, Any], metric: str) -> float:
+    point = min(curve["points"], key=lambda one: abs(one["alpha"] - curve["best"]))
+    gain = float(point["gain"]["task"])
+    return gain if metric in RATES else -gain
+
+
+def _gains(one: Mapping[str, Any], info: Mapping[str, Any], note: str) -> list[Number]:
+    found: list[Number] = []
+    for what in ("task", "support"):
+        data = info.get(what)
+        if not data or not one.get(what):
+            continue
+        metric, gain = data["metric"], (one.get("gain") or {}).get(what)
+        score = measured(one[what]["value"], metric)
+        if gain is None:
+            found.append(Number(score, f"{metric} on the {what}", note))
+        else:
+            name = f"{what}, {gain_unit(metric)}"
+            found.append(
+                Number(gained(gain, metric), name, note or f"{metric} {score}", _better(gain, metric))
+            )
+    return found
+
+
+def _gap(
+    own: Mapping[str, Any],
+    zero: Mapping[str, Any] | None,
+    ceiling: Mapping[str, Any] | None,
+) -> list[Number]:
+    """How much of the way from B to B fine-tuned itself."""
+    if zero is None or ceiling is None:
+        return []
+    start, end, here = (one["task"]["value"] for one in (zero, ceiling, own))
+    if abs(end - start) < 1e-9:
+        return []
+    note = f"from B to {short(ceiling['model'])}, on the task"
+    return [Number(percent((here - start) / (end - start)), "of the gap", note)]
+
+
+def _without_data(material: ReportInputs, quality: Qualities | None) -> list[Number]:
+    found: list[Number] = []
+    if quality is not None:
+        mean = sum(axis.found for axis in quality.axes) / len(quality.axes)
+        null = sum(axis.null for axis in quality.axes) / len(quality.axes)
+        found.append(Number(f"{mean:.2f}", quality.title, f"the mean over axes; {null:.2f} in the null"))
+    if (metadata := material.metadata) is not None:
+        alpha = Alpha.of(metadata["alpha"]) if metadata.get("alpha") is not None else Alpha()
+        value = f"{alpha.default:g}" if not alpha.patterns else "by layer"
+        found.append(Number(str(metadata.get("moved", 0)), "tensors moved", ""))
+        found.append(Number(value, "α", "how much of τ was added"))
+    return found
+
+
+def strands(pi: Alignment | None) -> PageFigure | None:
+    """Threads for one axis of the middle of the model: neurons, if they move, or the stream."""
+    if pi is None:
+        return None
+    single = [id for id, map_ in pi.maps.items() if map_.rows == 1 and not map_.is_identity()]
+    for kind in ("ffn", "x", "stream", "head"):
+        some = [id for id in single if kind_of(id).rsplit(".", 1)[-1] == kind]
+        if some:
+            return _threads(pi, some[len(some) // 2])
+    return _threads(pi, single[len(single) // 2]) if single else None
+
+
+def _threads(pi: Alignment, id: str) -> PageFigure:
+    shares = shares_of(pi.maps[id])
+    layer = layer_of(id)
+    what = spoken(kind_of(id)) + (f" of layer {layer}" if layer is not None else "")
+    rows = [(str(to), str(int(row.argmax())), percent(float(row.max()))) for to, row in enumerate(shares)]
+    table = PageTable(["unit of B", "mostly from A's", "share"], rows)
+    where = f"where units of B come from in A, by this π, which moves {len(pi.maps)} axes."
+    caption = f"{what[:1].upper()}{what[1:]}: {where}"
+    return PageFigure(
+        "strands", f"π, drawn: {what}", StrandChart(shares, ("A", "B"), caption), table, caption
+    )

@@ -1,0 +1,129 @@
+"""Parts: what a page is made of, as data. The template gives each kind its form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+from markupsafe import Markup
+
+from transfusion.reporting.charts.canvas import NARROW, WIDE
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """Rows under a head; numbers stand to the right from column ``numbers`` on."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    numbers: int = 1
+    strong: int | None = None
+    """The row that the report is about."""
+    part: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A drawing, the numbers behind it, and what it shows."""
+
+    id: str
+    title: str
+    draw: Callable[[float], str] = field(repr=False)
+    table: PageTable
+    caption: str = ""
+    opened: bool = False
+    """Whether the numbers are seen from the beginning."""
+    part: ClassVar[str] = "figure"
+
+    @property
+    def wide(self) -> Markup:
+        """For a desk; all text in it has been escaped when it was drawn."""
+        return Markup(self.draw(WIDE))
+
+    @property
+    def narrow(self) -> Markup:
+        """For a phone."""
+        return Markup(self.draw(NARROW))
+
+
+@dataclass(frozen=True)
+class Tabs:
+    """Figures of which one is seen at a time."""
+
+    id: str
+    label: str
+    tabs: Sequence[tuple[str, PageFigure]]
+    part: ClassVar[str] = "tabs"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values."""
+
+    rows: Sequence[tuple[str, str]]
+    part: ClassVar[str] = "facts"
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A paragraph."""
+
+    text: str
+    quiet: bool = False
+    part: ClassVar[str] = "prose"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, to be copied."""
+
+    text: str
+    what: str = ""
+    part: ClassVar[str] = "command"
+
+
+Part: TypeAlias = PageTable | PageFigure | Tabs | Facts | Prose | Command
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A part of the page with a heading."""
+
+    id: str
+    title: str
+    lead: str
+    parts: Sequence[Part]
+    short: str = ""
+    """Its name in the list of contents."""
+
+    @property
+    def name(self) -> str:
+        return self.short or self.title
+
+
+@dataclass(frozen=True)
+class Number:
+    """One of the numbers that tell the story at a glance."""
+
+    value: str
+    name: str
+    note: str = ""
+    mood: str = ""
+    """``good``, ``bad`` or nothing."""
+
+
+@dataclass(frozen=True)
+class Hero:
+    """The beginning: what was moved onto what, how, and what came of it."""
+
+    title: str
+    summary: str
+    stations: Sequence[tuple[str, str, str]]
+    """What is on the way: a sign, a name, and what it is."""
+    verdict: str
+    advice: str
+    mood: str
+    numbers: Sequence[Number]
+    strands: PageFigure | None = None

@@ -1,0 +1,286 @@
+"""The sections about π: what was moved, the advice, layer by layer, heads, and where τ lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from transfusion.reporting.change_shares import TensorGroup
+from transfusion.reporting.charts.bars import BarChart
+from transfusion.reporting.charts.heat_map import HeatMap
+from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.formatting import listed, number, percent, short, spoken
+from transfusion.reporting.head_panels import Panel
+from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
+from transfusion.reporting.unit_quality import AxisQuality, Qualities
+from transfusion.transportation.alpha import Alpha
+
+NOTABLE = 0.25
+"""A chart of cosines reaches at least so far, lest cosines of nothing fill it."""
+
+
+def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
+    """Inputs, settings and what became of the tensors."""
+    pi = metadata["alignment"]
+    rows = [("fine-tune", _input(one)) for one in metadata["finetuned"]]
+    rows += [("its base, A", _input(metadata["base"])), ("the new base, B", _input(metadata["onto"]))]
+    rows.append(("π", f"{pi['method']}, seed {pi.get('seed', 0)} · {str(pi.get('sha256', ''))[:12]}"))
+    policy = [f"{key} {pi[key]}" for key in ("residual", "inner", "heads") if key in pi]
+    rows.append(("axes", ", ".join(policy)))
+    rows.append(("α", str(Alpha.of(metadata["alpha"])) if metadata.get("alpha") is not None else "1"))
+    if metadata.get("how"):
+        rows.append(("combined by", f"{metadata['how']}, of {len(metadata['finetuned'])} fine-tunes"))
+    rows.append(("tensors", _tensors(metadata)))
+    if (output_shift := metadata.get("output_shift") or {}).get("direction") is not None:
+        info = f"cosine {number(output_shift['direction'])}, {number(output_shift['size'])} of its size"
+        rows.append(("change of B's outputs beside that of A's", f"{info}, on {output_shift['probes']}"))
+    what = "adapter" if metadata.get("kind") == "adapter" else "model"
+    lead = f"B + α·π(τ), written as {'an' if what == 'adapter' else 'a'} {what} that loads wherever B does."
+    return PageSection("moved", "What was moved", lead, [Facts(rows)], "Moved")
+
+
+def _input(info: Mapping[str, Any]) -> str:
+    return f"{info['name']} · {info['sha256'][:12]}"
+
+
+def _tensors(metadata: Mapping[str, Any]) -> str:
+    parts = [f"{metadata.get('moved', 0)} moved"]
+    parts += [f"{metadata['unchanged']} as B has them"] if metadata.get("unchanged") else []
+    for key, words in (("carried", "carried over from the fine-tune"), ("dropped", "of B dropped")):
+        parts += [f"{len(metadata[key])} {words}"] if metadata.get(key) else []
+    parts += [f"{metadata['new_tokens']} new tokens"] if metadata.get("new_tokens") else []
+    return ", ".join(parts)
+
+
+def advice(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageSection:
+    """The verdict, and the numbers behind it."""
+    text = str(info["text"])
+    parts: list[Part] = [Prose(f"{text[:1].upper()}{text[1:]}.")]
+    if "margins" in info:
+        parts += [_objective(info, objective), _margins(info["margins"])]
+    elif {"found", "identity", "null"} <= info.keys():
+        parts.append(_predicted(info))
+    ways = info.get("predicted_by")
+    if ways:
+        rows = [(way, [share]) for way, share in ways.items()]
+        parts.append(
+            PageFigure(
+                "ways",
+                "The ways that were compared",
+                BarChart(
+                    rows, ["share predicted"], "Share of B's activations predicted, by way", percent, top=1
+                ),
+                PageTable(
+                    ["way", "share predicted"], [(way, percent(share, 1)) for way, share in ways.items()]
+                ),
+                f"{info['chosen']} was chosen: the simplest way that predicts B about as well as any.",
+            )
+        )
+    return PageSection("advice", f"Advice: {info['verdict']}", "Whether to rely on this π.", parts, "Advice")
+
+
+def _objective(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageFigure:
+    rows = [("nothing moved", [float(info["identity"])]), ("found", [float(info["found"])])]
+    table = [(name, number(values[0])) for name, values in rows]
+    swept = f" It was found in {len(objective) - 1} sweeps." if len(objective) > 1 else ""
+    share = info.get("share")
+    null = (
+        f" From the null, which is what the same search finds between models that have nothing in common, to"
+        f" a perfect match, the search came {percent(share)} of the way."
+        if share is not None
+        else ""
+    )
+    return PageFigure(
+        "objective",
+        "The objective",
+        BarChart(
+            [(name, values) for name, values in rows],
+            ["objective"],
+            "The objective found, and with nothing moved",
+            number,
+        ),
+        PageTable(["", "objective"], table),
+        f"The inner product of π(A) and B over all weights.{null}{swept}",
+    )
+
+
+def _margins(margins: Mapping[str, Mapping[str, float | None]]) -> PageFigure:
+    rows = [(spoken(kind), [one["found"], one["null"]]) for kind, one in margins.items()]
+    table = [
+        (spoken(kind), number(one["found"]), number(one["null"]), number(one["beyond"]), percent(one["home"]))
+        for kind, one in margins.items()
+    ]
+    return PageFigure(
+        "margins",
+        "Found, beside what a search finds in nothing",
+        BarChart(
+            rows, ["found"], "Correlation found for each kind of axis, and in a null", number, "null", top=1
+        ),
+        PageTable(["kind of axis", "found", "null", "standard deviations beyond", "at home as it is"], table),
+        "Correlations between π(A) and B, the mean over all layers. 1 is a perfect match.",
+    )
+
+
+def _predicted(info: Mapping[str, Any]) -> PageFigure:
+    rows = [("found", info["found"]), ("nothing moved", info["identity"]), ("null", info["null"])]
+    return PageFigure(
+        "predicted",
+        "How much of B is predicted from A",
+        BarChart(
+            [(name, [value]) for name, value in rows],
+            ["share"],
+            "Share of B's activations predicted",
+            percent,
+            top=1,
+        ),
+        PageTable(["", "share of B's activations"], [(name, percent(value, 1)) for name, value in rows]),
+        f"On {info['probes']}, which π was not found on." if info.get("probes") else "",
+    )
+
+
+def by_layer(quality: Qualities) -> PageSection:
+    """Curves over layers: all kinds together, and each beside nothing moving and the null."""
+    kinds = quality.kinds()
+    means = {
+        "nothing moved": _mean(quality.axes, "identity"),
+        "null": _mean(quality.axes, "null"),
+    }
+    every = [ChartCurve(spoken(kind), _points(axes, "found")) for kind, axes in kinds.items()]
+    every += [ChartCurve(name, points, quiet) for quiet, (name, points) in enumerate(means.items(), 1)]
+    rows = [(axis.id, number(axis.found), number(axis.identity), number(axis.null)) for axis in quality.axes]
+    head = ["axis", "found", "nothing moved", "null"]
+    tabs = [
+        ("All", PageFigure("layers-all", "All kinds of axes", _lines(every, quality), PageTable(head, rows)))
+    ]
+    for kind, axes in kinds.items():
+        curves = [
+            ChartCurve("found", _points(axes, "found")),
+            ChartCurve("nothing moved", _points(axes, "identity"), 1),
+            ChartCurve("null", _points(axes, "null"), 2),
+        ]
+        some = [row for row, axis in zip(rows, quality.axes, strict=True) if axis.kind == kind]
+        words = spoken(kind)
+        title = f"{words[:1].upper()}{words[1:]}"
+        tabs.append(
+            (title, PageFigure(f"layers-{kind}", title, _lines(curves, quality), PageTable(head, some)))
+        )
+    return PageSection(
+        "layers", "Alignment, layer by layer", quality.about, [Tabs("layers", "Kind of axis", tabs)], "Layers"
+    )
+
+
+def _lines(curves: list[ChartCurve], quality: Qualities) -> LineChart:
+    return LineChart(
+        curves, "layer", quality.name, f"{quality.name} by layer", _two, _two, whole_x=True, zero=True
+    )
+
+
+def _two(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+
+
+def _points(axes: list[AxisQuality], what: str) -> list[tuple[float, float]]:
+    return [(axis.layer, getattr(axis, what)) for axis in axes]
+
+
+def _mean(axes: tuple[AxisQuality, ...], what: str) -> list[tuple[float, float]]:
+    layers: dict[int, list[float]] = {}
+    for axis in axes:
+        layers.setdefault(axis.layer, []).append(getattr(axis, what))
+    return [(layer, sum(values) / len(values)) for layer, values in sorted(layers.items())]
+
+
+def heads(panels: list[Panel], flat: bool) -> PageSection:
+    """Which head of A went to which head of B."""
+    chart = HeatMap([(one.title, one.shares) for one in panels], "Which head of A went to which head of B")
+    rows = [
+        (one.title, str(to), str(source), percent(share, 0))
+        for one in panels
+        for to, source, share in one.strongest()
+    ]
+    stay = sum(one.stays for one in panels) / len(panels)
+    left, even = len(panels) - len(chart.shown()), percent(1 / len(panels[0].shares))
+    caption = (
+        "Rows are heads of B, columns heads of A; the darker a square, the more of B's head comes from there."
+    )
+    if left:
+        caption += f" {left} of {len(panels)} are left out of the drawing, and are among the numbers."
+    lead = (
+        "This π turns units across the boundaries of heads: a square is the share of a head's energy that"
+        f" comes from a head of A. If none stood for another, all would be {even}."
+        if flat
+        else f"Heads go as a whole. {percent(stay)} of them stay where they are."
+    )
+    figure = PageFigure(
+        "heads", "Heads", chart, PageTable(["", "head of B", "mostly from A's", "share"], rows), caption
+    )
+    return PageSection("heads", "Where the heads went", lead, [figure], "Heads")
+
+
+def task_vector(groups: list[TensorGroup], quality: Qualities | None, ceiling: str | None) -> PageSection:
+    """Where the change lies, and how well that part is known in B."""
+    total = sum(group.square for group in groups)
+    shares = [(group.role, [group.square / total]) for group in groups]
+    table = [
+        (
+            group.role,
+            str(group.tensors),
+            percent(group.square / total, 1),
+            number(group.found),
+            number(group.null),
+        )
+        for group in groups
+    ]
+    parts: list[Part] = [
+        PageFigure(
+            "tau",
+            "Where τ lies",
+            BarChart(
+                shares, ["share of ‖τ‖²"], "Share of the squared task vector by part of the model", _tenths
+            ),
+            PageTable(["part", "tensors", "share of ‖τ‖²", "known in B", "null"], table),
+            "The share of ‖τ‖² in each part of the model: what the fine-tune changed most.",
+        )
+    ]
+    parts += list(_arriving(groups, quality)) + list(_compared(groups, ceiling))
+    largest = listed(group.role for group in groups[:2])
+    lead = f"Most of the change is in {largest}." if len(groups) > 1 else ""
+    return PageSection("tau", "The task vector, part by part", lead, parts, "Task vector")
+
+
+def _arriving(groups: list[TensorGroup], quality: Qualities | None) -> Iterator[Part]:
+    known = [group for group in groups if group.found is not None]
+    if quality is None or not known:
+        return
+    rows = [(group.role, [group.found, group.null]) for group in known]
+    yield PageFigure(
+        "arriving",
+        "How well the units that τ changes are known in B",
+        BarChart(rows, ["known in B"], "Quality of the axes that each part lives on", _two, "null", top=1),
+        PageTable(["part", "known in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
+        f"A measure without data: for every tensor the mean {quality.name} of the axes that it lives on,"
+        " weighted by how much of ‖τ‖² is there. At the null, τ cannot be expected to arrive. Far beyond it,"
+        " it arrives at the right units; what it does there, only an evaluation tells.",
+    )
+
+
+def _compared(groups: list[TensorGroup], ceiling: str | None) -> Iterator[Part]:
+    known = [group for group in groups if group.unmoved is not None]
+    if not known:
+        return
+    rows = [(group.role, [group.moved, group.unmoved]) for group in known]
+    label = "Cosine with the change of B fine-tuned itself"
+    yield PageFigure(
+        "ceiling",
+        "Beside the change that B's own fine-tune made",
+        BarChart(rows, ["π(τ)", "τ as it is"], label, _two, top=NOTABLE),
+        PageTable(
+            ["part", "π(τ)", "τ as it is"], [(g.role, number(g.moved), number(g.unmoved)) for g in known]
+        ),
+        f"Cosines with {short(ceiling)} − B. Two fine-tunes of one task find different changes even from one"
+        " base, so a small cosine is no failure; more than τ as it is, is what π has brought.",
+    )
+
+
+def _tenths(value: float) -> str:
+    return percent(value, 1)

@@ -1,0 +1,124 @@
+"""The sections about what running the models has shown, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transfusion.reporting.charts.bars import BarChart
+from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.formatting import brief, number, numbered, percent, seconds, short, size
+from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
+from transfusion.reporting.report_inputs import ReportInputs, Result, about
+from transfusion.reporting.result_matching import mark
+
+
+def barriers(material: ReportInputs, results: list[Result]) -> PageSection:
+    """The loss on the way from π(A) to B."""
+    parts: list[Part] = []
+    for place, result in enumerate(results):
+        info, id = result.info, numbered("barrier", results, place)
+        tabs = []
+        for what, say in (("loss", brief), ("accuracy", percent)):
+            curves = [
+                ChartCurve(
+                    one["label"],
+                    [(point["alpha"], point[what]) for point in one["points"]],
+                    0 if one.get("method") else 1,
+                )
+                for one in info["curves"]
+            ]
+            rows = [
+                (one["label"], brief(point["alpha"]), number(point["loss"]), percent(point["accuracy"], 1))
+                for one in info["curves"]
+                for point in one["points"]
+            ]
+            chart = LineChart(curves, "α, from π(A) to B", what, f"{what} between π(A) and B", say, say)
+            figure = PageFigure(
+                f"{id}-{what}",
+                what[:1].upper() + what[1:],
+                chart,
+                PageTable(["", "α", "loss", "accuracy"], rows),
+            )
+            tabs.append((what[:1].upper() + what[1:], figure))
+        heights = [
+            (
+                one["label"],
+                number(one["height"]),
+                "" if one["faithful"] else "π(A) does not compute what A computes",
+            )
+            for one in info["curves"]
+        ]
+        on = f"{info['examples']} examples of {short(info['data'])}, {info['question']}"
+        parts += [Prose(other)] if (other := mark(material, result)) else []
+        parts += [Tabs(id, "Measured", tabs), PageTable(["", "barrier", ""], heights, f"On {on}.")]
+    lead = (
+        "The loss of (1 − α)·π(A) + α·B. The barrier is how far it rises above the straight line between its"
+        " ends."
+    )
+    return PageSection("barrier", "The barrier between π(A) and B", lead, parts, "Barrier")
+
+
+def proofs(material: ReportInputs, results: list[Result]) -> PageSection:
+    """What running the models has shown."""
+    parts: list[Part] = []
+    for result in results:
+        info, of = result.info, ("about", _about(material, result))
+        if "equal" in info:
+            verdict = "computes what A computes" if info["equal"] else "does not compute what A computes"
+            rows = [
+                of,
+                ("π(A)", verdict),
+                (
+                    "largest difference",
+                    f"{info['difference']:.2g} over {', '.join(info['outputs'])}, in float64",
+                ),
+            ]
+            rows += [("allowed", f"{info['tolerance']:.2g}")] if "tolerance" in info else []
+            rows += [("why", info["reason"])] if info.get("reason") else []
+            parts.append(Facts(rows))
+        elif "checks" in info:
+            passed = sum(bool(check["passed"]) for check in info["checks"])
+            parts.append(Facts([("table", f"{passed} of {len(info['checks'])} checks passed")]))
+        else:
+            share = f"{percent(info['found'])} of B's activations are predicted from A's"
+            beside = f"{percent(info['identity'])} with nothing moved, {percent(info['null'])} by chance"
+            seen = ("shown", str(info.get("probes", "")))
+            parts.append(Facts([of, ("π", share), ("beside", beside), seen]))
+    return PageSection("proof", "Proof by running", "Both models through their own library.", parts, "Proof")
+
+
+def _about(material: ReportInputs, result: Result) -> str:
+    """Which π a proof is about: this run's, or one that is told by its name."""
+    info, digest = result.info, about(result)
+    of = f" and {short(info['a'])}" if info.get("a") else ""
+    if digest is None:
+        return f"a π that the result does not tell the digest of{of}"
+    if digest == material.digest:
+        return f"this run's π{of}"
+    name = short(info["via"]) if info.get("via") else "a π"
+    return f"{name} ({info['alignment'].get('method', 'method unknown')}, {digest[:12]}…){of}"
+
+
+def time_and_memory(info: Sequence[tuple[str, Mapping[str, Any]]]) -> PageSection | None:
+    """What every step took."""
+    steps = [(verb, run) for verb, run in info if run]
+    if not steps:
+        return None
+    bars = [(verb, [float(run["seconds"])]) for verb, run in steps]
+    machine = steps[-1][1]["machine"]
+    rows = [(verb, seconds(run["seconds"]), size(run["memory"])) for verb, run in steps]
+    cores = ", ".join(_counted(machine[f"{what}s"], what) for what in ("core", "thread"))
+    where = f"{machine['processor']}, {cores}, {machine['system']}"
+    versions = f"Python {machine['python']}, torch {machine['torch']}"
+    table = PageTable(["step", "time", "most memory"], rows)
+    chart = BarChart(bars, ["seconds"], "Time of each step", seconds)
+    parts: list[Part] = [
+        PageFigure("time", "Time", chart, table, opened=True),
+        Facts([("machine", where), ("with", versions)]),
+    ]
+    return PageSection("time", "Time and memory", "", parts, "Time")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -1,0 +1,90 @@
+"""Bases: the models that a run tells of, where they are still at their recorded places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os.path import exists
+from typing import Any
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.errors import MismatchError, TransfusionError
+from transfusion.model.model import Model, require_same_shape, take_hashes
+from transfusion.reporting.report_inputs import ReportInputs
+from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+
+
+@dataclass(frozen=True)
+class Bases:
+    """A, B and the fine-tunes, as far as they can be read and are what they were."""
+
+    a: Model | None = None
+    b: Model | None = None
+    finetuned: tuple[str, ...] = ()
+    """Where the fine-tunes are; empty unless all are there."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, and why."""
+
+    @classmethod
+    def of(cls, material: ReportInputs) -> Bases:
+        """Open what is there. Nothing is fetched from anywhere."""
+        metadata, pi, notes = material.metadata, material.alignment, list[str]()
+        config = ((metadata or {}).get("settings") or {}).get("config")
+        info = _info(metadata, pi)
+        models = {role: _model(info.get(role), config, notes) for role in ("base", "onto")}
+        a, b = models["base"], models["onto"]
+        if a is not None and b is not None:
+            try:
+                require_same_shape(a, b)
+            except MismatchError as error:
+                return cls(notes=(*notes, f"{error.message}."))
+        places = [_finetune(one, config, notes) for one in (metadata or {}).get("finetuned", ())]
+        there = tuple(place for place in places if place is not None)
+        return cls(a, b, there if len(there) == len(places) else (), tuple(notes))
+
+
+def _info(metadata: Mapping[str, Any] | None, pi: Alignment | None) -> dict[str, Mapping[str, Any]]:
+    if metadata is not None:
+        return {role: metadata[role] for role in ("base", "onto")}
+    if pi is None:
+        return {}
+    made = pi.provenance
+    return {
+        "base": {"name": made.source, "path": made.source, "sha256": made.source_digest},
+        "onto": {"name": made.target, "path": made.target, "sha256": made.target_digest},
+    }
+
+
+def _place(info: Mapping[str, Any]) -> str | None:
+    named = (str(info[key]) for key in ("path", "name") if info.get(key))
+    return next((place for place in named if exists(place)), None)
+
+
+def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str]) -> Model | None:
+    """A model that is where it was, and what it was."""
+    if info is None:
+        return None
+    place = _place(info)
+    if place is None:
+        notes.append(f"{info.get('name')} is not at its recorded place.")
+        return None
+    try:
+        model = Model.open(place, config=config)
+        take_hashes(model)
+    except TransfusionError as error:
+        notes.append(f"{info['name']} cannot be read: {error.message}.")
+        return None
+    if model.digest != info["sha256"]:
+        notes.append(f"{info['name']} has other weights by now.")
+        return None
+    return model
+
+
+def _finetune(info: Mapping[str, Any], config: str | None, notes: list[str]) -> str | None:
+    place = _place(info)
+    if place is not None and is_adapter(place):
+        if Adapter.open(place).digest == info["sha256"]:
+            return place
+        notes.append(f"{info['name']} has other weights by now.")
+        return None
+    return place if _model(info, config, notes) is not None else None

@@ -1,0 +1,204 @@
+"""Reading: a run and its results, from a folder and from files that are named one by one."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os.path import exists
+from pathlib import Path
+from typing import Any
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
+from transfusion.reporting.result_schemas import SCHEMAS, schema_of
+from transfusion.runtime.untrusted_files import path_inside, read_json, validate
+
+METADATA = "transfusion.json"
+METADATA_VERBS = ("transport", "merge")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result, and the file that it comes from."""
+
+    path: Path
+    verb: str
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """All that a report is made of."""
+
+    run: Path
+    metadata: Mapping[str, Any] | None
+    """Of the transport or merge; none in a folder that has results only."""
+    results: tuple[Result, ...]
+    alignment: Alignment | None
+    without: str
+    """Why there is no file of π; empty if there is one."""
+    ceiling: str | None = None
+    """B fine-tuned itself, if that is known."""
+    left_out: tuple[str, ...] = ()
+    """What was given and is not about this run, in sentences."""
+
+    @property
+    def digest(self) -> str | None:
+        """Of this run's π; none, if there is no run and no π."""
+        return digest_of(self.metadata, self.alignment)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is."""
+        return self.run if self.run.is_dir() else self.run.parent
+
+    def inputs(self, via: Alignment | str | Path | None = None) -> list[Path]:
+        """All that was read, which no page may overwrite: the run, results, π, the models of the story."""
+        metadata = self.metadata or {}
+        models = [
+            *metadata.get("finetuned", ()),
+            *(metadata[role] for role in ("base", "onto") if role in metadata),
+        ]
+        named = [self.run, *(one.path for one in self.results), self.ceiling]
+        named += [via if isinstance(via, str | Path) else (metadata.get("settings") or {}).get("via")]
+        named += [one.info["written"] for one in self.of("align")]
+        return inputs_of(*named, *(one.get("path") or one.get("name") for one in models))
+
+    def of(self, verb: str) -> list[Result]:
+        """The results of one verb."""
+        return [result for result in self.results if result.verb == verb]
+
+
+def inputs_of(*references: str | Path | None) -> list[Path]:
+    """The files that references on this machine lead to; pages in their folders are outputs of ours."""
+    roots = [Path(one) for one in references if one is not None and exists(one)]
+    inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
+    return [*roots, *(path for path in inside if path.suffix != ".html")]
+
+
+def gather_inputs(
+    run: str | Path,
+    results: Iterable[str | Path] = (),
+    via: Alignment | str | Path | None = None,
+    ceiling: str | Path | None = None,
+) -> ReportInputs:
+    """Read a run: its folder, the results that are given, and π."""
+    place = Path(run)
+    if not exists(place):
+        raise DataError(
+            f"{place}: no such file or folder", hint="give a folder that transport or merge wrote"
+        )
+    if place.is_file():  # the story itself, or one result
+        results, place = [place, *results], place.parent
+        found: list[Result] = []
+    else:
+        files = [path_inside(place, path, DataError) for path in sorted(place.glob("*.json"))]
+        found = [one for path in files if (one := _known(path)) is not None]
+    known = {one.path.resolve() for one in found}
+    found += [_given(Path(path)) for path in results if Path(path).resolve() not in known]
+    records = [one for one in found if one.verb in METADATA_VERBS]
+    if len(records) > 1:
+        raise DataError(
+            f"{listing(one.path for one in records)}: the stories of {len(records)} runs",
+            hint="a report is about one of them",
+        )
+    metadata = records[0].info if records else None
+    rest = tuple(one for one in found if one.verb not in METADATA_VERBS)
+    alignment, without = _alignment(metadata, rest, via)
+    if metadata is None and not rest and alignment is None:
+        raise DataError(
+            f"{run}: there is nothing to report in it",
+            hint=f"give a folder with a {METADATA} that transport or merge wrote, or results of"
+            f" {listing(sorted(set(SCHEMAS) - set(METADATA_VERBS)))}",
+        )
+    pi = digest_of(metadata, alignment)
+    foreign = [one for one in rest if one.verb == "verify" and pi and about(one) not in (None, pi)]
+    return ReportInputs(
+        Path(run),
+        metadata,
+        tuple(one for one in rest if one not in foreign),
+        alignment,
+        without,
+        None if ceiling is None else str(ceiling),
+        tuple(f"{one.path.name} is left out: it is about {_other(one)}, not this run's." for one in foreign),
+    )
+
+
+def digest_of(metadata: Mapping[str, Any] | None, alignment: Alignment | None) -> str | None:
+    """The digest of a run's π, from π itself or from the story."""
+    info = (metadata or {}).get("alignment") or {}
+    return alignment.digest if alignment is not None else info.get("sha256")
+
+
+def about(proof: Result) -> str | None:
+    """The digest of the π that a result of `verify` is about; none, if it does not tell."""
+    info = proof.info.get("alignment") or {}
+    return str(info["sha256"]) if "sha256" in info else None
+
+
+def _other(proof: Result) -> str:
+    """The π of a proof, in words."""
+    file = f" ({Path(proof.info['via']).name})" if proof.info.get("via") else ""
+    return f"another π{file}, {str(about(proof))[:12]}…"
+
+
+def _known(path: Path) -> Result | None:
+    """A result that lies in the folder; other files of JSON are none of our business."""
+    try:
+        info = read_json(path)
+    except CheckpointError:
+        return None
+    return _checked(path, info) if str(info.get("verb")) in SCHEMAS else None
+
+
+def _given(path: Path) -> Result:
+    try:
+        info = read_json(path)
+    except CheckpointError as error:
+        raise DataError(error.message, hint="give results, as JSON, that transfusion wrote") from error
+    verb = info.get("verb")
+    if str(verb) not in SCHEMAS:
+        said = f'its "verb" is {reprlib.repr(verb)}' if verb is not None else 'it has no "verb"'
+        raise DataError(
+            f"{path}: not a result that is understood: {said}",
+            hint=f"give what one of {listing(SCHEMAS)} wrote with -o or --json",
+        )
+    return _checked(path, info)
+
+
+def _checked(path: Path, info: Mapping[str, Any]) -> Result:
+    verb = str(info["verb"])
+    hint = f"make it again with 'transfusion {verb}' of this version"
+    validate(info, schema_of(verb, info), f"{path}: a result of {verb}", hint=hint, error=DataError)
+    return Result(path, verb, info)
+
+
+def _alignment(
+    metadata: Mapping[str, Any] | None, results: Sequence[Result], via: Alignment | str | Path | None
+) -> tuple[Alignment | None, str]:
+    """π as given, or from where the story says that it was; and why there is none."""
+    wanted = None if metadata is None else metadata["alignment"].get("sha256")
+    if via is not None:
+        pi = via if isinstance(via, Alignment) else Alignment.load(via)
+        if wanted not in (None, pi.digest):
+            raise MismatchError(
+                f"{via} is another π than that of this run: {wanted[:12]}… then, {pi.digest[:12]}… now",
+                hint="give the file of π that was used",
+            )
+        return pi, ""
+    place = ((metadata or {}).get("settings") or {}).get("via")
+    if place is None and metadata is not None:
+        return None, "The run found its π on the way and did not keep it."
+    if place is None:
+        aligned = [one.info["written"] for one in results if one.verb == "align"]
+        if len(aligned) != 1:
+            return None, "No file of π was given."
+        place = aligned[0]
+    try:
+        pi = Alignment.load(place)
+    except AlignmentError as error:
+        return None, f"The file of π is not where it was: {error.message}."
+    if wanted not in (None, pi.digest):
+        return None, f"{place} holds another π by now."
+    return pi, ""

@@ -1,0 +1,232 @@
+"""What a page reads of results, verb by verb; a result that says it otherwise is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypeAlias
+
+from pydantic import Field, StringConstraints
+from typing_extensions import TypedDict
+
+from transfusion.alignment.provenance import AdviceInfo, EmptyInfo, Number, PredictionInfo, RunInfo
+
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**63)]
+Place: TypeAlias = Annotated[str, StringConstraints(max_length=4_000, pattern=r"^[^\x00]*$")]
+
+
+class ResultInfo(TypedDict, total=False):
+    """What every result may say of itself."""
+
+    command: str | None
+    run: RunInfo | EmptyInfo | None
+
+
+class DataSchema(TypedDict):
+    """What was measured on."""
+
+    data: str
+    examples: Count
+    question: str
+    metric: str
+    classes: NotRequired[Count | None]
+
+
+class ScoreSchema(TypedDict):
+    value: Number
+
+
+Gain: TypeAlias = dict[str, Number | None] | None
+
+
+class RowSchema(TypedDict):
+    """One model's scores."""
+
+    model: Place
+    task: ScoreSchema
+    support: NotRequired[ScoreSchema | None]
+    gain: NotRequired[Gain]
+
+
+class EvaluateSchema(ResultInfo):
+    task: DataSchema
+    models: list[RowSchema]
+    support: NotRequired[DataSchema | None]
+    against: NotRequired[Place | None]
+    ceiling: NotRequired[Place | None]
+
+
+class SweepPointSchema(TypedDict):
+    alpha: Number
+    task: ScoreSchema
+    support: NotRequired[ScoreSchema | None]
+    gain: dict[str, Number | None]
+
+
+class SweepCurveSchema(TypedDict):
+    label: str
+    best: Number
+    points: Annotated[list[SweepPointSchema], Field(min_length=1)]
+    method: NotRequired[str | None]
+
+
+class TransportedSchema(ResultInfo, total=False):
+    """What was moved onto what."""
+
+    finetuned: Place
+    base: Place
+    onto: Place
+
+
+class SweepSchema(TransportedSchema):
+    task: DataSchema
+    at_zero: dict[str, ScoreSchema]
+    curves: Annotated[list[SweepCurveSchema], Field(min_length=1)]
+    support: NotRequired[DataSchema | None]
+
+
+class FewShotCurveSchema(TypedDict):
+    label: str
+    plain: ScoreSchema
+    learned: ScoreSchema
+    gain: dict[str, Number]
+    coefficients: dict[str, Number]
+    losses: list[Number]
+    method: NotRequired[str | None]
+
+
+class FewShotSchema(TransportedSchema):
+    task: DataSchema
+    shots: Count
+    zero: ScoreSchema
+    curves: list[FewShotCurveSchema]
+
+
+class BarrierPointSchema(TypedDict):
+    alpha: Number
+    loss: Number
+    accuracy: Number
+
+
+class BarrierCurveSchema(TypedDict):
+    label: str
+    points: Annotated[list[BarrierPointSchema], Field(min_length=1)]
+    height: Number | None
+    faithful: bool
+    method: NotRequired[str | None]
+
+
+class BarrierSchema(ResultInfo):
+    question: str
+    examples: Count
+    data: str
+    curves: list[BarrierCurveSchema]
+    a: NotRequired[Place]
+    b: NotRequired[Place]
+
+
+class PiReferenceSchema(TypedDict, total=False):
+    sha256: str
+    method: str
+
+
+class VerifySchema(ResultInfo, total=False):
+    """What all proofs may say."""
+
+    a: Place | None
+    b: Place | None
+    via: Place | None
+    alignment: PiReferenceSchema | None
+
+
+class EquivalenceSchema(VerifySchema):
+    equal: bool
+    difference: float
+    outputs: list[str]
+    tolerance: NotRequired[float]
+    reason: NotRequired[str | None]
+
+
+class PredictionSchema(VerifySchema):
+    holds: bool
+    found: Number
+    identity: Number
+    null: Number
+    axes: dict[str, PredictionInfo]
+    probes: NotRequired[str]
+
+
+class CheckSchema(TypedDict):
+    passed: bool
+
+
+class CertificateSchema(VerifySchema):
+    passed: bool
+    checks: list[CheckSchema]
+
+
+class AlignSchema(ResultInfo):
+    written: Place
+    method: str
+
+
+class InputSchema(TypedDict):
+    name: Place
+    sha256: str
+    path: NotRequired[Place]
+
+
+class PiSchema(TypedDict):
+    method: str
+    sha256: NotRequired[str]
+    advice: NotRequired[AdviceInfo | EmptyInfo | None]
+
+
+class SettingsSchema(TypedDict, total=False):
+    via: Place | None
+    config: Place | None
+
+
+class OutputShiftSchema(TypedDict, total=False):
+    direction: Number | None
+    size: Number | None
+    probes: str
+
+
+class TransportSchema(ResultInfo):
+    """Of a transport or a merge."""
+
+    finetuned: Annotated[list[InputSchema], Field(min_length=1)]
+    base: InputSchema
+    onto: InputSchema
+    alignment: PiSchema
+    alpha: NotRequired[Number | dict[str, Number] | None]
+    settings: NotRequired[SettingsSchema | None]
+    how: NotRequired[str | None]
+    kind: NotRequired[str]
+    output_shift: NotRequired[OutputShiftSchema | None]
+    repeatable: NotRequired[bool]
+    moved: NotRequired[Count]
+    unchanged: NotRequired[Count]
+    new_tokens: NotRequired[Count]
+    carried: NotRequired[list[str]]
+    dropped: NotRequired[list[str]]
+
+
+SCHEMAS: Mapping[str, tuple[Any, ...]] = {
+    "align": (AlignSchema,),
+    "barrier": (BarrierSchema,),
+    "evaluate": (EvaluateSchema,),
+    "fewshot": (FewShotSchema,),
+    "merge": (TransportSchema,),
+    "sweep": (SweepSchema,),
+    "transport": (TransportSchema,),
+    "verify": (EquivalenceSchema, PredictionSchema, CertificateSchema),
+}
+"""The verbs whose results are understood, and what a result of each tells: one of these."""
+
+
+def schema_of(verb: str, info: Mapping[str, Any]) -> Any:
+    """The schema that a result is to be held to: of several, the one with a first key of which it has."""
+    firsts = {EquivalenceSchema: "equal", PredictionSchema: "holds", CertificateSchema: "passed"}
+    known = SCHEMAS[verb]
+    return next((one for one in known if firsts.get(one) in info), known[0])

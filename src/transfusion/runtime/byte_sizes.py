@@ -1,0 +1,54 @@
+"""Sizes of memory and files, as people write them."""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+
+from transfusion.errors import SettingError
+
+_LETTERS = "kmgt"
+_UNITS = {
+    "b": 1,
+    **{f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate(_LETTERS)},
+    **{f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate(_LETTERS)},
+}
+
+
+def parse_bytes(text: str) -> int:
+    """How many bytes are meant.
+
+    >>> as_bytes("2GB"), as_bytes("1.5 GiB"), as_bytes("512mb")
+    (2000000000, 1610612736, 512000000)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text, re.ASCII)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    count = float(found[1]) * unit if found and unit else 0.0
+    if not isfinite(count) or count < 1:
+        raise SettingError(
+            f"{text!r} is not a size", hint="give a number and a unit, such as 512MB, 2GB or 1.5GiB"
+        )
+    return int(count)
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes, for people.
+
+    >>> as_words(12), as_words(2_500_000), as_words(3e9)
+    ('12 bytes', '2.5 MB', '3.00 GB')
+    """
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def at_least(count: int) -> str:
+    """A number of bytes in words that do not mean less.
+
+    >>> at_least(337_650_000), at_least(2_001_000_000)
+    ('338.0 MB', '2.01 GB')
+    """
+    digit = 10**6 if count < 999 * 10**6 else 10**7
+    return format_bytes(-(-count // digit) * digit)

@@ -1,0 +1,158 @@
+"""Files from outside: regular files inside their folder, bounded JSON, values that fit a schema.
+
+A model's folder is not trusted. Every file in it comes in through this module, so that what is inside the
+program has been checked once, at the door.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, TypeVar, cast
+
+from transfusion.errors import CheckpointError, TransfusionError
+
+LARGEST_TEXT = 2**28
+"""A text file of more bytes is refused before it is read."""
+
+Value = TypeVar("Value")
+
+
+def path_inside(folder: Path, path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
+    """The path, if it stays inside the folder. Links of a hub cache may lead to that cache's blobs."""
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as reason:  # such as links that lead to each other
+        raise error(
+            f"{path}: it cannot be followed ({_reason(reason)})", hint="put the file itself there"
+        ) from reason
+    if not (target.is_relative_to(folder.resolve()) or _is_blob(target)):
+        raise error(
+            f"{path}: it leads outside {folder} (to {target}), and is not followed",
+            hint="put the file itself into the folder, or give the path of the file that you mean",
+        )
+    return path
+
+
+def require_closed(folder: Path, error: type[TransfusionError] = CheckpointError) -> Path:
+    """The folder, if it has regular files only, and no link that leads outside: libraries read them too."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            require_regular(path_inside(folder, path, error), error)
+    return folder
+
+
+def _is_blob(target: Path) -> bool:
+    """Whether a file lies where huggingface_hub keeps those that the folders of its cache link to."""
+    return target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
+
+
+def require_regular(path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
+    """The path, if it is a regular file: a pipe or a device may never end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as reason:
+        raise error(f"{path}: it cannot be read ({_reason(reason)})", hint="check the path") from reason
+    if not S_ISREG(mode):
+        raise error(
+            f"{path}: not a regular file", hint="give a file on disk, not a folder, a pipe or a device"
+        )
+    return path
+
+
+def read_text(path: Path, error: type[TransfusionError] = CheckpointError, limit: int = LARGEST_TEXT) -> str:
+    """The text of a regular file that is not larger than the limit."""
+    try:
+        size = require_regular(path, error).stat().st_size
+        if size > limit:
+            raise error(f"{path}: {size} bytes, and at most {limit} are read", hint="is this the right file?")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as reason:
+        raise error(
+            f"{path}: not readable as text ({_reason(reason)})", hint="fetch the file again"
+        ) from reason
+
+
+def parse_json(text: str, where: object, error: type[TransfusionError] = CheckpointError) -> Any:
+    """A JSON value; ``where`` names its origin in messages. A key that stands twice is refused."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+        if "\\ud" in text.lower():  # half a character cannot be printed or written, wherever it turns up
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except (ValueError, RecursionError) as reason:
+        raise error(
+            f"{where}: not readable as JSON ({_reason(reason)})", hint="fetch the file again"
+        ) from reason
+
+
+def read_json(path: Path, error: type[TransfusionError] = CheckpointError) -> dict[str, Any]:
+    """A JSON object from a file."""
+    value = parse_json(read_text(path, error), path, error)
+    if not isinstance(value, dict):
+        raise error(f"{path}: a JSON object was expected", hint="fetch the file again")
+    return value
+
+
+def validate(
+    value: object,
+    schema: type[Value],
+    where: object,
+    *,
+    hint: str,
+    error: type[TransfusionError] = CheckpointError,
+) -> Value:
+    """The value, if it fits the schema: a `TypedDict` (of typing_extensions) or any other annotation.
+
+    Nothing is converted: a text is no number, and a number no text. Keys that a schema does not name stay.
+    """
+    from pydantic import ValidationError
+
+    try:
+        _adapter(cast(Any, schema)).validate_python(value, strict=True)
+    except ValidationError as reason:
+        first, *others = reason.errors(include_url=False, include_input=False)
+        place = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
+        more = f", and {len(others)} more" if others else ""
+        raise error(f"{where}: {place}{_lower(first['msg'])}{more}", hint=hint) from reason
+    return cast(Value, value)
+
+
+def require_finite(
+    value: object, where: object, *, hint: str, error: type[TransfusionError] = CheckpointError
+) -> None:
+    """Refuse NaN and infinity anywhere in a value: what is written of it would not be JSON."""
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except ValueError as reason:
+        raise error(f"{where}: a number in it is NaN or infinite", hint=hint) from reason
+
+
+@cache
+def _adapter(schema: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(schema)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice!r} stands twice")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,1 +1,0 @@
-"""Solvers: from evidence about an axis to a map of it."""

@@ -1,0 +1,306 @@
+"""An adapter's files, and where every tensor in them belongs on a base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.binding import bind
+from transfusion.architecture.naming import Naming, unwrapped
+from transfusion.architecture.table import Table
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.references import resolve
+from transfusion.checkpoint.tensor_content import tensor_digest
+from transfusion.checkpoint.tensor_files import headers
+from transfusion.errors import AdapterError, CheckpointError, listing
+from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
+from transfusion.model.model import Model
+from transfusion.runtime.untrusted_files import read_json, require_closed
+from transfusion.transportation.adapters.adapter_checks import (
+    kind_that_moves,
+    refuse_odd_settings,
+    require_biases,
+    require_exchangeable,
+    require_one_scale,
+    require_targets,
+    require_tokens,
+    require_whole,
+)
+from transfusion.transportation.adapters.adapter_classes import class_for
+from transfusion.transportation.adapters.adapter_config import require_sensible
+from transfusion.transportation.adapters.adapter_kinds import (
+    PROMPT,
+    WHOLE,
+    AdapterKind,
+    AdapterPart,
+    WeightReference,
+)
+from transfusion.transportation.adapters.adapter_targets import TargetWeight, TensorSlice
+from transfusion.transportation.adapters.module_settings import ModuleSettings
+from transfusion.transportation.adapters.prompt_layouts import prompt_layout
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+LABEL = "label"
+"""What tables call the axis of a head that has one unit per label."""
+
+
+@dataclass(frozen=True)
+class AdapterTensor:
+    """One stored tensor of an adapter, and where it belongs."""
+
+    key: str
+    """Its name in the adapter's file."""
+    tensor: str
+    """The canonical name of the tensor that it changes or replaces."""
+    layout: Layout
+    """Its axes; those of one of a stack are the axes of all of them, stacked."""
+    part: AdapterPart = WHOLE
+    module: str = ""
+    """The module that it belongs to, as the live model names it; empty for a whole tensor."""
+    weight: TensorSlice | None = None
+    """Where the module's weight lies."""
+    rank: int | None = None
+    stack: tuple[str, ...] = ()
+    """The keys of all members of its stack, if it is one of a stack: they may change places."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is a copy of the whole tensor, trained or not, and not a factor of a change."""
+        return self.part is WHOLE
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter on disk: its files, its configuration, and its kind."""
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    kind: AdapterKind
+
+    @property
+    def label(self) -> str:
+        return self.checkpoint.label
+
+    @classmethod
+    def open(cls, reference: str | Path) -> Adapter:
+        """Read the headers of an adapter; refuse the kinds that cannot be moved, by name."""
+        root = resolve(reference)
+        config = read_json(require_closed(root) / CONFIG)
+        require_sensible(str(reference), config)
+        kind = kind_that_moves(str(reference), config)
+        refuse_odd_settings(str(reference), kind, config)
+        file = next((root / name for name in WEIGHTS if (root / name).exists()), None)
+        if file is None:
+            raise CheckpointError(
+                f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="fetch the adapter's weights too"
+            )
+        return cls(Checkpoint(str(reference), root, headers(file), (file,)), config, kind)
+
+    def settings(self, module: str) -> ModuleSettings:
+        """What the configuration says about one module."""
+        return ModuleSettings(self.config, module)
+
+    def read(self, factor: AdapterTensor) -> Tensor:
+        """One stored tensor, or its stack; values that are not numbers are refused."""
+        if factor.stack:
+            return torch.stack([self.checkpoint.read_finite(key) for key in factor.stack])
+        return self.checkpoint.read_finite(factor.key)
+
+    def notes(self, base: Model) -> list[str]:
+        """What is odd about an adapter on this base, and no reason to refuse it."""
+        name, _, revision = base.label.partition("@")
+        trained = self.config.get("revision")
+        same = self.config.get("base_model_name_or_path") == name
+        if same and revision and trained and trained != revision:
+            return [f"{self.label} was trained on revision {trained} of {name}, and the base is {revision}"]
+        return []
+
+    @property
+    def digest(self) -> str:
+        """A hash of its settings and the content of its tensors."""
+        total = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode())
+        for key in sorted(self.checkpoint.tensors):
+            total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
+        return total.hexdigest()
+
+    # ── on a base ────────────────────────────────────────────────────────────────────────────
+
+    def factors(self, base: Model) -> list[AdapterTensor]:
+        """Every stored tensor with its layout on a base."""
+        place = self._place_on(base)
+        found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
+        require_whole(self.label, self.kind, self.config, found)
+        require_biases(self.label, found, base.names)
+        require_targets(
+            self.label, self.config, found, [*base.architecture.backbone, *base.checkpoint.tensors]
+        )
+        for factor in found:
+            self._require_fit(factor, place.architecture)
+        return found
+
+    @cached_property
+    def _keys(self) -> re.Pattern[str]:
+        """What the keys of the kind's parts look like."""
+        names = "|".join(part.name for part in self.kind.parts if "." not in part.name) or "(?!)"
+        return re.compile(
+            rf"(?P<module>.+?)\.(token_adapter\.)?(?P<part>{names})(\.default)?(\.(?P<leaf>weight|bias))?"
+        )
+
+    def _place_on(self, base: Model) -> TargetWeight:
+        """The base's architecture, with the heads that only the adapter has, and the prompt."""
+        table, bound = self._bound_on(base)
+        if self.kind.prompt:
+            layout = prompt_layout(self.kind.name, self.config, bound)
+            bound = replace(bound, tensors={**bound.tensors, PROMPT: layout})
+        naming = Naming(base.family, live=True)
+        return TargetWeight(naming, bound.under(base.architecture.policy), table.ties)
+
+    def _bound_on(self, base: Model) -> tuple[Table, Architecture]:
+        """The base's table for a model of the adapter's class, and what it says about all tensors of one."""
+        own, shapes = self._wholes(base), {name: base.info(name).shape for name in base.names}
+        if new := {name for name, shape in own.items() if shapes.get(name) != shape}:
+            shapes = {name: one for name, one in shapes.items() if name in own or not _labels(base, name)}
+        name = self.class_name(base) if new else None
+        config = {**base.config, "architectures": [name]} if name else base.config
+        table = base.family.table(config, frozenset({*shapes, *own}))
+        return table, bind(table, {**shapes, **own}, base.family.name)
+
+    def _wholes(self, base: Model) -> dict[str, tuple[int, ...]]:
+        """The shapes of what is stored as a whole, by canonical name."""
+        naming = Naming(base.family, live=True)
+        return {
+            naming.canonical(self._plain(key)): info.shape
+            for key, info in self.checkpoint.tensors.items()
+            if not (self._keys.fullmatch(key) or self._is_prompt(key))
+        }
+
+    def read_through(self, base: Model, own: Iterable[str]) -> frozenset[str]:
+        """The heads of the base that the adapter's own heads read through: a pooler, or a transform."""
+        _, bound = self._bound_on(base)
+        layouts = {name: bound.tensors[name] for name in bound.heads if name not in own}
+        read = {axis for name in own for axis in _axes(bound.tensors[name], bound.tensors[name].inputs)}
+        found: set[str] = set()
+        while new := {n for n, one in layouts.items() if n not in found and _axes(one, one.outputs) & read}:
+            found |= new
+            read |= {axis for name in new for axis in _axes(layouts[name], layouts[name].inputs)}
+        written = {axis for name in found for axis in _axes(layouts[name], layouts[name].outputs)}
+        plain = {name: set(one.names()) for name, one in layouts.items() if one.arrow is None}
+        return frozenset(found | {name for name, axes in plain.items() if axes and axes <= written})
+
+    def _is_prompt(self, key: str) -> bool:
+        return self.kind.prompt and key == PROMPT
+
+    def class_name(self, base: Model) -> str | None:
+        """The class of model that the adapter was trained in; None if the base's type has no such class."""
+        return class_for(self.config, base.config)
+
+    def _plain(self, key: str) -> str:
+        """The key of a tensor that is stored as a whole, without PEFT's marks."""
+        marks = (".modules_to_save.default.", ".modules_to_save.", ".base_layer.")
+        for mark in (*marks, ".ln_tuning_layers.default.", ".ln_tuning_layers."):
+            key = key.replace(mark, ".")
+        return key.removeprefix("base_model.") if self.kind.prompt else key
+
+    def _factor(self, key: str, place: TargetWeight) -> AdapterTensor:
+        match = self._keys.fullmatch(key)
+        if match is not None:
+            return self._part_of_change(key, match, place)
+        tensor = PROMPT if self._is_prompt(key) else place.naming.canonical(self._plain(key))
+        part = self.kind.parts[0] if self._is_prompt(key) else WHOLE
+        return AdapterTensor(key, tensor, self._layout_of(tensor, key, place), part)
+
+    def _part_of_change(self, key: str, match: re.Match[str], place: TargetWeight) -> AdapterTensor:
+        name = match["part"] + (".bias" if match["leaf"] == "bias" else "")
+        if (part := self.kind.part(name)) is None:
+            raise AdapterError(
+                f"{self.label}: {key} is no part of a {self.kind.name} adapter",
+                hint="merge the adapter into its base and move the merged model",
+            )
+        spot = place.weight_of(match["module"])
+        if spot.tensor not in place.architecture.tensors and part.reference is WeightReference.ROWS:
+            spot = replace(spot, tensor=place.ties.get(spot.tensor, spot.tensor))
+        whole = self._layout_of(spot.tensor, key, place)
+        weight, shape = spot.layout(whole), self.checkpoint.tensors[key].shape
+        if weight.arrow is None:
+            raise AdapterError(
+                f"{self.label}: {key} changes {spot.tensor}, which is not a linear map ('{weight}')",
+                hint="this adapter was made for another architecture",
+            )
+        if (found := part.on(weight, shape)) is None:
+            raise AdapterError(
+                f"{self.label}: {key} has shape {shape}, which {part.name} ('{part.form}') cannot have on a"
+                f" weight '{weight}'",
+                hint="give the base that the adapter was trained on as --base",
+            )
+        layout, rank = found
+        stack = spot.stack(whole)
+        layout = Layout((*stack, *layout.items), layout.arrow, layout.split + len(stack) * bool(layout.arrow))
+        tensor = spot.tensor if part.of == "weight" else spot.bias.tensor
+        return AdapterTensor(key, tensor, layout, part, unwrapped(match["module"]), spot, rank)
+
+    def _stacked(self, found: list[AdapterTensor], place: TargetWeight) -> list[AdapterTensor]:
+        """The same tensors, members of a stack with all that they may change places with."""
+        stacks: dict[tuple[str, int | None, str], dict[int, AdapterTensor]] = {}
+        for factor in found:
+            if (spot := factor.weight) is not None and spot.member is not None:
+                stacks.setdefault((spot.tensor, spot.piece, factor.part.name), {})[spot.member] = factor
+        keys: dict[str, tuple[str, ...]] = {}
+        for (tensor, _, _), members in stacks.items():
+            size = size_of(place.architecture.tensors[tensor].items[0], place.architecture.sizes)
+            infos = {self.checkpoint.tensors[factor.key] for factor in members.values()}
+            require_exchangeable(self.label, tensor, size, members, {info.shape for info in infos})
+            require_one_scale(self.label, self.config, [factor.module for factor in members.values()])
+            stack = tuple(members[member].key for member in range(size))
+            keys.update(dict.fromkeys(stack, stack))
+        return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]
+
+    def _layout_of(self, tensor: str, key: str, place: TargetWeight) -> Layout:
+        if tensor not in place.architecture.tensors:
+            raise AdapterError(
+                f"{self.label}: {key} belongs to {tensor}, which the base does not have",
+                hint="give the base that the adapter was trained on as --base",
+            )
+        return place.architecture.tensors[tensor]
+
+    def _require_fit(self, factor: AdapterTensor, architecture: Architecture) -> None:
+        shape = self.checkpoint.tensors[factor.key].shape
+        shape = (len(factor.stack), *shape) if factor.stack else shape
+        wanted = tuple(
+            extent if item == Name(ANONYMOUS) else size_of(item, architecture.sizes)
+            for item, extent in zip(factor.layout.items, shape, strict=False)
+        )
+        if shape != wanted:
+            raise AdapterError(
+                f"{self.label}: {factor.key} has shape {shape}, and on this base"
+                f" '{factor.layout}' is {wanted}",
+                hint="the adapter belongs to a base of another size; give that one as --base",
+            )
+        if factor.part.reference is WeightReference.ROWS:
+            vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
+            require_tokens(self.label, factor.key, shape[0], self.settings(factor.module).tokens, vocabulary)
+
+
+def _labels(base: Model, name: str) -> bool:
+    """Whether a tensor of the base belongs to a head with labels, of which there may be other ones now."""
+    heads = base.architecture.heads
+    return name in heads and LABEL in base.architecture.tensors[name].names()
+
+
+def _axes(layout: Layout, dims: range) -> set[str]:
+    return set(layout.part(dims).names())
+
+
+def is_adapter(reference: str | Path) -> bool:
+    """Whether a reference is the folder of an adapter, here or on the hub."""
+    return (resolve(reference) / CONFIG).exists()

@@ -1,0 +1,164 @@
+"""Classes: in which class of transformers an adapter was trained.
+
+An adapter says what its task is, and its base what type of model it is; the class follows from both. The
+names are the library's own, and a test compares them with the library's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+TASKS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+    "CAUSAL_LM": "ForCausalLM",
+    "SEQ_2_SEQ_LM": "ForConditionalGeneration",
+    "FEATURE_EXTRACTION": "Model",
+}
+"""What PEFT calls a task, and how the class of a model for it ends."""
+
+_TABLE = """
+albert                 Albert               SEQ_CLS TOKEN_CLS QUESTION_ANS
+bart                   Bart                 SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM
+beit                   Beit
+bert                   Bert                 SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=BertLMHeadModel
+bloom                  Bloom                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+camembert              Camembert            SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+clip                   CLIP
+clip_text_model        CLIPText
+clip_vision_model      CLIPVision
+data2vec-vision        Data2VecVision
+deberta-v2             DebertaV2            SEQ_CLS TOKEN_CLS QUESTION_ANS
+deit                   DeiT
+dinov2                 Dinov2
+dinov2_with_registers  Dinov2WithRegisters
+dinov3_vit             DINOv3ViT
+distilbert             DistilBert           SEQ_CLS TOKEN_CLS QUESTION_ANS
+electra                Electra              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+falcon                 Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+gemma                  Gemma                SEQ_CLS TOKEN_CLS CAUSAL_LM
+gemma2                 Gemma2               SEQ_CLS TOKEN_CLS CAUSAL_LM
+gemma3_text            Gemma3Text           SEQ_CLS CAUSAL_LM=Gemma3ForCausalLM
+gpt2                   GPT2                 SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=GPT2LMHeadModel
+gpt_neox               GPTNeoX              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+gptj                   GPTJ                 SEQ_CLS QUESTION_ANS CAUSAL_LM
+hubert                 Hubert               SEQ_CLS
+llama                  Llama                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+marian                 Marian               CAUSAL_LM SEQ_2_SEQ_LM=MarianMTModel
+mbart                  MBart                SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM
+mistral                Mistral              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+mixtral                Mixtral              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+modernbert             ModernBert           SEQ_CLS TOKEN_CLS QUESTION_ANS
+mpnet                  MPNet                SEQ_CLS TOKEN_CLS QUESTION_ANS
+mt5                    MT5                  SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
+nomic_bert             NomicBert            SEQ_CLS TOKEN_CLS
+olmo2                  Olmo2                SEQ_CLS CAUSAL_LM
+opt                    OPT                  SEQ_CLS QUESTION_ANS CAUSAL_LM
+phi                    Phi                  SEQ_CLS TOKEN_CLS CAUSAL_LM
+phi3                   Phi3                 SEQ_CLS TOKEN_CLS CAUSAL_LM
+qwen2                  Qwen2                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+qwen2_moe              Qwen2Moe             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+qwen3                  Qwen3                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+qwen3_moe              Qwen3Moe             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+RefinedWeb             Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+RefinedWebModel        Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+roberta                Roberta              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+siglip                 Siglip
+siglip2                Siglip2
+siglip2_text_model     Siglip2Text
+siglip2_vision_model   Siglip2Vision
+siglip_text_model      SiglipText
+siglip_vision_model    SiglipVision
+starcoder2             Starcoder2           SEQ_CLS TOKEN_CLS CAUSAL_LM
+swin                   Swin
+swinv2                 Swinv2
+t5                     T5                   SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
+umt5                   UMT5                 SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
+vit                    ViT
+wav2vec2               Wav2Vec2             SEQ_CLS
+whisper                Whisper              SEQ_CLS=WhisperForAudioClassification CAUSAL_LM SEQ_2_SEQ_LM
+xlm-roberta            XLMRoberta           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+"""
+"""A line for every type of model: how its classes begin, and the tasks that it has a class for."""
+
+
+def _read(line: str) -> tuple[str, dict[str, str]]:
+    kind, beginning, *tasks = line.split()
+    info = dict(word.partition("=")[::2] for word in (*tasks, "FEATURE_EXTRACTION"))
+    return kind, {task: name or beginning + TASKS[task] for task, name in info.items()}
+
+
+CLASSES = dict(_read(line) for line in _TABLE.strip().splitlines())
+"""For every type of model, the class for each task."""
+
+PREFIXES = dict.fromkeys(
+    (
+        "LlamaForQuestionAnswering",
+        "Qwen2ForQuestionAnswering",
+        "Qwen3ForQuestionAnswering",
+        "Qwen3MoeForQuestionAnswering",
+    ),
+    "transformer.",
+)
+"""Classes that put something else before the names of the base model than others of their type."""
+
+ENCODERS = frozenset(
+    {
+        "MT5ForTokenClassification",
+        "T5ForTokenClassification",
+        "UMT5ForTokenClassification",
+        "WhisperForAudioClassification",
+    }
+)
+"""Classes that have only the encoder of a type with a decoder."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_CLASS = re.compile(r"(?P<beginning>[A-Za-z][A-Za-z0-9_]*?)(For[A-Z]\w*|LMHeadModel|MTModel|Model)")
+
+
+def class_for(adapter: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """The class that an adapter was trained in, by its configuration and its base's; None if there is none.
+
+    PEFT writes down the class of the base if it was told no task.
+    """
+    own = named_in(base)
+    info = adapter.get("auto_mapping")
+    if isinstance(info, Mapping) and info.get("base_model_class") is not None:
+        return _checked(info["base_model_class"], base)
+    task = adapter.get("task_type")
+    if not task:
+        return own
+    if not isinstance(task, str) or task not in TASKS:
+        return None
+    classes = _classes(base)
+    if classes is not None and task in classes:
+        return classes[task]
+    if own is not None and own.endswith(TASKS[task]):
+        return own
+    found = _CLASS.fullmatch(own or "") if classes is None else None
+    return found["beginning"] + TASKS[task] if found else None
+
+
+def _checked(name: object, base: Mapping[str, Any]) -> str | None:
+    """A class that somebody names, if it can be one of this type of model."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return None
+    if (classes := _classes(base)) is None or name in classes.values():
+        return name
+    beginning = classes["FEATURE_EXTRACTION"].removesuffix(TASKS["FEATURE_EXTRACTION"])
+    return name if name.startswith(beginning) else None
+
+
+def _classes(config: Mapping[str, Any]) -> Mapping[str, str] | None:
+    kind = config.get("model_type")
+    return CLASSES.get(kind) if isinstance(kind, str) else None
+
+
+def named_in(config: Mapping[str, Any]) -> str | None:
+    """The class that a configuration names, if it names one as it should."""
+    names = config.get("architectures")
+    own = names[0] if isinstance(names, list) and names else None
+    return own if isinstance(own, str) and _NAME.fullmatch(own) else None

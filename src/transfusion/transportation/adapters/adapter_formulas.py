@@ -1,0 +1,102 @@
+"""What adapters do to a weight: formulas on its matrix, one row per output and one column per input.
+
+Matrices are always this way round, however a library stores them, so nothing here knows about transposed
+layers; convolutions have all their inputs in one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from transfusion.transportation.adapters.module_settings import ModuleSettings
+
+Parts: TypeAlias = Mapping[str, Tensor]
+"""What an adapter stores for one module, by the names of its kind."""
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """The length of every row, summed in float64."""
+    lengths: Tensor = torch.linalg.vector_norm(matrix.double(), dim=1)
+    return lengths.to(matrix.dtype)
+
+
+def _product(parts: Parts, left: str, right: str) -> Tensor:
+    return parts[left].flatten(1) @ parts[right].flatten(1)
+
+
+def _factors(parts: Parts, prefix: str) -> tuple[str, str]:
+    """The names of the two factors, which embeddings have under other names."""
+    middle = "_embedding" if f"{prefix}_embedding_A" in parts else ""
+    return f"{prefix}{middle}_B", f"{prefix}{middle}_A"
+
+
+# ── LoRA and its kin ─────────────────────────────────────────────────────────────────────────
+
+
+def lora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    return settings.lora_scale * _product(parts, *_factors(parts, "lora"))
+
+
+def dora(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    """The sum of both, with rows of the trained lengths."""
+    together = weight + lora_added(parts, settings)
+    lengths = parts["lora_magnitude_vector"].flatten() / row_norms(together)
+    return together * lengths[:, None]
+
+
+def lora_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return bias + settings.lora_scale * parts["lora_B.bias"].flatten()
+
+
+def adalora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    return settings.adalora_scale * (parts["lora_B"] @ (parts["lora_A"] * parts["lora_E"]))
+
+
+def loha_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    return (
+        settings.loha_scale
+        * _product(parts, "hada_w1_a", "hada_w1_b")
+        * _product(parts, "hada_w2_a", "hada_w2_b")
+    )
+
+
+def delora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Every direction of length λ/r, and every input as strong as it was in the base."""
+    left, right = parts["delora_B"], parts["delora_A"]
+    lengths = row_norms(right).clamp(min=1e-4) * row_norms(left.T).clamp(min=1e-4)
+    strengths = parts["delora_lambda"] / settings.rank / lengths
+    return (left * strengths) @ right * parts["delora_w_norm"]
+
+
+# ── products with the weight ─────────────────────────────────────────────────────────────────
+
+
+def hira(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return weight * (1 + _product(parts, *_factors(parts, "hira")))
+
+
+def ia3(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return weight * parts["ia3_l"]
+
+
+def ia3_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return bias * parts["ia3_l"].flatten()
+
+
+def hra(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Reflections of the inputs, one after the other; or in one, of orthogonal directions."""
+    directions = parts["hra_u"]
+    if settings.value("apply_GS", False):
+        basis: Tensor = torch.linalg.qr(directions).Q
+        return weight - 2 * (weight @ basis) @ basis.T
+    for direction in (directions / row_norms(directions.T)).T:
+        weight = weight - 2 * torch.outer(weight @ direction, direction)
+    return weight
+
+
+def beft_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return bias + parts["beft_bias"].flatten()

@@ -1,0 +1,285 @@
+"""The kinds of adapters that move: what each stores, in terms of the weight that it changes.
+
+The layout of a stored tensor is written with the outputs ``O`` and the inputs ``I`` of the weight ``O <- I``.
+Dimensions that nobody moves are ``rank``, ``1`` (of one element) and ``_``; ``row`` is a row of the weight as
+it is stored. A weight whose inputs are several dimensions (a convolution) has them in turn, or as one,
+whichever fits. ``|`` stands between alternatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from transfusion.layouts import ANONYMOUS, Item, Layout, Name, Product
+from transfusion.transportation.adapters import adapter_formulas
+from transfusion.transportation.adapters.adapter_formulas import Parts
+from transfusion.transportation.adapters.module_settings import ModuleSettings, words
+
+_Words: TypeAlias = list[tuple[str, Item]]
+
+
+class WeightReference(Enum):
+    """What a base has in the place of a stored tensor. α scales the difference from it."""
+
+    NONE = auto()
+    """α does not belong here."""
+    ZERO = auto()
+    ONE = auto()
+    NORMS = auto()
+    """The length of each of the weight's rows."""
+    ROWS = auto()
+    """Some rows of the weight."""
+    WHOLE = auto()
+    """The weight itself."""
+
+
+@dataclass(frozen=True)
+class AdapterPart:
+    """One stored tensor of a kind."""
+
+    name: str
+    """How its key ends, after the name of the module."""
+    form: str
+    """Its layout, in the words above."""
+    reference: WeightReference = WeightReference.NONE
+    rigid: bool = False
+    """Whether it has a meaning in a basis of units only, so that nothing but permutations moves it."""
+    of: str = "weight"
+    """Which tensor of its module it changes."""
+
+    def on(self, weight: Layout, shape: Sequence[int]) -> tuple[Layout, int | None] | None:
+        """Its layout on a weight, and its rank if it has one; None if no alternative fits the shape."""
+        for reading in self._readings(weight, len(shape)):
+            units = all(size == 1 for (word, _), size in zip(reading, shape, strict=True) if word == "1")
+            if units:
+                ranks = [size for (word, _), size in zip(reading, shape, strict=True) if word == "rank"]
+                return _layout(reading), next(iter(ranks), None)
+        return None
+
+    def _readings(self, weight: Layout, ndim: int) -> Iterator[_Words]:
+        axes = {
+            "O": weight.part(weight.outputs).items,
+            "I": weight.part(weight.inputs).items,
+            "row": weight.items[1:],
+        }
+        nobody = Name(ANONYMOUS)
+        for form in self.form.split("|"):
+            words = [(word, axes.get(word, (nobody,))) for word in form.split()]
+            spread = [(word, item) for word, items in words for item in items]
+            merged = [(word, items[0] if len(items) == 1 else Product(items)) for word, items in words]
+            padded = [*spread, *[("1", nobody)] * (ndim - len(spread))]
+            yield from (reading for reading in (spread, merged, padded) if len(reading) == ndim)
+
+
+def _layout(reading: _Words) -> Layout:
+    """A layout whose arrow comes from the inputs, if there are any."""
+    items = tuple(item for _, item in reading)
+    inputs = [place for place, (word, _) in enumerate(reading) if word == "I"]
+    if not inputs or len(inputs) == len(items):
+        return Layout(items)
+    return Layout(items, "->", len(inputs)) if inputs[0] == 0 else Layout(items, "<-", inputs[0])
+
+
+@dataclass(frozen=True)
+class AdapterKind:
+    """A kind of adapter: its parts, and what they do to a weight."""
+
+    name: str
+    parts: tuple[AdapterPart, ...] = ()
+    together: tuple[frozenset[str], ...] = ()
+    """Parts that belong together: of one of these sets a module has all, or it has nothing of any."""
+    settings: frozenset[str] = frozenset()
+    """Settings of its own that leave no doubt about where the numbers belong."""
+    added: Callable[[Parts, ModuleSettings], Tensor] | None = None
+    """What is added to the matrix of a weight."""
+    changed: Callable[[Tensor, Parts, ModuleSettings], Tensor] | None = None
+    """What the matrix of a weight becomes; where something is only added, this need not be said."""
+    bias: Callable[[Tensor, Parts, ModuleSettings], Tensor] | None = None
+    """What the bias beside the weight becomes."""
+    rank: Callable[[ModuleSettings], int] | None = None
+    """The rank that the configuration promises."""
+    scalable: bool = True
+    """Whether a part of the change can be had: α other than 1."""
+    prompt: bool = False
+    """Whether it changes what a model reads, and no weight: it cannot be merged."""
+
+    def part(self, name: str) -> AdapterPart | None:
+        return next((part for part in self.parts if part.name == name), None)
+
+    def on_weight(self, weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+        """The matrix of a weight, changed."""
+        if self.changed is not None:
+            return self.changed(weight, parts, settings)
+        return weight if self.added is None else weight + self.added(parts, settings)
+
+
+WHOLE = AdapterPart("", "", WeightReference.WHOLE)
+"""A tensor that was trained as a whole, under its own name."""
+
+PROMPT = "prompt_embeddings"
+"""The key of what prompts store, and the name that this has beside a model's tensors."""
+
+_TOKENS = AdapterPart("trainable_tokens_delta", "_ row", WeightReference.ROWS)
+_VIRTUAL = AdapterPart(PROMPT, "")
+_LORA = words(
+    """
+    alpha_pattern ensure_weight_tying eva_config init_lora_weights lora_alpha lora_bias lora_dropout
+    megatron_core qalora_group_size trainable_token_indices use_rslora
+    """
+)
+_OF_PROMPTS = words("num_attention_heads num_layers num_transformer_submodules num_virtual_tokens token_dim")
+
+
+def _rank(settings: ModuleSettings) -> int:
+    return settings.rank
+
+
+def _rank_of_adalora(settings: ModuleSettings) -> int:
+    return settings.adalora_rank
+
+
+def _pairs(*names: str) -> tuple[frozenset[str], ...]:
+    return tuple(map(words, names))
+
+
+LORA = AdapterKind(
+    "LORA",
+    parts=(
+        AdapterPart("lora_A", "rank I"),
+        AdapterPart("lora_B", "O rank", WeightReference.ZERO),
+        AdapterPart("lora_B.bias", "O", WeightReference.ZERO, of="bias"),
+        AdapterPart("lora_embedding_A", "rank I"),
+        AdapterPart("lora_embedding_B", "O rank", WeightReference.ZERO),
+        _TOKENS,
+    ),
+    together=_pairs("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
+    settings=_LORA | {"use_dora"},
+    added=adapter_formulas.lora_added,
+    bias=adapter_formulas.lora_bias,
+    rank=_rank,
+)
+_MAGNITUDE = AdapterPart(
+    "lora_magnitude_vector", "O | 1 O 1 | 1 O 1 1 | 1 O 1 1 1", WeightReference.NORMS, rigid=True
+)
+DORA = replace(
+    LORA,
+    name="DORA",
+    parts=(*LORA.parts, _MAGNITUDE),
+    together=tuple(pair | {_MAGNITUDE.name} for pair in LORA.together),
+    added=None,
+    changed=adapter_formulas.dora,
+)
+"""LoRA whose rows have trained lengths; in configurations it is LoRA with a setting."""
+
+_ALL = (
+    LORA,
+    AdapterKind(
+        "ADALORA",
+        parts=(
+            AdapterPart("lora_A", "rank I"),
+            AdapterPart("lora_B", "O rank", WeightReference.ZERO),
+            AdapterPart("lora_E", "rank 1"),
+            _TOKENS,
+        ),
+        together=_pairs("lora_A lora_B lora_E"),
+        settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
+        added=adapter_formulas.adalora_added,
+        rank=_rank_of_adalora,
+    ),
+    AdapterKind(
+        "LOHA",
+        parts=(
+            AdapterPart("hada_w1_a", "O rank", WeightReference.ZERO, rigid=True),
+            AdapterPart("hada_w1_b", "rank I", rigid=True),
+            AdapterPart("hada_w2_a", "O rank", rigid=True),
+            AdapterPart("hada_w2_b", "rank I", rigid=True),
+        ),
+        together=_pairs("hada_w1_a hada_w1_b hada_w2_a hada_w2_b"),
+        settings=words("alpha alpha_pattern module_dropout rank_dropout"),
+        added=adapter_formulas.loha_added,
+        rank=_rank,
+    ),
+    AdapterKind(
+        "DELORA",
+        parts=(
+            AdapterPart("delora_A", "rank I", rigid=True),
+            AdapterPart("delora_B", "O rank", rigid=True),
+            AdapterPart("delora_lambda", "_", WeightReference.ZERO),
+            AdapterPart("delora_w_norm", "I", rigid=True),
+        ),
+        together=_pairs("delora_A delora_B delora_lambda delora_w_norm"),
+        settings=words("delora_lambda lambda_pattern module_dropout"),
+        added=adapter_formulas.delora_added,
+        rank=_rank,
+    ),
+    AdapterKind(
+        "HIRA",
+        parts=(
+            AdapterPart("hira_A", "rank I", rigid=True),
+            AdapterPart("hira_B", "O rank", WeightReference.ZERO, rigid=True),
+            AdapterPart("hira_embedding_A", "rank I", rigid=True),
+            AdapterPart("hira_embedding_B", "O rank", WeightReference.ZERO, rigid=True),
+        ),
+        together=_pairs("hira_A hira_B", "hira_embedding_A hira_embedding_B"),
+        settings=words("hira_dropout"),
+        changed=adapter_formulas.hira,
+        rank=_rank,
+    ),
+    AdapterKind(
+        "IA3",
+        parts=(AdapterPart("ia3_l", "O 1 | 1 I", WeightReference.ONE, rigid=True),),
+        settings=words("feedforward_modules init_ia3_weights"),
+        changed=adapter_formulas.ia3,
+        bias=adapter_formulas.ia3_bias,
+    ),
+    AdapterKind(
+        "HRA",
+        parts=(AdapterPart("hra_u", "I rank", rigid=True),),
+        settings=words("apply_GS"),
+        changed=adapter_formulas.hra,
+        rank=_rank,
+        scalable=False,
+    ),
+    AdapterKind(
+        "BEFT",
+        parts=(AdapterPart("beft_bias", "1 O", WeightReference.ZERO, of="bias"),),
+        bias=adapter_formulas.beft_bias,
+    ),
+    AdapterKind("LN_TUNING"),
+    AdapterKind("TRAINABLE_TOKENS", parts=(_TOKENS,), settings=words("token_indices")),
+    AdapterKind(
+        "PROMPT_TUNING",
+        parts=(_VIRTUAL,),
+        settings=_OF_PROMPTS
+        | words("prompt_tuning_init prompt_tuning_init_text tokenizer_kwargs tokenizer_name_or_path"),
+        scalable=False,
+        prompt=True,
+    ),
+    AdapterKind(
+        "P_TUNING",
+        parts=(_VIRTUAL,),
+        settings=_OF_PROMPTS
+        | words("encoder_dropout encoder_hidden_size encoder_num_layers encoder_reparameterization_type"),
+        scalable=False,
+        prompt=True,
+    ),
+    AdapterKind(
+        "PREFIX_TUNING",
+        parts=(_VIRTUAL,),
+        settings=_OF_PROMPTS | words("encoder_hidden_size prefix_projection"),
+        scalable=False,
+        prompt=True,
+    ),
+)
+KINDS = {kind.name: kind for kind in _ALL}
+
+
+def kind_of(config: Mapping[str, Any]) -> AdapterKind | None:
+    """The kind that a configuration names, if it is one that moves."""
+    kind = KINDS.get(str(config.get("peft_type")).upper())
+    return DORA if kind is LORA and config.get("use_dora") else kind

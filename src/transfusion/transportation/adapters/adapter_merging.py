@@ -1,0 +1,278 @@
+"""Several LoRA adapters for B as one: their ranks side by side, or factored anew to a rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.errors import AdapterError, listing
+from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter import AdapterTensor
+from transfusion.transportation.adapters.adapter_formulas import lora_added
+from transfusion.transportation.adapters.adapter_output import AdapterOutput
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.module_settings import ModuleSettings, matching_pattern
+from transfusion.transportation.merge_rules import MergeMethod, MergeRule, magnitude_histogram
+from transfusion.transportation.output_record import OutputRecord
+
+_OVERSAMPLED, _ITERATIONS = 16, 8
+
+
+@dataclass(frozen=True)
+class LowRankPair:
+    """The two factors of one adapter on one module."""
+
+    number: int
+    """Which of the adapters."""
+    a: AdapterTensor
+    b: AdapterTensor
+    settings: ModuleSettings
+
+
+@dataclass
+class MergedAdapters(AdapterOutput):
+    """LoRA adapters combined at B into a LoRA adapter.
+
+    Sums and means are exact at the sum of the ranks. What ties and dare make of products is no product any
+    more: it is factored to the nearest of a rank, and the story tells how much of it that keeps.
+    """
+
+    adapters: tuple[AdapterTransport, ...]
+    merging: MergeRule
+    rank: int | None = None
+    head: int | None = None
+    dtype: torch.dtype | None = None
+    output_record: OutputRecord = field(default_factory=lambda: OutputRecord("merge"))
+    kept: dict[str, float] = field(default_factory=dict)
+    """For every module that was factored anew, the share of the squared change that was kept."""
+    _last: tuple[str, tuple[Tensor, Tensor]] | None = None
+
+    def __post_init__(self) -> None:
+        for one in self.adapters:
+            _require_plain(one)
+
+    @property
+    def onto(self) -> Model:  # type: ignore[override]
+        return self.adapters[0].onto
+
+    @cached_property
+    def modules(self) -> dict[str, list[LowRankPair]]:
+        """For every module, the pairs of factors that change it."""
+        found: dict[str, list[LowRankPair]] = {}
+        for number, one in enumerate(self.adapters):
+            for module, factors in one.modules.items():
+                first, second = sorted(factors, key=lambda factor: factor.part.name)
+                pair = LowRankPair(number, first, second, one.adapter.settings(module))
+                found.setdefault(module, []).append(pair)
+        return found
+
+    def ranks(self) -> dict[str, int]:
+        """The rank of every module of the result."""
+        return {module: self._rank(pairs) for module, pairs in self.modules.items()}
+
+    def _rank(self, pairs: Sequence[LowRankPair]) -> int:
+        together = sum(pair.a.rank or 0 for pair in pairs)
+        if self.rank is None:
+            return together
+        return min(self.rank, together if self._exact else min(self._extents(pairs[0])))
+
+    def _extents(self, pair: LowRankPair) -> tuple[int, int]:
+        """How many outputs and inputs the module has."""
+        tensors = self.adapters[pair.number].adapter.checkpoint.tensors
+        return tensors[pair.b.key].shape[0], tensors[pair.a.key].shape[1]
+
+    @property
+    def _exact(self) -> bool:
+        return self.merging.how in (MergeMethod.SUM, MergeMethod.MEAN)
+
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────
+
+    def tensors(self) -> dict[str, Callable[[], Tensor]]:
+        made: dict[str, Callable[[], Tensor]] = {}
+        for module, pairs in self.modules.items():
+            for side, factor in ((0, pairs[0].a), (1, pairs[0].b)):
+                made[factor.key] = partial(self._factor, module, side)
+        return made | self._wholes()
+
+    def _factor(self, module: str, side: int) -> Tensor:
+        if self._last is None or self._last[0] != module:
+            self._last = (module, self._factors(module))
+        pair = self.modules[module][0]
+        stored = self.adapters[pair.number].adapter.checkpoint.tensors[pair.a.key].dtype
+        return self._last[1][side].to(self.dtype or stored).contiguous()
+
+    def _factors(self, module: str) -> tuple[Tensor, Tensor]:
+        """lora_A and lora_B of a module, with a scale of 1."""
+        pairs = self.modules[module]
+        rank = self._rank(pairs)
+        if self._exact:
+            a, b = self._side_by_side(pairs)
+            return (a, b) if rank == len(a) else self._shortened(module, a, b, rank)
+        return self._factored(module, self._combined(module, pairs), rank)
+
+    def _side_by_side(self, pairs: Sequence[LowRankPair]) -> tuple[Tensor, Tensor]:
+        weights = self.merging.shares(len(self.adapters))
+        alpha = self.merging.alpha.at(pairs[0].b.tensor)
+        first, second = [], []
+        for pair in pairs:
+            one = self.adapters[pair.number]
+            first.append(one.moved(pair.a))
+            second.append(alpha * weights[pair.number] * pair.settings.lora_scale * one.moved(pair.b))
+        return torch.cat(first), torch.cat(second, dim=1)
+
+    def _shortened(self, module: str, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """The nearest product of a smaller rank, from the factors alone."""
+        left, right = torch.linalg.qr(b.double()), torch.linalg.qr(a.double().T)
+        u, s, v = torch.linalg.svd(left.R @ right.R.T)
+        self._tell(module, float(s.square().sum()), s[:rank])
+        return _balanced(left.Q @ u[:, :rank], s[:rank], (right.Q @ v.T[:, :rank]).T)
+
+    def _combined(self, module: str, pairs: Sequence[LowRankPair]) -> Tensor:
+        """The combined change of a module, as a matrix."""
+        changes = {
+            pair.number: _product(self.adapters[pair.number], (pair.a, pair.b), pair.settings)
+            for pair in pairs
+        }
+        combined = self.merging.combine(changes, len(self.adapters), pairs[0].b.tensor)
+        assert combined is not None, "a module without pairs"
+        return combined
+
+    def _factored(self, module: str, change: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """The nearest product of a rank, by a randomised search that always draws the same."""
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self.merging.seed)
+            size = min(rank + _OVERSAMPLED, *change.shape)
+            u, s, v = torch.svd_lowrank(change.double(), q=size, niter=_ITERATIONS)
+        self._tell(module, float(change.double().square().sum()), s[:rank])
+        return _balanced(u[:, :rank], s[:rank], v[:, :rank].T)
+
+    def _tell(self, module: str, total: float, kept: Tensor) -> None:
+        self.kept[module] = float(kept.square().sum()) / total if total else 1.0
+
+    def prepare(self) -> None:
+        """Let the way of merging look at every change, if it must."""
+        self.merging.prepare([partial(_counts, one) for one in self.adapters])
+
+    def _wholes(self) -> dict[str, Callable[[], Tensor]]:
+        """Tensors that an adapter has as a whole: of one adapter, or of the one that was chosen."""
+        found: dict[str, dict[int, AdapterTensor]] = {}
+        for number, one in enumerate(self.adapters):
+            for factor in one.factors:
+                if factor.whole:
+                    found.setdefault(factor.tensor, {})[number] = factor
+        shared = [tensor for tensor, owners in found.items() if len(owners) > 1]
+        if shared and self.head is None:
+            raise AdapterError(
+                "several of the adapters have tensors of their own, which cannot be combined:"
+                f" {listing(shared)}",
+                hint="choose whose to keep: --head 1 for the first adapter, and so on",
+            )
+        return {
+            factor.key: partial(self.adapters[number].tensor, factor)
+            for owners in found.values()
+            for number, factor in owners.items()
+            if len(owners) == 1 or number == self.head
+        }
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def settings(self) -> dict[str, Any]:
+        ranks = {matching_pattern(module): rank for module, rank in self.ranks().items()}
+        usual = max(set(ranks.values()), key=list(ranks.values()).count)
+        other = {re.escape(module): rank for module, rank in ranks.items() if rank != usual}
+        saved = {name for one in self.adapters for name in one.adapter.config.get("modules_to_save") or ()}
+        return {
+            **self.adapters[0].adapter.config,
+            "r": usual,
+            "lora_alpha": usual,
+            "rank_pattern": other,
+            "alpha_pattern": dict(other),
+            "use_rslora": False,
+            "target_modules": sorted(ranks),
+            "exclude_modules": None,
+            "layers_to_transform": None,
+            "layers_pattern": None,
+            "modules_to_save": sorted(saved) or None,
+        }
+
+    def amounts(self) -> dict[str, int]:
+        infos = [
+            one.adapter.checkpoint.tensors[factor.key] for one in self.adapters for factor in one.factors
+        ]
+        ranks, size = self.ranks(), sum(info.nbytes for info in infos)
+        grown = sum(sum(self._extents(pairs[0])) * ranks[module] for module, pairs in self.modules.items())
+        width = self.dtype.itemsize if self.dtype else max(info.dtype.itemsize for info in infos)
+        largest = max(prod(self._extents(pairs[0])) for pairs in self.modules.values())
+        return {
+            "tensors": len(self.tensors()),
+            "moved": 2 * len(self.modules),
+            "carried": len(self._wholes()),
+            "bytes_to_read": size,
+            "bytes_to_write": grown * width,
+            "memory": 3 * size + (0 if self._exact else 8 * largest * (2 + len(self.adapters))),
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        first = self.adapters[0]
+        ranks = self.ranks()
+        return {
+            **self.output_record.of(self.adapters, first.base, first.onto, first.alignment, self.merging),
+            "kind": "adapter",
+            "peft_type": "LORA",
+            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
+            "rank": max(ranks.values()),
+            "kept": min(self.kept.values()) if self.kept else None,
+            "moved": 2 * len(self.modules),
+            "carried": sorted(self._wholes()),
+        }
+
+    def write(self, *arguments: Any) -> None:
+        self.prepare()
+        super().write(*arguments)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self.prepare()
+        return super().state_dict()
+
+
+def _product(one: AdapterTransport, factors: Sequence[AdapterTensor], settings: ModuleSettings) -> Tensor:
+    """What an adapter adds to one module, as a matrix."""
+    return lora_added({factor.part.name: one.moved(factor) for factor in factors}, settings)
+
+
+def _whole_change(one: AdapterTransport) -> Iterator[Tensor]:
+    for module, factors in one.modules.items():
+        yield _product(one, factors, one.adapter.settings(module))
+
+
+def _counts(one: AdapterTransport, high: int | None) -> Tensor:
+    return magnitude_histogram(_whole_change(one), high)
+
+
+def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """lora_A and lora_B of one size."""
+    root = s.sqrt()
+    return root[:, None] * v, u * root
+
+
+def _require_plain(one: AdapterTransport) -> None:
+    odd = sorted({factor.part.name for factor in one.factors if factor.module} - {"lora_A", "lora_B"})
+    kind = one.adapter.kind.name
+    if kind != "LORA" or odd:
+        what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"
+        raise AdapterError(
+            f"{one.label}: {what} cannot be combined with others into one adapter",
+            hint="--full combines them in the weights, and writes a model",
+        )
+    if any(one.adapter.checkpoint.tensors[f.key].shape[2:] for f in one.factors if f.module):
+        raise AdapterError(
+            f"{one.label}: adapters of convolutions cannot be combined into one adapter",
+            hint="--full combines them in the weights, and writes a model",
+        )

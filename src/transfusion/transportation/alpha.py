@@ -1,0 +1,129 @@
+"""α: how much of a change to add, one number or one for each layer."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from os.path import exists
+from pathlib import Path
+
+from transfusion.errors import SettingError, listing
+from transfusion.runtime.untrusted_files import parse_json, read_text
+
+_DEFAULT = "default"
+LARGEST = 2**24
+"""A file of α of more bytes is not read."""
+MOST, LONGEST = 10_000, 1_000
+"""So many patterns α may have, of so many characters each."""
+_BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
+
+
+@dataclass(frozen=True)
+class Alpha:
+    """α for every tensor: that of the first pattern which its canonical name matches, or the default.
+
+    >>> half_at_first = Alpha(1.0, {"encoder.layer.0.*": 0.5})
+    >>> half_at_first.at("encoder.layer.0.output.dense.weight"), half_at_first.at("layernorm.weight")
+    (0.5, 1.0)
+    """
+
+    default: float = 1.0
+    patterns: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.patterns) > MOST:
+            raise SettingError(
+                f"alpha has {len(self.patterns)} patterns, and at most {MOST} are tried", hint=_FORM
+            )
+        for name, value in {_DEFAULT: self.default, **self.patterns}.items():
+            if len(name) > LONGEST:
+                raise SettingError(f"alpha has a pattern of {len(name)} characters: {name[:40]}…", hint=_FORM)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SettingError(f"alpha of {name} is {value!r}, which is not a number", hint=_FORM)
+            if not 0 <= value <= sys.float_info.max:  # nor is NaN
+                raise SettingError(
+                    f"alpha = {value}{self._place(name)}: it must be a number of at least 0",
+                    hint="1 adds all of τ, 0 nothing",
+                )
+
+    def _place(self, name: str) -> str:
+        return f" for {name}" if self.patterns else ""
+
+    @classmethod
+    def of(cls, value: Alpha | float | str | Path | Mapping[str, float]) -> Alpha:
+        """α from a number, a mapping of patterns to numbers, or a JSON file with one.
+
+        >>> Alpha.of({"default": 1.0, "encoder.layer.0.*": 0.5}).at("encoder.layer.0.output.dense.weight")
+        0.5
+        """
+        match value:
+            case Alpha():
+                return value
+            case Mapping():
+                return cls._from(value)
+            case str() | Path():
+                return _from_text(value)
+        return cls(value)
+
+    @classmethod
+    def _from(cls, mapping: Mapping[str, float]) -> Alpha:
+        rest = {name: value for name, value in mapping.items() if name != _DEFAULT}
+        return cls(mapping.get(_DEFAULT, 1.0), rest)
+
+    def at(self, name: str) -> float:
+        """α for one tensor, by canonical name."""
+        found = (value for pattern, value in self.patterns.items() if fnmatchcase(name, pattern))
+        return float(next(found, self.default))
+
+    def require_used(self, names: Iterable[str]) -> None:
+        """Refuse patterns that match none of these tensors: they were meant for something else."""
+        known = list(names)
+        idle = [one for one in self.patterns if not any(fnmatchcase(name, one) for name in known)]
+        if idle:
+            raise SettingError(
+                f"alpha: no tensor matches {listing(idle)}",
+                hint="patterns are matched against the names that 'inspect' shows, without prefixes such as"
+                f" 'model.': {listing(known, 2)}",
+            )
+
+    def as_json(self) -> float | dict[str, float]:
+        """A number, or what a file of α holds."""
+        return {_DEFAULT: self.default, **self.patterns} if self.patterns else self.default
+
+    def __str__(self) -> str:
+        if not self.patterns:
+            return f"{self.default:g}"
+        values = (self.default, *self.patterns.values())
+        return f"{min(values):.4g} to {max(values):.4g}, by layer"
+
+
+_FORM = 'a file of α is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}'
+
+
+def _from_text(text: str | Path) -> Alpha:
+    """A number as people write it, or the path of a file."""
+    try:
+        return Alpha(float(str(text)))
+    except ValueError:
+        pass
+    if not exists(text):
+        raise SettingError(
+            f"alpha = {str(text)[:200]}: neither a number nor a file that exists",
+            hint=f"give a number, auto, or a file; {_FORM}",
+        )
+    try:
+        value = parse_json(read_text(Path(text), SettingError, LARGEST), text, SettingError)
+    except SettingError as error:
+        raise SettingError(error.message, hint=_FORM) from error
+    if not isinstance(value, dict):
+        raise SettingError(f"{text}: a JSON object was expected", hint=_FORM)
+    return Alpha.of(value)
+
+
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to: its name up to the number of its block; empty outside blocks."""
+    found = _BLOCK.match(name)
+    return found[1] if found else ""

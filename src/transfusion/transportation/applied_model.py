@@ -1,0 +1,110 @@
+"""π(A): the same function as A, its units in B's order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from transfusion import __version__
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Permutation
+from transfusion.errors import AlignmentError, listing
+from transfusion.model.model import Model, Reference
+from transfusion.transportation.output_memory import OutputMemory, streaming_bytes
+from transfusion.transportation.output_model import OutputModel, OutputShape, OutputTensor
+
+
+@dataclass
+class AppliedModel(OutputModel[OutputTensor]):
+    """π(A): A's tensors in B's order of units."""
+
+    alignment: Alignment
+    model: Model
+
+    @property
+    def like(self) -> Model:
+        return self.model
+
+    @cached_property
+    def entries(self) -> list[OutputTensor]:
+        infos = {name: self.model.info(name) for name in self.model.names}
+        return [
+            OutputTensor(name, self.model.names[name], OutputShape(info.shape, info.dtype))
+            for name, info in infos.items()
+        ]
+
+    def by_rows(self, entry: OutputTensor) -> bool:
+        return bool(entry.shape.extents)
+
+    def rows(self, entry: OutputTensor, rows: slice) -> Tensor:
+        read = partial(self.model.raw, entry.name)
+        layout = self.model.architecture.tensors.get(entry.name)
+        if layout is None or not entry.shape.extents:
+            return read(rows if entry.shape.extents else None)
+        return self.alignment.move_rows(read, layout, rows)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.model,)
+
+    def bound(self) -> OutputMemory:
+        return streaming_bytes(self, self.alignment, changes=0, scattered=self._scattered)
+
+    def _scattered(self, entry: OutputTensor) -> bool:
+        layout = self.model.architecture.tensors.get(entry.name)
+        return layout is not None and self.alignment.scatters(layout)
+
+    def conclude(self) -> None:
+        """Refuse inputs that have changed on the way."""
+        self.require_unchanged()
+
+    def blame(self, entry: OutputTensor) -> None:
+        self.model.read(entry.name)
+
+    def recipe(self) -> dict[str, Any]:
+        return {"alignment": self.alignment.digest, "to": self.model.digest}
+
+    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+        details = {
+            "transfusion": __version__,
+            "verb": "apply",
+            "applied": self.alignment.digest,
+            "to": {"name": self.model.label, "sha256": self.model.digest},
+            "files": dict(files),
+        }
+        return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}
+
+
+def apply(via: Alignment | str | Path, a: Model | Reference) -> AppliedModel:
+    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint.
+
+    >>> moved = transfusion.apply("pi.safetensors", "models/a")
+    >>> print(moved.save("models/a-in-the-order-of-b"))
+    models/a-in-the-order-of-b
+    """
+    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    metadata = alignment.provenance
+    model = (a if isinstance(a, Model) else Model.open(a)).under(metadata.policy)
+    alignment.require_for(model.architecture)
+    alignment.require_between(source=model)
+    soft = [id for id, map_ in alignment.maps.items() if not isinstance(map_, Permutation)]
+    if soft:
+        raise AlignmentError(
+            f"π(A) is not the same function as A: this π mixes the units of {listing(soft, 2)}",
+            hint="only permutations can be applied; 'transport' takes this π as it is",
+        )
+    broken = [f"{cut.source} → {cut.target}" for cut in alignment.rotated(model.architecture.shortcuts)]
+    if broken:
+        raise AlignmentError(
+            "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
+            f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot turn one into"
+            " the other",
+            hint="align with --residual tied; 'transport' needs no shortcuts and takes this π as it is",
+        )
+    return AppliedModel(alignment, model)

@@ -1,0 +1,344 @@
+"""A whole model on its way from A to B: B + α·π(τ)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.tensor_content import row_blocks, tensor_digest
+from transfusion.errors import MismatchError, listing
+from transfusion.live.building import module_of
+from transfusion.model.model import Model
+from transfusion.model.tensor_pieces import TensorPieces
+from transfusion.runtime.engines import Engine
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transportation.magnitude_counts import count_magnitudes
+from transfusion.transportation.merge_rules import MergeRule
+from transfusion.transportation.output_memory import OutputMemory, streaming_bytes
+from transfusion.transportation.output_model import OutputModel, OutputShape, OutputTensor
+from transfusion.transportation.output_record import OutputRecord
+from transfusion.transportation.task_vector import wide
+from transfusion.transportation.task_vector_sources import TaskVectorSource
+
+_OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
+
+
+class Action(StrEnum):
+    """What becomes of one tensor of the output."""
+
+    MOVED = "moved"
+    """B + α·π(τ)."""
+    CARRIED = "carried"
+    """The fine-tune's own, with its axes moved: B has nothing to add it to."""
+    KEPT = "kept"
+    """B's own: the fine-tune says nothing about it."""
+
+
+@dataclass(frozen=True)
+class TensorAction(OutputTensor):
+    """One tensor of the output, and where it comes from."""
+
+    action: Action
+    added: int = 0
+    """How many of its last rows are carried over, for tokens that B does not have."""
+
+
+@dataclass(repr=False)
+class DenseTransport(OutputModel[TensorAction]):
+    """One fine-tune or several on their way from A to B. Nothing is computed before it is asked for."""
+
+    sources: tuple[TaskVectorSource, ...]
+    base: Model
+    onto: Model
+    alignment: Alignment
+    merging: MergeRule = field(default_factory=MergeRule)
+    dtype: torch.dtype | None = None
+    head: int | None = None
+    """Which of several fine-tunes the heads come from."""
+    output_record: OutputRecord = field(default_factory=OutputRecord)
+    changed: set[str] = field(default_factory=set)
+    """Tensors, among those computed so far, that are not B's own."""
+
+    def __repr__(self) -> str:
+        return f"<{listing(source.label for source in self.sources)}, on the way to {self.onto.label}>"
+
+    @property
+    def like(self) -> Model:
+        return self.onto
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.base, self.onto, *(model for source in self.sources for model in source.models))
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return [self.base.checkpoint, self.onto.checkpoint, *(source.checkpoint for source in self.sources)]
+
+    @cached_property
+    def lead(self) -> TaskVectorSource:
+        """The fine-tune of whose kind the output is: the one with heads of its own."""
+        if self.head is not None:
+            return self.sources[self.head]
+        with_heads = [source for source in self.sources if source.has_heads]
+        with_own = [source for source in with_heads if self._own(source)]
+        if len(with_own) > 1:
+            raise MismatchError(
+                f"{len(with_own)} of the fine-tunes have heads of their own, which cannot be combined:"
+                f" {listing(source.label for source in with_own)}",
+                hint="choose whose to keep: --head 1 for the first fine-tune, and so on",
+            )
+        return (*with_own, *with_heads, *self.sources)[0]
+
+    def _own(self, source: TaskVectorSource) -> list[str]:
+        return [name for name in source.names if self._action(name, source) is Action.CARRIED]
+
+    @cached_property
+    def of_its_kind(self) -> bool:
+        """Whether the output is a model of the fine-tune's class: it is, if the fine-tune has heads.
+
+        A fine-tune without any says nothing about B's heads, and B keeps them.
+        """
+        return self.lead.has_heads or not self.onto.architecture.heads
+
+    @cached_property
+    def entries(self) -> list[TensorAction]:
+        """The tensors of the output, B's order first."""
+        lead, onto = self.lead, self.onto
+        self._require_tokens_of(lead)
+        names = [*onto.architecture.tensors, *onto.architecture.buffers]
+        if self.of_its_kind:
+            names = [name for name in names if name in lead.names]
+            names += [name for name in lead.names if name not in {*names, *lead.buffers}]
+        stored = onto.names if all(name in onto.names for name in names) else lead.names
+        return [self._entry(name, stored[name]) for name in names]
+
+    def _require_tokens_of(self, lead: TaskVectorSource) -> None:
+        """Refuse tokens that were to be kept, of a fine-tune whose rows cannot follow B's."""
+        others = [source for source in self.sources if source is not lead]
+        grown = [one for one in others if any(one.changes(name) and one.added(name) for name in one.names)]
+        if grown:
+            raise MismatchError(
+                f"{listing(one.label for one in grown)} has tokens of its own, and those of {lead.label} are"
+                " the ones that follow B's",
+                hint="--head chooses whose tokens are kept, --new-tokens drop keeps none",
+            )
+
+    def _entry(self, name: str, stored: TensorPieces) -> TensorAction:
+        action = self._action(name, self.lead)
+        if action is Action.CARRIED:
+            return TensorAction(name, stored, self._in_dtype(self.lead.shape(name)), action)
+        info = self.onto.info(name)
+        added = self.lead.added(name) if action is Action.MOVED else 0
+        extents = (info.shape[0] + added, *info.shape[1:]) if added else info.shape
+        return TensorAction(name, stored, self._in_dtype(OutputShape(extents, info.dtype)), action, added)
+
+    def _in_dtype(self, shape: OutputShape) -> OutputShape:
+        return (
+            OutputShape(shape.extents, self.dtype) if self.dtype and shape.dtype.is_floating_point else shape
+        )
+
+    def _action(self, name: str, lead: TaskVectorSource) -> Action:
+        fits = name in self.onto.architecture.tensors and self._fits(name)
+        if fits and any(source.changes(name) for source in self.sources):
+            return Action.MOVED
+        return Action.CARRIED if lead.owns(name) else Action.KEPT
+
+    def _fits(self, name: str) -> bool:
+        known = name in self.base.architecture.tensors
+        return known and self.onto.info(name).shape == self.base.info(name).shape
+
+    @cached_property
+    def dropped(self) -> list[str]:
+        """Heads of B that the output, being of the fine-tune's kind, has no use for."""
+        kept = {entry.name for entry in self.entries}
+        return [name for name in self.onto.architecture.tensors if name not in kept]
+
+    def names(self, action: Action) -> list[str]:
+        return [entry.name for entry in self.entries if entry.action is action]
+
+    def changed_by(self, number: int) -> list[str]:
+        """The tensors that one of the fine-tunes has a change for."""
+        return [name for name in self.names(Action.MOVED) if self.sources[number].changes(name)]
+
+    @property
+    def unchanged(self) -> list[str]:
+        """Tensors that no fine-tune had changed; known once everything is computed."""
+        return [name for name in self.names(Action.MOVED) if name not in self.changed]
+
+    # ── how much there is to do ──────────────────────────────────────────────────────────────
+
+    def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
+        """How much there is to do, known from the headers alone, and with how much memory."""
+        hashing = sum(model.checkpoint.nbytes for model in (self.base, self.onto))
+        changes = sum(source.reads() for source in self.sources)
+        own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
+        return {
+            "tensors": len(self.entries),
+            **{str(action): len(self.names(action)) for action in Action},
+            "dropped": len(self.dropped),
+            "bytes_to_read": hashing + changes * self.merging.passes + own,
+            "bytes_to_write": sum(entry.shape.nbytes for entry in self.entries),
+            **self.bound().as_dict(resources),
+        }
+
+    def bound(self) -> OutputMemory:
+        changes, holds = len(self.sources), sum(source.holds() for source in self.sources)
+        return streaming_bytes(self, self.alignment, changes=changes, scattered=self._scattered, holds=holds)
+
+    def _scattered(self, entry: TensorAction) -> bool:
+        return any(entry.name in s.names and s.scattered(entry.name) for s in self.sources)
+
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────
+
+    def by_rows(self, entry: TensorAction) -> bool:
+        match entry.action:
+            case Action.KEPT:
+                return bool(entry.shape.extents)
+            case Action.CARRIED:
+                return self.lead.by_rows(entry.name)
+        return all(source.by_rows(entry.name) for source in self.sources if source.changes(entry.name))
+
+    def cuts(self, entry: TensorAction) -> Iterator[slice]:
+        """The rows that are made at a time; never some of B's and some of new tokens together."""
+        if not entry.added:
+            yield from super().cuts(entry)
+            return
+        height, *rest = entry.shape.extents
+        yield from row_blocks((height - entry.added, *rest))
+        yield slice(height - entry.added, height)
+
+    def rows(self, entry: TensorAction, rows: slice) -> Tensor:
+        name, extents = entry.name, entry.shape.extents
+        if entry.action is Action.CARRIED or (entry.added and rows.stop == extents[0]):
+            return self.lead.own(name, rows)
+        own = self.onto.raw(name, rows if extents else None)
+        change = self._change(name, rows) if entry.action is Action.MOVED else None
+        if change is None or _is_zero(change):
+            return own
+        self.changed.add(name)
+        return wide(own) + change
+
+    def _change(self, name: str, rows: slice) -> Tensor | None:
+        changes = {
+            number: source.change(name, rows)
+            for number, source in enumerate(self.sources)
+            if source.changes(name)
+        }
+        return self.merging.combine(changes, len(self.sources), name, rows.start)
+
+    def blame(self, entry: TensorAction) -> None:
+        for source in self.sources:
+            if entry.name in source.names:
+                source.blame(entry.name)
+        if entry.action is not Action.CARRIED:
+            self.onto.read(entry.name)
+
+    def prepare(self, engine: Engine | None = None) -> None:
+        """Let the way of merging look at every change, if it must."""
+        self.merging.prepare(
+            [partial(count_magnitudes, self, engine, number) for number in range(len(self.sources))]
+        )
+
+    def conclude(self) -> None:
+        """Refuse a fine-tune that equals its base, and inputs that have changed on the way."""
+        self.require_unchanged()
+        moved = self.names(Action.MOVED)
+        wanted = any(s.alpha.at(name) * self.merging.alpha.at(name) for s in self.sources for name in moved)
+        if wanted and not self.changed:
+            raise MismatchError(
+                f"{listing(source.label for source in self.sources)} equals its base {self.base.label}:"
+                " there is nothing to move",
+                hint="was the base given twice?",
+            )
+
+    def module(self) -> nn.Module:
+        """The whole output in memory, as a module of its library; a copy, whatever B is."""
+        like = self.lead.module if self.of_its_kind else self.onto.checkpoint.module
+        label = f"{self.lead.label} on {self.onto.label}"
+        return module_of(self.onto.family, self.config(), self.state_dict(), like=like, label=label)
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def config(self) -> dict[str, Any] | None:
+        """B's configuration; in a model of the fine-tune's class, also what belongs to its head."""
+        config = deepcopy(self.onto.checkpoint.config)
+        theirs = self.lead.config or {}
+        if not config:
+            return None
+        if theirs and self.of_its_kind:
+            for key in _OF_THE_HEAD:
+                config.pop(key, None)  # a key that they leave out has its default there
+                if key in theirs:
+                    config[key] = theirs[key]
+        if self._grown:
+            for ours, other in ((config, theirs), (config.get("text_config"), theirs.get("text_config"))):
+                if ours and other and "vocab_size" in other:
+                    ours["vocab_size"] = other["vocab_size"]
+        if self.dtype is not None:
+            for key in ("dtype", "torch_dtype"):
+                if key in config:
+                    config[key] = str(self.dtype).removeprefix("torch.")
+        return config
+
+    @property
+    def _grown(self) -> bool:
+        return any(entry.added for entry in self.entries)
+
+    def auxiliary_files(self) -> list[Path]:
+        """The other files of B's folder; with new tokens, the fine-tune's tokenizer in the place of B's."""
+        ours = {path.name: path for path in self.onto.checkpoint.auxiliary_files()}
+        if self._grown:
+            ours |= {path.name: path for path in self.lead.auxiliary_files() if _of_a_tokenizer(path)}
+        return list(ours.values())
+
+    @property
+    def changed_tensors(self) -> set[str]:
+        return self.changed
+
+    def recipe(self) -> dict[str, Any]:
+        metadata, onto = self.alignment.provenance, self.onto
+        return {
+            "finetuned": [source.digest for source in self.sources],
+            "alpha": [source.alpha.as_json() for source in self.sources],
+            "base": metadata.source_digest,
+            "onto": metadata.target_digest,
+            "buffers": {
+                name: tensor_digest(onto.read(name)).hex() for name in sorted(onto.architecture.buffers)
+            },
+            "alignment": self.alignment.digest,
+            "merging": self.merging.as_json(),
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        """What was done, once it is done."""
+        return {
+            **self.output_record.of(self.sources, self.base, self.onto, self.alignment, self.merging),
+            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
+            "moved": len(self.changed),
+            "unchanged": len(self.unchanged),
+            "carried": self.names(Action.CARRIED),
+            "dropped": self.dropped,
+            "new_tokens": max((entry.added for entry in self.entries), default=0),
+            "lost_tokens": max((source.lost() for source in self.sources), default=0),
+        }
+
+    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+        return self.output_record.texts({**self.metadata(), "files": dict(files)})
+
+
+def _is_zero(change: Tensor) -> bool:
+    return not change.numel() or all(end == 0 for end in torch.aminmax(change))
+
+
+def _of_a_tokenizer(path: Path) -> bool:
+    return "token" in path.name or path.name in ("vocab.json", "vocab.txt", "merges.txt", "spiece.model")

@@ -1,0 +1,107 @@
+"""Folding: what a norm does to the inputs of a tensor, moved with the tensor.
+
+A norm multiplies every unit of the stream by a number of its own. Turned units have no such numbers, so
+maps that turn them act on W·diag(g), what a tensor makes of the stream before the scale g, and on β/g, where
+the norm's shift puts it. B's own scale then stays as it is, and is divided out of the one and put back into
+the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transfusion.alignment.alignment import Alignment, NormFold
+from transfusion.alignment.maps import Map, Rotation, TransportMap
+from transfusion.architecture.architecture import Architecture
+from transfusion.checkpoint.tensor_files import Rows
+from transfusion.layouts import Item, Layout
+from transfusion.model.model import Model
+from transfusion.transportation.task_vector import wide
+
+_DIAGONAL = (".weight", ".gamma", ".lambda1", ".lambda_1", ".lambda_2", "layer_scale")
+
+
+@dataclass(frozen=True)
+class NormFolding:
+    """The norms of an alignment that turns units."""
+
+    alignment: Alignment
+
+    @cached_property
+    def _norms(self) -> frozenset[str]:
+        return frozenset(fold.norm for fold in self.alignment.folds.values())
+
+    def is_part(self, name: str) -> bool:
+        """Whether a tensor is the scale or the shift of a norm that is moved with what reads it."""
+        return name.rpartition(".")[0] in self._norms
+
+    def fold_of(self, name: str, layout: Layout, base: Architecture) -> NormFold | None:
+        """The norm that a weight reads through; one that A does not have reads as its neighbours in A do."""
+        if name in base.tensors or layout.arrow is None:
+            return self.alignment.folds.get(name)
+        others = {at: fold for at, fold in self.alignment.folds.items() if at in base.tensors}
+        beside = {fold for at, fold in others.items() if _reads(base.tensors[at]) == _reads(layout)}
+        return beside.pop() if len(beside) == 1 else None
+
+    def is_diagonal(self, name: str, layout: Layout) -> bool:
+        """Whether a tensor has a number for each of some units that are turned."""
+        plain = layout.arrow is None and len(layout.items) == 1 and name.endswith(_DIAGONAL)
+        return plain and any(isinstance(self.alignment.maps.get(id), Rotation) for id in layout.names())
+
+    def move_diagonal(self, values: Tensor, layout: Layout) -> Tensor:
+        """Numbers of units that are turned: each of B's gets those of A's that it is made of."""
+        rotated = {
+            id: one for id in layout.names() if isinstance(one := self.alignment.maps.get(id), Rotation)
+        }
+        shares: dict[str, Map] = {id: TransportMap(np.square(one.matrix)) for id, one in rotated.items()}
+        larger = float(next(iter(rotated.values())).read[0])
+        return larger * replace(self.alignment, maps={**self.alignment.maps, **shares}).move(values, layout)
+
+    @staticmethod
+    def scaled(model: Model, name: str, fold: NormFold, rows: Rows | None) -> Tensor:
+        """A weight, or some of its rows, with the norm's scale in its inputs."""
+        return wide(model.raw(name, rows)) * scale_of(model, model.architecture.tensors[name], fold, rows)
+
+    @staticmethod
+    def divided(
+        value: Tensor, model: Model, layout: Layout, fold: NormFold | None, rows: Rows | None
+    ) -> Tensor:
+        """A weight for a model whose own norm will multiply its inputs."""
+        return value if fold is None else value / safe(scale_of(model, layout, fold, rows))
+
+    def offset_of(self, norm: str) -> float:
+        return next(fold.offset for fold in self.alignment.folds.values() if fold.norm == norm)
+
+    def shift(self, model: Model, name: str) -> Tensor:
+        """The shift of a norm as a place in the normalised stream, before the scale."""
+        return wide(model.raw(name)) / safe(self.scale(model, name))
+
+    def scale(self, model: Model, name: str) -> Tensor:
+        """The scale beside a shift."""
+        norm = name.rpartition(".")[0]
+        return wide(model.raw(f"{norm}.weight")) + self.offset_of(norm)
+
+
+def scale_of(model: Model, layout: Layout, fold: NormFold, rows: Rows | None = None) -> Tensor:
+    """A norm's scale, in the shape of the inputs of a weight that reads through it."""
+    (dim,) = layout.inputs
+    scale = wide(model.raw(f"{fold.norm}.weight")) + fold.offset
+    if dim == 0 and rows is not None:
+        scale = scale[rows]
+    shape = [1] * len(layout.items)
+    shape[dim] = -1
+    return scale.reshape(shape)
+
+
+def _reads(layout: Layout) -> list[Item]:
+    return [layout.items[dim] for dim in layout.inputs]
+
+
+def safe(scale: Tensor) -> Tensor:
+    """A scale to divide by: units that a norm silences are left as they are."""
+    return torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)

@@ -1,0 +1,167 @@
+"""Arrival: what a fine-tune does to the outputs of A, and how much of it is found in those of B.
+
+Both are seen on probes, so no label and no data are needed. The outputs are compared in B's basis: what A's
+fine-tune changes is moved by π where an output lies in an axis that moves, and is the same otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.architecture.naming import Naming
+from transfusion.data.probes import calibration_probes, synthetic_probes
+from transfusion.data.probes.probed_model import Probes
+from transfusion.data.probes.random_inputs import run_model
+from transfusion.live.building import build
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
+
+PROBES = 64
+TRIED = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+"""The values of α that are tried."""
+NEARLY = 0.998
+"""How near to the best direction a larger α than 1 must be."""
+WORTH_IT = 1.1
+"""How much better that direction must be than the one with α = 1."""
+DOUBTFUL = 0.3
+"""A direction, with α = 1, below which more is not tried: what arrives may be something else."""
+NO_FURTHER = 1.01
+"""How far B may be moved, beside how far A was; with room for rounding."""
+HALVINGS = 7
+"""How exactly α is found that keeps within a bound: to a hundredth."""
+
+Outputs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OutputShift:
+    """How the change of B's outputs compares with that of A's."""
+
+    alpha: float
+    direction: float
+    """The cosine between them: 1 is the same change, 0 has nothing to do with it."""
+    size: float
+    """How large it is beside that of A's."""
+    reach: float
+    """How far B's outputs move, beside how far they differ from input to input."""
+
+    def as_dict(self) -> dict[str, float]:
+        """As plain data, for a story."""
+        return {name: round(value, 4) for name, value in asdict(self).items()}
+
+
+class AlphaSearch:
+    """One fine-tune on its way from A to B, tried on probes before anything is written."""
+
+    def __init__(
+        self,
+        a: Model,
+        b: Model,
+        alignment: Alignment,
+        tuned: Callable[[], nn.Module],
+        moved: Callable[[], nn.Module],
+        *,
+        calibrate: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        """``tuned`` makes the fine-tune of A, and ``moved`` what comes of it on B with α = 1."""
+        self.family = a.family
+        module = build(a, torch.float32)
+        asked = (a, module, PROBES, seed)
+        self.probes: Probes = calibration_probes(calibrate, *asked) if calibrate else synthetic_probes(*asked)
+        before, after = self._run(module), self._run(tuned())
+        live = LiveModel(module, a.family, a.architecture, {})
+        change = {name: value - before[name] if name in before else value for name, value in after.items()}
+        self.new = frozenset(after.keys() - before.keys())
+        """Outputs of a head that the fine-tune brings: there is nothing in A to compare them with."""
+        self.wanted: Outputs = live.expected(alignment, change)
+        self.moved = moved().float().eval()
+        self.ends = _ends(self.moved, b)
+        self.before = self._at(0.0)
+
+    def at(self, alpha: float) -> OutputShift:
+        """How much arrives with this α."""
+        now = self._at(alpha)
+        got = {name: value if name in self.new else value - self.before[name] for name, value in now.items()}
+        both = [name for name in self.wanted if name in got and got[name].shape == self.wanted[name].shape]
+        return OutputShift(
+            alpha,
+            fmean([_cosine(self.wanted[name], got[name]) for name in both] or [0.0]),
+            fmean([_ratio(got[name], self.wanted[name]) for name in both] or [0.0]),
+            max((self._reach(name, value) for name, value in now.items()), default=0.0),
+        )
+
+    def best(self) -> OutputShift:
+        """1, or more where that clearly turns the change of B towards that of A, if it goes that way at all;
+        never so much that B moves further than A was moved.
+        """
+        tried = [self.at(alpha) for alpha in TRIED]
+        fitting = [one for one in tried if one.size <= NO_FURTHER] or tried[:1]
+        whole = max((one for one in fitting if one.alpha <= 1), key=lambda one: one.alpha)
+        best = max(one.direction for one in fitting)
+        if whole.direction < DOUBTFUL or best < WORTH_IT * whole.direction:
+            return whole
+        good = (one for one in fitting if one.direction >= NEARLY * best)
+        return max([whole, *good], key=lambda one: one.alpha)
+
+    def within(self, bound: float, alpha: float) -> OutputShift:
+        """The largest α, up to the given one, that moves B's outputs no further than the bound."""
+        if (asked := self.at(alpha)).reach <= bound:
+            return asked
+        low, high = self.at(0.0), alpha
+        for _ in range(HALVINGS):
+            middle = self.at((low.alpha + high) / 2)
+            if middle.reach <= bound:
+                low = middle
+            else:
+                high = middle.alpha
+        return low
+
+    def _reach(self, name: str, now: Tensor) -> float:
+        before = self.before[name]
+        own = before - before.mean(dim=0, keepdim=True)
+        return _ratio(now - before, own)
+
+    def _at(self, alpha: float) -> dict[str, Tensor]:
+        for parameter, (start, change) in self.ends.items():
+            parameter.data = start + alpha * change
+        return self._run(self.moved)
+
+    def _run(self, module: nn.Module) -> dict[str, Tensor]:
+        """All outputs on all probes, one input after another."""
+        parts = [run_model(module, self.family, inputs, double=False) for inputs in self.probes.batches]
+        sizes = [len(next(iter(inputs.values()))) for inputs in self.probes.batches]
+        return {
+            name: torch.cat([part[name].float() for part in parts])
+            for name, first in parts[0].items()
+            if first.ndim >= 2
+            and all(len(part[name]) == size for part, size in zip(parts, sizes, strict=True))
+        }
+
+
+def _ends(moved: nn.Module, b: Model) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
+    """For every parameter that B has too, B's own, and what α = 1 adds to it."""
+    naming = Naming(b.family, live=True)
+    places = {naming.canonical(name): parameter for name, parameter in moved.named_parameters()}
+    found: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+    for name, own in build(b, torch.float32).named_parameters():
+        parameter = places.get(naming.canonical(name))
+        if parameter is not None and parameter.shape == own.shape:
+            found[parameter] = own.data, parameter.data - own.data
+    return found
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    lengths = torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other)
+    return float((one * other).sum() / lengths.clamp(min=1e-30))
+
+
+def _ratio(one: Tensor, other: Tensor) -> float:
+    return float(torch.linalg.vector_norm(one) / torch.linalg.vector_norm(other).clamp(min=1e-30))

@@ -1,0 +1,153 @@
+"""Task vectors: what a fine-tune changed, tensor by tensor, read when asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from transfusion.checkpoint.tensor_content import row_blocks
+from transfusion.checkpoint.tensor_files import Rows
+from transfusion.errors import MismatchError, listing
+from transfusion.layouts import Name
+from transfusion.model.model import Model
+
+RELATED = 0.5
+"""Below this cosine between its weights and the base's, a model is not a fine-tune of that base."""
+
+
+class NewTokens(StrEnum):
+    """What becomes of tokens that the fine-tune added to the vocabulary."""
+
+    REFUSE = "refuse"
+    KEEP = "keep"
+    """Their rows follow B's, with their other axes moved; the tokenizer is the fine-tune's."""
+    DROP = "drop"
+    """The output has B's vocabulary and tokenizer."""
+
+
+@dataclass(frozen=True)
+class TaskVector:
+    """τ = A_ft − A, as far as both have the same tensors, and the same rows of the vocabulary."""
+
+    finetuned: Model
+    base: Model
+    new_tokens: NewTokens = NewTokens.REFUSE
+
+    @classmethod
+    def between(
+        cls,
+        finetuned: Model,
+        base: Model,
+        *,
+        trust_base: bool = False,
+        new_tokens: NewTokens = NewTokens.REFUSE,
+    ) -> TaskVector:
+        """The difference of a fine-tune and its base; a fine-tune of another base is refused."""
+        vector = cls(finetuned, base, new_tokens)
+        vector._require_one_architecture()
+        if not trust_base:
+            vector._require_descent()
+        return vector
+
+    def covers(self, name: str) -> bool:
+        """Whether base and fine-tune both have this tensor, in one shape but for added tokens."""
+        return (
+            name in self.base.architecture.tensors
+            and name in self.finetuned.architecture.tensors
+            and (self.base.info(name).shape == self.finetuned.info(name).shape or self.added(name) > 0)
+        )
+
+    def added(self, name: str) -> int:
+        """How many rows the fine-tune added to a tensor, for new tokens."""
+        now, was = self.finetuned.info(name).shape, self.base.info(name).shape
+        first = self.finetuned.architecture.tensors[name].items[:1]
+        by_tokens = first == (Name("vocab"),) and now[1:] == was[1:]
+        return max(0, now[0] - was[0]) if by_tokens else 0
+
+    def difference(self, name: str, rows: Rows | None = None) -> Tensor:
+        """τ of one tensor, or of some of its rows, in a type wider than it is stored in.
+
+        Values that are not numbers are not looked for; `blame` finds them.
+        """
+        if rows is None and self.added(name):
+            rows = slice(0, self.base.info(name).shape[0])
+        return wide(self.finetuned.raw(name, rows)) - wide(self.base.raw(name, rows))
+
+    def blame(self, name: str) -> None:
+        """Refuse a tensor that has values which are not numbers."""
+        self.finetuned.read(name)
+        if name in self.base.architecture.tensors:
+            self.base.read(name)
+
+    def _require_one_architecture(self) -> None:
+        tuned, base = self.finetuned, self.base
+        if tuned.family.name != base.family.name:
+            raise MismatchError(
+                f"{tuned.label} is a {tuned.family.name} and its base {base.label} a {base.family.name}",
+                hint="give the base that was fine-tuned as --base",
+            )
+        for name in tuned.architecture.backbone:
+            if name not in base.architecture.tensors:
+                raise MismatchError(
+                    f"{tuned.label} has {name}, which its base {base.label} does not have",
+                    hint="give the base that was fine-tuned as --base",
+                )
+            if (now := tuned.info(name).shape) != (was := base.info(name).shape):
+                self._require_wanted(name, now, was)
+
+    def _require_wanted(self, name: str, now: tuple[int, ...], was: tuple[int, ...]) -> None:
+        """Refuse another shape, unless it is that of added tokens and their lot has been chosen."""
+        label, added = self.finetuned.label, self.added(name)
+        if added and self.new_tokens is not NewTokens.REFUSE:
+            return
+        if added:
+            raise MismatchError(
+                f"{label} has {added} token(s) more than its base {self.base.label}: {name} has shape"
+                f" {now}, and {was} there",
+                hint="choose their lot: --new-tokens keep adds their rows to B's, --new-tokens drop leaves"
+                " them out",
+            )
+        shorter = "vocab" in self.finetuned.architecture.tensors[name].names()
+        raise MismatchError(
+            f"{name} has shape {now} in {label} and {was} in its base {self.base.label}",
+            hint="the fine-tune cut or rearranged its vocabulary, so token ids mean different things"
+            if shorter
+            else "give the base that was fine-tuned as --base",
+        )
+
+    def _require_descent(self) -> None:
+        """A fine-tune stays close to its base; look at parts of a few large matrices."""
+        matrices = [
+            name
+            for name, layout in self.base.architecture.backbone.items()
+            if len(layout.items) > 1 and self.covers(name)
+        ]
+        sample = matrices[:: max(1, len(matrices) // 8)]
+        cosines = {name: self._cosine(name) for name in sample}
+        far = [f"{name} ({cosine:.2f})" for name, cosine in cosines.items() if cosine < RELATED]
+        if len(far) > len(sample) / 2:
+            raise MismatchError(
+                f"{self.finetuned.label} does not look like a fine-tune of {self.base.label}: the cosine"
+                f" of their weights is below {RELATED} in {listing(far, 3)}",
+                hint="give the base that was fine-tuned as --base, or --trust-base if you are sure",
+            )
+
+    def _cosine(self, name: str) -> float:
+        rows = next(row_blocks(self.base.info(name).shape))
+        one, other = (working(model.read(name, rows)).flatten() for model in (self.finetuned, self.base))
+        return float(torch.cosine_similarity(one, other, dim=0))
+
+
+def working(tensor: Tensor) -> Tensor:
+    """The tensor in the type that arithmetic is done in."""
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in a type with digits to spare: a sum of differences is then rounded once, when it is
+    stored, and B + π(τ) is π(A_ft) to the last bit where B is π(A).
+    """
+    return tensor.double() if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

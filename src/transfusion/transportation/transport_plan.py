@@ -1,0 +1,322 @@
+"""The journey: two bases and the way between them, which is the same for all fine-tunes of A."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.alignment.maps import Rotation
+from transfusion.alignment.provenance import Provenance
+from transfusion.architecture.architecture import Policy
+from transfusion.checkpoint.tensor_files import FLOATS
+from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError
+from transfusion.live.building import build
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model, Reference, require_same_shape, take_hashes
+from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
+from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
+from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.merge_rules import MergeRule
+from transfusion.transportation.output_record import OutputRecord, recorded_base
+from transfusion.transportation.output_shift import AlphaSearch
+from transfusion.transportation.task_vector import NewTokens, TaskVector
+from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
+
+PLANNED = "planned"
+"""In the place of a hash that was not taken."""
+Base: TypeAlias = Model | Reference
+Finetune: TypeAlias = Model | Reference
+AlphaArgument: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
+"""α as people give it: a number, a file or a mapping, or "auto"."""
+
+
+@dataclass(frozen=True)
+class TransportPlan:
+    """From A to B by one π."""
+
+    a: Model
+    b: Model
+    alignment: Alignment
+
+    @classmethod
+    def between(
+        cls, base: Base, onto: Base, via: Alignment | str | Path | None, **aligning: Any
+    ) -> TransportPlan:
+        """The given alignment, checked against both models; or a new one."""
+        a, b = open_models(base, onto)
+        require_same_shape(a, b)
+        if via is not None and aligning:
+            raise SettingError(
+                f"{', '.join(aligning)}: says how to align, and via is aligned already",
+                hint="leave it out; or it is misspelled",
+            )
+        if via is None:
+            return cls._along(a, b, align(a, b, **aligning))
+        alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+        transport_plan = cls.planned(a, b, alignment)
+        take_hashes(a, b)
+        alignment.require_between(source=a, target=b)
+        return transport_plan
+
+    @classmethod
+    def planned(
+        cls,
+        a: Model,
+        b: Model,
+        alignment: Alignment | None = None,
+        *,
+        hashed: bool = False,
+        assumed: bool = False,
+    ) -> TransportPlan:
+        """A journey to be talked about: without an alignment nothing moves, and unless A is to be known by
+        its content nothing is read. One that is ``assumed`` has permutations, for what they take.
+        """
+        if alignment is None:
+            policy = Policy()
+            content = a.digest if hashed else PLANNED
+            digest = a.architecture.under(policy).digest()
+            metadata = Provenance(
+                a.family.name, digest, policy, PLANNED, {}, 0, a.label, content, b.label, PLANNED
+            )
+            maps = random_maps(a.architecture.under(policy), 0) if assumed else {}
+            alignment = Alignment.of(maps, a.architecture.under(policy), metadata)
+        alignment.require_for(a.architecture.under(alignment.provenance.policy))
+        return cls._along(a, b, alignment)
+
+    @classmethod
+    def _along(cls, a: Model, b: Model, alignment: Alignment) -> TransportPlan:
+        policy = alignment.provenance.policy
+        return cls(a.under(policy), b.under(policy), alignment)
+
+    def alpha(self, asked: AlphaArgument) -> Alpha:
+        """α as asked for; patterns must be about tensors that there are. Automatically, from weights alone:
+        turned units are of B's size already.
+        """
+        if asked == AUTO:
+            rotated = any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
+            return Alpha() if rotated else balanced_alpha(self.a, self.b)
+        chosen = Alpha.of(asked)
+        chosen.require_used(self.a.architecture.tensors)
+        return chosen
+
+    def source(
+        self,
+        finetuned: Finetune,
+        alpha: Alpha,
+        *,
+        trust_base: bool = False,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+    ) -> TaskVectorSource:
+        """A fine-tune as it looks from B, whatever it is."""
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            return FoldedAdapter(self.adapter(finetuned, alpha, trust_base=trust_base))
+        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+        tuned = tuned.under(self.alignment.provenance.policy)
+        if not trust_base:
+            self._require_named_base(tuned.label, tuned.checkpoint.root)
+        lot = NewTokens(new_tokens)
+        vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
+        return DenseSource(vector, self.alignment, self.b, alpha)
+
+    def adapter(
+        self,
+        reference: str | Path,
+        alpha: Alpha,
+        dtype: torch.dtype | None = None,
+        output_record: OutputRecord | None = None,
+        *,
+        trust_base: bool = False,
+    ) -> AdapterTransport:
+        """An adapter on its way."""
+        adapter = Adapter.open(reference)
+        if not trust_base:
+            self._require_named_base(adapter.label, adapter.checkpoint.root)
+        return AdapterTransport(
+            adapter, self.a, self.b, self.alignment, alpha, dtype, output_record or OutputRecord()
+        )
+
+    def _require_named_base(self, label: str, root: Path) -> None:
+        """Refuse a fine-tune whose own story names another base, by its content."""
+        info = recorded_base(root)
+        if info is not None and info["sha256"] != self.alignment.provenance.source_digest != PLANNED:
+            raise MismatchError(
+                f"{label} was moved onto {info['name']} ({info['sha256'][:12]}…), and its base is said to be"
+                f" {self.a.label} ({self.alignment.provenance.source_digest[:12]}…), which has other weights",
+                hint=f"give {info['name']} as --base, or --trust-base if you are sure",
+            )
+
+    def transport(
+        self,
+        finetuned: Finetune,
+        *,
+        alpha: AlphaArgument = 1.0,
+        dtype: torch.dtype | str | None = None,
+        full: bool = False,
+        trust_base: bool = False,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+        keep_support: float | None = None,
+        calibrate: str | Path | None = None,
+        output_record: OutputRecord | None = None,
+    ) -> DenseTransport | AdapterTransport:
+        """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
+        output_record = output_record or OutputRecord()
+        known = self.alignment.provenance.method != PLANNED
+        if known and (alpha == AUTO or keep_support is not None):
+            alpha_search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
+            alpha, output_record = self._tried(alpha, keep_support, alpha_search, output_record)
+        elif known and calibrate is not None and not self.alignment.provenance.options.get("functional"):
+            raise SettingError(
+                "calibrate: nothing would look at these inputs",
+                hint='leave it out, or ask for alpha="auto" or keep_support',
+            )
+        chosen = self.alpha(alpha)
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+        if full and not adapter:
+            raise SettingError("full: the fine-tune is a whole model already", hint="leave out --merge")
+        if isinstance(finetuned, str | Path) and adapter and not full:
+            return self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
+        source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
+        return self._output((source,), MergeRule(), dtype, output_record)
+
+    def alpha_search(
+        self,
+        finetuned: Finetune,
+        *,
+        calibrate: str | Path | None = None,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+    ) -> AlphaSearch:
+        """The fine-tune on A and on B, to be tried on probes."""
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+
+        def tuned() -> nn.Module:
+            if adapter:
+                home = TransportPlan.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
+                assert isinstance(home, DenseTransport)
+                return home.module()
+            opened = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+            return build(opened, torch.float32)
+
+        def moved() -> nn.Module:
+            whole = self.transport(finetuned, full=adapter, trust_base=True, new_tokens=new_tokens)
+            assert isinstance(whole, DenseTransport)
+            return whole.module()
+
+        own = Path(calibrate) if calibrate else None
+        seed = self.alignment.provenance.seed + 1  # probes that π has not learned from
+        return AlphaSearch(self.a, self.b, self.alignment, tuned, moved, calibrate=own, seed=seed)
+
+    def _tried(
+        self,
+        asked: AlphaArgument,
+        keep_support: float | None,
+        rehearse: Callable[[], AlphaSearch],
+        output_record: OutputRecord,
+    ) -> tuple[AlphaArgument, OutputRecord]:
+        """α from what is seen on probes, and what was seen. Weights alone decide where models cannot be run
+        and nothing has to be kept.
+        """
+        if keep_support is not None and not 0 < float(keep_support) < float("inf"):
+            raise SettingError(
+                f"keep_support = {keep_support}: it must be a number above 0",
+                hint="give the share of their own spread that B's outputs may move by, such as 0.2",
+            )
+        if asked != AUTO and Alpha.of(asked).patterns:
+            raise SettingError(
+                "keep_support: α has been given for every layer", hint="give one number, or auto"
+            )
+        try:
+            alpha_search = rehearse()
+        except (ArchitectureError, LibraryError) as error:
+            if keep_support is not None:
+                raise
+            return asked, replace(output_record, output_shift={"not_tried": str(error)})
+        found = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked).default)
+        if keep_support is not None:
+            found = alpha_search.within(keep_support, found.alpha)
+        info = {**found.as_dict(), "probes": alpha_search.probes.about}
+        return round(found.alpha, 4), replace(output_record, output_shift=info)
+
+    def merge(
+        self,
+        finetuned: Sequence[Finetune],
+        *,
+        merging: MergeRule,
+        head: int | None = None,
+        full: bool = False,
+        rank: int | None = None,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+        dtype: torch.dtype | str | None = None,
+        trust_base: bool = False,
+        output_record: OutputRecord | None = None,
+    ) -> DenseTransport | MergedAdapters:
+        """Prepare B + α·(what the fine-tunes come to together); of adapters alone, an adapter."""
+        if isinstance(finetuned, str | Path):
+            raise SettingError(
+                "one fine-tune was given, and not a list", hint="give a list, or use transport"
+            )
+        if not finetuned:
+            raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
+        merging.require_for(len(finetuned))
+        if head is not None and not 0 <= head < len(finetuned):
+            raise SettingError(
+                f"head = {head + 1}: there are {len(finetuned)} fine-tunes", hint="count from 1"
+            )
+        info = output_record or OutputRecord("merge")
+        adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
+        if len(adapters) == len(finetuned) and not full:
+            moved = tuple(self.adapter(one, Alpha(), trust_base=trust_base) for one in adapters)
+            return MergedAdapters(moved, merging, rank, head, as_dtype(dtype), info)
+        if rank is not None:
+            raise SettingError("rank: the result is a model", hint="only adapters together have a rank")
+        if full and not adapters:
+            raise SettingError("full: the fine-tunes are whole models already", hint="leave out --full")
+        sources = tuple(
+            self.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
+        )
+        return self._output(sources, merging, dtype, info, head)
+
+    def _output(
+        self,
+        sources: tuple[TaskVectorSource, ...],
+        merging: MergeRule,
+        dtype: torch.dtype | str | None,
+        output_record: OutputRecord,
+        head: int | None = None,
+    ) -> DenseTransport:
+        return DenseTransport(
+            sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, output_record
+        )
+
+
+def open_models(base: Base, onto: Base) -> tuple[Model, Model]:
+    """A and B, which may be open already."""
+    a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
+    return a, b
+
+
+def refuse_early(finetuned: Sequence[Finetune], a: Model, b: Model) -> None:
+    """Refuse an adapter that cannot become part of B, before the long work; only headers are read."""
+    require_same_shape(a, b)
+    for one in finetuned:
+        if isinstance(one, str | Path) and is_adapter(one):
+            TransportPlan.planned(a, b).transport(one, full=True, trust_base=True).plan()
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type that weights can be stored in, by its name."""
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in FLOATS:
+        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
+        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
+    return chosen

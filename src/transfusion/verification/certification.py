@@ -1,0 +1,194 @@
+"""Certification: the proof that a table tells the truth about a model.
+
+One test for all tables. A live model in float64 is moved at random along every axis that its table calls
+free, and must compute the same; along each axis that the table calls fixed, alone, and must not. Units that
+turn in pairs are turned by random angles with the first, and permuted with the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.alignment.provenance import Provenance
+from transfusion.alignment.rotary_pairs import random_pair_rotations
+from transfusion.architecture.architecture import Architecture, InnerPolicy, Policy, Residual
+from transfusion.architecture.families import register_file
+from transfusion.architecture.table import Family, Symmetry
+from transfusion.errors import ArchitectureError
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.untrusted_files import read_json
+
+EXACT = 1e-9
+"""What is called equal may differ by this much."""
+APART = 1e-6
+"""What is called different must differ by more than this."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried: how much the outputs changed, and whether they should have."""
+
+    what: str
+    difference: float
+    should_change: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.difference > APART if self.should_change else self.difference <= EXACT
+
+    def __str__(self) -> str:
+        wanted = f"more than {APART:g}" if self.should_change else f"at most {EXACT:g}"
+        return f"{self.what}: the outputs change by {self.difference:.2g}, expected {wanted}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Everything that was tried on one model."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    @property
+    def difference(self) -> float:
+        """The largest change among the moves that should change nothing."""
+        return max(check.difference for check in self.checks if not check.should_change)
+
+
+def certify(live: LiveModel, *, seed: int = 5) -> Certificate:
+    """Try every claim of a table on a live model; ``live`` comes with the stream untied, nothing tied."""
+    return Certificate(tuple(_checks(live, seed)))
+
+
+def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
+    tied = _under(live, Policy(Residual.TIED))
+    yield Check("all free axes, one map for the stream", _difference(tied, seed, shortcuts=False), False)
+    both = _under(live, Policy(Residual.TIED, InnerPolicy.TIED))
+    yield Check("the same, q·k and v·o together", _difference(both, seed), False)
+    untied = _under(live, Policy())
+    yield Check("all free axes, a map for every point of the stream", _difference(untied, seed), False)
+    if any(cut.source != cut.target for cut in untied.architecture.shortcuts):
+        plain = _difference(untied, seed, shortcuts=False)
+        yield Check("the same with plain shortcuts", plain, True)
+    named = {s.axis for s in live.architecture.spaces.values() if s.group is Symmetry.FIXED and s.size > 1}
+    for axis in sorted(named):
+        alone = replace(live, architecture=_only(live.architecture, axis))
+        yield Check(f"the fixed axis {axis}", _difference(alone, seed), True)
+    for axis in sorted({space.axis for space in live.architecture.turning()}):
+        alone = replace(live, architecture=_only(live.architecture, axis))
+        yield Check(f"the axis {axis}, permuted and not turned", _difference(alone, seed), True)
+
+
+def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:
+    """Each free axis moved alone, under a tied stream: which one breaks the outputs, if any."""
+    tied = _under(live, Policy(Residual.TIED))
+    for axis in sorted({space.axis for space in tied.architecture.free()}):
+        alone = replace(tied, architecture=_only(tied.architecture, axis))
+        yield Check(f"the free axis {axis}", _difference(alone, seed), False)
+    for space in {space.axis: space for space in tied.architecture.turning()}.values():
+        alone = replace(tied, architecture=_only(tied.architecture, space.axis, space.group))
+        yield Check(f"the axis {space.axis}, turned in pairs", _difference(alone, seed), False)
+
+
+def _under(live: LiveModel, policy: Policy) -> LiveModel:
+    return replace(live, architecture=live.architecture.under(policy))
+
+
+def _only(architecture: Architecture, axis: str, group: Symmetry = Symmetry.PERMUTATION) -> Architecture:
+    """The architecture with one axis free and all others fixed, whatever the table says."""
+    spaces = {
+        id: replace(space, group=group if space.axis == axis else Symmetry.FIXED)
+        for id, space in architecture.spaces.items()
+    }
+    return replace(architecture, spaces=spaces)
+
+
+def certify_file(file: Path, class_name: str, config: Path | None = None) -> Certificate:
+    """Certify the first family of a file of tables on a class, named ``module:Class`` or ``Class``.
+
+    A bare name is looked for in the file itself, then in transformers. The settings of the small model
+    are those of ``config``, or the file's ``EXAMPLE``. Axes that break the outputs are named one by one.
+    """
+    tables = register_file(file)
+    settings = read_json(config) if config else getattr(tables, "EXAMPLE", None)
+    if settings is None:
+        raise ArchitectureError(
+            f"{file}: it defines no EXAMPLE, the settings of a small model to try the table on",
+            hint="add EXAMPLE = {...} to the file, or give the settings as --config FILE",
+        )
+    module, _, name = class_name.rpartition(":")
+    places = [import_module(module)] if module else [tables, require_library("transformers")]
+    model = next((getattr(place, name) for place in places if hasattr(place, name)), None)
+    if model is None:
+        raise ArchitectureError(
+            f"there is no class {name} in {' or '.join(place.__name__ for place in places)}",
+            hint="give it as module:Class, with the module on Python's path",
+        )
+    return certify_class(model, settings, tables.FAMILIES[0])
+
+
+def certify_class(
+    model: type[nn.Module], settings: Mapping[str, Any], family: Family, *, seed: int = 1
+) -> Certificate:
+    """Build a small model of a class, with every parameter drawn at random, and certify a table on it."""
+    config_class = getattr(model, "config_class", None)
+    module: Any = model(config_class(**settings)) if config_class else model(**settings)
+    config = module.config.to_dict() if config_class else settings
+    randomise(module, seed)
+    live = LiveModel.from_module(module.double().eval(), family, config)
+    certificate = certify(live)
+    if certificate.passed:
+        return certificate
+    return Certificate((*certificate.checks, *(check for check in free_axes(live) if not check.passed)))
+
+
+def randomise(module: nn.Module, seed: int) -> nn.Module:
+    """Draw every parameter anew: signals stay of order one, and norms and biases matter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
+    return module
+
+
+def random_move(architecture: Architecture, seed: int) -> Alignment:
+    """A random move of every free axis, and a random turn of those that turn, of no particular models."""
+    metadata = Provenance(
+        family=architecture.family,
+        architecture=architecture.digest(),
+        policy=architecture.policy,
+        method="random",
+        options={},
+        seed=seed,
+        source="",
+        source_digest="",
+        target="",
+        target_digest="",
+    )
+    maps = {**random_maps(architecture, seed), **random_pair_rotations(architecture, seed)}
+    return Alignment.of(maps, architecture, metadata)
+
+
+def _difference(live: LiveModel, seed: int, *, shortcuts: bool = True) -> float:
+    """How much a random move of every free axis changes the outputs."""
+    alignment = random_move(live.architecture, seed)
+    before = live.outputs()
+    with live.moved(alignment, shortcuts=shortcuts):
+        return largest_difference(live.expected(alignment, before), live.outputs())

@@ -1,0 +1,137 @@
+"""A live module from a folder's config.json alone: a draft needs no weights, for it draws its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.architecture.config_schema import require_sensible
+from transfusion.architecture.table import Config
+from transfusion.checkpoint.references import resolve
+from transfusion.data.probes.random_inputs import random_inputs
+from transfusion.errors import ArchitectureError, TransfusionError
+from transfusion.live.model_classes import class_named_in, class_of_transformers
+from transfusion.runtime.untrusted_files import path_inside, read_json
+from transfusion.verification.drafting.axis_labels import counts_blocks
+from transfusion.verification.drafting.declarations import require_word
+from transfusion.verification.drafting.probe_model import nobody
+from transfusion.verification.drafting.propose import ProposedTable, propose
+
+BLOCKS = 2
+"""A draft is made on so many blocks, and then certified on as many as the model has."""
+LARGE = 300_000_000
+"""With more parameters than this, the certificate is for the model with `BLOCKS` blocks, and says so."""
+HUGE = 4_000_000_000
+"""With more parameters than this in `BLOCKS` blocks, no draft is made."""
+MOST = 1000
+"""A model with more blocks than this is not made: it might take forever."""
+
+
+def propose_for(reference: str | Path, *, config: Path | None = None) -> ProposedTable:
+    """Draft and certify a table for the class that a folder's config.json names."""
+    root = resolve(reference)
+    file = config or (root / "config.json" if root.is_dir() else root.parent / "config.json")
+    if not file.exists():
+        raise ArchitectureError(
+            f"{reference}: a draft is made from a config.json, and there is none",
+            hint="put the model's config.json beside the weights, or give it with --config",
+        )
+    settings = read_json(file if config else path_inside(file.parent, file))
+    require_sensible(settings, str(file))
+    class_name = class_named_in(settings, str(file))
+    if class_name is None:
+        raise ArchitectureError(
+            f"{file}: it names no class",
+            hint="give 'architectures' in config.json; or call verification.drafting.propose on the module",
+        )
+    name = require_word(settings.get("model_type") or class_name.lower())
+    made_by = class_of_transformers(settings, str(file))
+    _refuse_endless(file, settings)
+    with _understood(file, class_name):
+        short, depth = _shortened(made_by, settings)
+        _refuse_huge(file, _parameters(made_by, short))
+        small = _made(made_by, short)
+        config_of_small = small.config.to_dict()
+        inputs = _inputs(small, config_of_small)
+    proposal = propose(small, config_of_small, name, inputs).require()
+    if depth is None:
+        return proposal
+    if _parameters(made_by, settings) > LARGE:
+        return replace(proposal, certified_on=f"{BLOCKS} of {depth} blocks, for the model is large")
+    whole = _made(made_by, settings)
+    return proposal.certified(whole, whole.config.to_dict(), f"all {depth} blocks")
+
+
+def _refuse_endless(file: Path, settings: Config) -> None:
+    for key, depth in settings.items():
+        if counts_blocks(key, depth) and depth > MOST:
+            raise ArchitectureError(
+                f"{file}: {key} = {depth}, and no more than {MOST} blocks are made",
+                hint="give the configuration of a model with fewer blocks; the table is the same",
+            )
+
+
+def _refuse_huge(file: Path, parameters: int) -> None:
+    if parameters > HUGE:
+        raise ArchitectureError(
+            f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are made",
+            hint="give the configuration of a smaller model; the table is the same",
+        )
+
+
+@contextmanager
+def _understood(file: Path, class_name: str) -> Iterator[None]:
+    """Within the block, whatever the library has to say against a configuration is a known error."""
+    try:
+        yield
+    except TransfusionError:
+        raise
+    except Exception as error:  # libraries have errors of their own for what they do not like
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ArchitectureError(
+            f"{file}: transformers cannot make a {class_name} of it ({reason[0]:.200})",
+            hint="fetch the config.json of the model that is meant",
+        ) from error
+
+
+def _made(made_by: Any, settings: Config) -> Any:
+    return made_by(made_by.config_class.from_dict(deepcopy(dict(settings))))
+
+
+def _parameters(made_by: Any, settings: Config) -> int:
+    """How many parameters a model has, without making them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in _made(made_by, settings).parameters())
+
+
+def _shortened(made_by: Any, settings: Config) -> tuple[Config, int | None]:
+    """The settings of the same model with few blocks, and how many it has; None where it has no more."""
+    given = made_by.config_class.from_dict(deepcopy(dict(settings))).to_dict()
+    size = _parameters(made_by, settings)
+    for key, depth in given.items():
+        if not counts_blocks(key, depth) or depth <= BLOCKS:
+            continue
+        lists = {name: v[:BLOCKS] for name, v in given.items() if isinstance(v, list) and len(v) == depth}
+        short = {**settings, key: BLOCKS, **lists}
+        if _parameters(made_by, short) < size:
+            return short, depth
+    return settings, None
+
+
+def _inputs(module: nn.Module, config: Config) -> dict[str, Tensor]:
+    """Random inputs of the kind that the class says it takes first."""
+    kind = "image" if getattr(module, "main_input_name", "") == "pixel_values" else "tokens"
+    try:
+        return random_inputs(nobody("transformers", (kind,)), config, batch=2)
+    except KeyError as error:
+        raise ArchitectureError(
+            f"no inputs can be made for {type(module).__name__}: its configuration has no {error}",
+            hint="call transfusion.verification.drafting.propose.propose with inputs of your own",
+        ) from error

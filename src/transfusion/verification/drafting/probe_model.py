@@ -1,0 +1,188 @@
+"""The laboratory: a model that is run again and again with some of its tensors moved, and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.architecture.table import Family, Table
+from transfusion.data.probes.random_inputs import run_model
+from transfusion.errors import ArchitectureError, listing
+from transfusion.verification.certification import randomise
+from transfusion.verification.drafting.module_parts import ModuleCall, ModulePart, Slot, find_parts
+
+Moves: TypeAlias = Mapping[Slot, Tensor]
+"""For some dimensions of tensors, where their new positions come from."""
+
+CLOSE = 1e-9
+"""Two activations are equal if they differ by no more than this share of their size."""
+
+MODEST = 32
+"""Up to this width, parameters may be as large as `randomise` draws them."""
+
+
+@dataclass
+class Trace:
+    """What one run showed: the calls of parts in order, and the outputs of the whole."""
+
+    calls: list[ModuleCall] = field(default_factory=list)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _Enough(Exception):  # noqa: N818 - it ends a run that has shown what was asked
+    pass
+
+
+class ProbeModel:
+    """A float64 copy of a module, every parameter drawn anew, with one run of it to compare with."""
+
+    def __init__(self, module: nn.Module, library: str, inputs: Mapping[str, Tensor], seed: int = 1) -> None:
+        self.module = drawn(module, seed)
+        self.family = nobody(library)
+        self.inputs = inputs
+        self.generator = torch.Generator().manual_seed(seed)
+        self.modules = dict(self.module.named_modules())
+        self.parameters = dict(self.module.named_parameters())
+        self.names = {
+            second: next(name for name, one in self.parameters.items() if one is parameter)
+            for second, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        """Every name of a parameter → the first one; tied tensors have several."""
+        owners = [name for name, one in self.modules.items() if any(True for _ in one.parameters(False))]
+        self.watched = frozenset(owners)
+        self.began: dict[str, int] = {"": 0}
+        """For every module that was called, how many calls of parts were over when it began."""
+        try:
+            first = self.run()
+        except Exception as error:
+            raise ArchitectureError(
+                f"the model does not run on {listing(inputs)} ({type(error).__name__}: {error})",
+                hint="give inputs, by name, that its forward takes",
+            ) from error
+        self.parts = find_parts(self.modules, self.names, first.calls)
+        self.watched = frozenset(part.module for part in self.parts if part.is_called)
+        self.began.clear()
+        self.original = self.run()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def run(
+        self,
+        moves: Moves | None = None,
+        *,
+        until: int | None = None,
+        silenced: frozenset[str] = frozenset(),
+        added: Mapping[str, Tensor] | None = None,
+    ) -> Trace:
+        """Run with some dimensions moved; ``until`` ends the run when that call has begun.
+
+        Modules that are ``silenced`` put out zeros; to others something is ``added``.
+        """
+        trace = Trace()
+        handles = self._note_beginnings(trace) if not self.began else []
+        for name in {*self.watched, *silenced, *(added or {})}:
+            hook = self._watch(name, trace, until, name in silenced, (added or {}).get(name))
+            handles.append(self.modules[name].register_forward_hook(hook, with_kwargs=True))
+        try:
+            with self._moved(moves or {}):
+                trace.outputs = run_model(self.module, self.family, self.inputs)
+        except _Enough:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return trace
+
+    def _note_beginnings(self, trace: Trace) -> list[Any]:
+        def begin(name: str) -> Callable[..., None]:
+            def note(*_: object) -> None:
+                self.began.setdefault(name, len(trace.calls))
+
+            return note
+
+        return [module.register_forward_pre_hook(begin(name)) for name, module in self.modules.items()]
+
+    def _watch(self, name: str, trace: Trace, until: int | None, silent: bool, extra: Tensor | None) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+            main = output[0] if isinstance(output, tuple) else output
+            if name in self.watched and given is not None and isinstance(main, Tensor):
+                trace.calls.append(ModuleCall(name, given, main.clone()))  # sums may be made in place
+                if until is not None and len(trace.calls) > until:
+                    raise _Enough
+            if silent or extra is not None:
+                main = torch.zeros_like(main) if silent else main + extra
+                return (main, *output[1:]) if isinstance(output, tuple) else main
+            return None
+
+        return hook
+
+    @contextmanager
+    def _moved(self, moves: Moves) -> Iterator[None]:
+        kept = {name: self.parameters[name].data for name, _ in moves}
+        try:
+            for (name, dim), index in moves.items():
+                self.parameters[name].data = self.parameters[name].data.index_select(dim, index)
+            yield
+        finally:
+            for name, data in kept.items():
+                self.parameters[name].data = data
+
+    # ── drawing and comparing ────────────────────────────────────────────────────────────────
+
+    def permutation(self, size: int) -> Tensor:
+        """A random permutation that is not the identity."""
+        while size > 1:
+            index = torch.randperm(size, generator=self.generator)
+            if not torch.equal(index, torch.arange(size)):
+                return index
+        return torch.zeros(1, dtype=torch.long)
+
+    def extent(self, slot: Slot) -> int:
+        return self.parameters[slot[0]].shape[slot[1]]
+
+    def part(self, module: str) -> ModulePart:
+        return next(part for part in self.parts if part.module == module and part.is_called)
+
+    def changes(self, slots: Sequence[Slot]) -> bool:
+        """Whether moving these dimensions together, and nothing else, changes any output."""
+        index = self.permutation(self.extent(slots[0]))
+        outputs = self.run(dict.fromkeys(slots, index)).outputs
+        return not all(same(value, outputs[name]) for name, value in self.original.outputs.items())
+
+
+def drawn(module: nn.Module, seed: int) -> nn.Module:
+    """A float64 copy with every parameter drawn anew; in wide models smaller, to keep rounding small."""
+    copy = randomise(deepcopy(module).double().eval(), seed)
+    for parameter in copy.parameters():
+        if parameter.ndim > 1:
+            width = min(parameter.shape[0], parameter.numel() // parameter.shape[0])
+            parameter.data *= min(1.0, (MODEST / width) ** 0.5)
+    return copy
+
+
+def same(first: Tensor, second: Tensor) -> bool:
+    """Whether two activations are equal up to rounding."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    if not first.is_floating_point():
+        return torch.equal(first, second)
+    return bool((first - second).abs().max() <= CLOSE * (1 + first.abs().max()))
+
+
+def permuted(original: Tensor, now: Tensor, index: Tensor, dim: int) -> bool:
+    """Whether an activation is the original one with one dimension permuted."""
+    if original.shape != now.shape or original.ndim < abs(dim) or original.shape[dim] != len(index):
+        return False
+    return original.is_floating_point() and same(original.index_select(dim, index), now)
+
+
+def nobody(library: str, inputs: tuple[str, ...] = ()) -> Family:
+    """A family with nothing in its table: what a model belongs to while it is being looked at."""
+    return Family("draft", library, lambda config, names: Table(()), inputs=inputs)

@@ -92,7 +92,7 @@ def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record:
     curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))
     metadata = record.of(results.result_of(chosen, scale, 1, alignment_records(curves) | named))
-    keep(metadata, chosen, scale, asked, partial(draw_barriers, curves))
+    keep(metadata, chosen, scale, asked, partial(draw_barriers, metadata["found"]))
     show(metadata)
     return metadata
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from families import CASES, finetuned
 from test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATES
-from transfusion.cli.alpha_runs import as_alphas
-from transfusion.cli.gain_tables import of_sweep
+from transfusion.cli import views
+from transfusion.cli.sweep import as_alphas
 from transfusion.evaluation.alpha_learning import alpha_of, groups_of, slopes
 from transfusion.evaluation.alpha_line import AlphaLines
 from transfusion.evaluation.alpha_sweep import sweep
@@ -137,20 +137,20 @@ def swept(metric, *gains, zero=0.5, first=0.5):
 
 
 def test_the_best_of_a_sweep_is_none_where_none_is_better():
-    info = shown(of_sweep(swept("accuracy", -3, 4)))
+    info = shown(views.sweep(swept("accuracy", -3, 4)))
     assert "Best α on the task: way 0 – (none is better than B), way 1 1." in info
-    info = shown(of_sweep(swept("loss", -0.2, 0.2)))
+    info = shown(views.sweep(swept("loss", -0.2, 0.2)))
     assert "Best α on the task: way 0 1, way 1 – (none is better than B)." in info
 
 
 def test_a_start_that_is_not_b_is_shown_beside_it():
-    info = shown(of_sweep(swept("accuracy", 4, first=0.4)))
+    info = shown(views.sweep(swept("accuracy", 4, first=0.4)))
     assert re.search(r"│ B │ +50\.0", info)
     assert re.search(r"│ 0 │ +40\.0 │ -10\.0", info)
 
 
 def test_coefficients_outside_of_blocks_are_said_to_be():
-    from transfusion.cli.gain_tables import _coefficients
+    from transfusion.cli.views import _coefficients
 
     info = {"default": 1.55, "layer.0.*": 0.73, "layer.1.*": 0.57}
     assert _coefficients(info) == "0.73 0.57, outside blocks 1.55"

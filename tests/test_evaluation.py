@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.model_comparison import evaluate
 from transfusion.evaluation.scores import Score, f1, gain, matthews
 from transfusion.model.model import Model
+from transfusion.runtime.progress import Progress
 from wording import GPT2_WORDS, WORDS, put_tokenizer
 
 PETS = ("cat", "great dane", "owl")
@@ -800,7 +802,13 @@ def test_the_size_that_fits_depends_on_the_machine(made, monkeypatch):
 def test_an_evaluation_of_task_and_support(two_towers, pets, named):
     folder = two_towers("clip")
     other = READERS["clip"].build(2)
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[int | None, int | None]] = []
+
+    class Following(Progress):
+        @contextmanager
+        def bar(self, total=None, text=""):
+            yield lambda text, done=None, total=None: seen.append((done, total))
+
     other.save_pretrained(folder.parent / "clip-other")
     put_tokenizer(folder.parent / "clip-other")
     support = EvaluationData(pets, classes=named, templates=("{}",), limit=6)
@@ -809,7 +817,7 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
         data=EvaluationData(pets, classes=named),
         support=support,
         against=folder,
-        on_examples=lambda *info: seen.append(info),
+        progress=Following(),
     )
     metadata = found.metadata()
     assert metadata["against"] == str(folder)
@@ -822,7 +830,7 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
         100 * (second["task"]["value"] - metadata["models"][0]["task"]["value"])
     )
     assert second["support"]["loss"] == measured(folder.parent / "clip-other", support).loss
-    assert seen[-1][1:] == (6, 6)
+    assert seen[-1] == (6, 6)
     assert any("nothing in its folder says" in note for note in found.notes)
     alone = transfusion.evaluate(folder, data=EvaluationData(pets, classes=named)).metadata()
     assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)

@@ -123,7 +123,7 @@ def test_settings_that_make_no_sense_are_refused(inputs):
         merge(inputs["tuned"], **one, density=0, how="ties")
     with pytest.raises(SettingError, match="density = 0.5: sum keeps everything"):
         merge(inputs["tuned"], **one, density=0.5)
-    with pytest.raises(SettingError, match="full: the fine-tunes are whole models already"):
+    with pytest.raises(SettingError, match="`full`: the fine-tunes are whole models already"):
         merge(inputs["tuned"], **one, full=True)
     with pytest.raises(SettingError, match="and not a list"):
         merge(str(inputs["tuned"][0]), **one)

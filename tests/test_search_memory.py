@@ -21,7 +21,7 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import parse_bytes
 from transfusion.runtime.engines import LocalEngine
-from transfusion.runtime.resources import PROGRAM, WORKER
+from transfusion.runtime.resources import PROGRAM, WORKER, Resources
 from transfusion.runtime.threads import Threads
 
 GUARDED = preset("guarded")
@@ -67,9 +67,9 @@ def test_too_little_memory_is_refused_with_the_least_that_would_do(weights):
 
 def test_a_limit_changes_nothing_but_the_memory(llamas):
     least = PROGRAM + SearchMemory.of(WeightPair(*llamas), GUARDED, 1).block
-    free = align(*llamas, jobs=2)
+    free = align(*llamas, resources=Resources(jobs=2))
     for memory in (least, 2 * least):
-        found = align(*llamas, memory=memory, jobs=2)
+        found = align(*llamas, resources=Resources(jobs=2, memory=memory))
         assert found.digest == free.digest
         assert found.provenance == free.provenance
 
@@ -108,7 +108,7 @@ def test_an_engine_that_is_there_must_fit(llamas):
         pytest.raises(SettingError, match=r"enough for 1 thread\(s\), and the engine has 2"),
         Threads.opened(2) as two,
     ):
-        align(*llamas, memory=least, engine=LocalEngine(two))
+        align(*llamas, resources=Resources(LocalEngine(two), memory=least))
 
 
 def test_the_command_line_plans_and_keeps_to_it(cli, made, tmp_path):
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_spilled_and_comes_out_the_same(case, made, monkeyp
         monkeypatch.setattr(place, "HUGE", 24)
     monkeypatch.setattr(gains_on_disk, "PER_UNIT", 0)
     models = made(case, 1), made(case, 2)
-    free = align(*models, jobs=1)
+    free = align(*models, resources=Resources(jobs=1))
     spilt = []
     honest = gains_on_disk.rows_at_a_time
 
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_spilled_and_comes_out_the_same(case, made, monkeyp
 
     for place in ("blocks", "block_solutions"):
         monkeypatch.setattr(f"transfusion.matching.{place}.rows_at_a_time", tight)
-    found = align(*models, jobs=2)
+    found = align(*models, resources=Resources(jobs=2))
     assert spilt
     assert found.digest == free.digest
 
@@ -212,10 +212,11 @@ from transfusion.runtime.resources import PROGRAM
 from transfusion.matching.search_memory import SearchMemory
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 a, b = pair(Path(sys.argv[1]), Size("s", 6, 640, 2560, 10, 5, 32000), related=True)
 free = SearchMemory.of(WeightPair(Model.open(a), Model.open(b)), preset("guarded"), 1)
 memory = int((PROGRAM + free.block) * float(sys.argv[2]))
-align(a, b, memory=memory)
+align(a, b, resources=Resources(memory=memory))
 peak = next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmHWM"))
 print(memory, peak)
 """

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from transfusion.cli.console import Messages, command, out, print_json
+from transfusion.cli.console import Messages, out, print_json
 from transfusion.cli.options import Force, Json, Quiet, Seed
 
 TITLES = {
@@ -41,11 +41,13 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train two small models on real data, fine-tune one, and move that onto the other."""
+    from transfusion.runtime.run_record import COMMAND
     from transfusion_demo import run
 
-    messages = Messages(quiet=quiet, verbose=False)
+    messages, command = Messages(quiet=quiet), COMMAND.get()
+    COMMAND.set(None)  # the steps of the demo were not typed
     result = run(
-        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command(), say=messages.note
+        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command, say=messages.note
     )
     if as_json:
         print_json(result)

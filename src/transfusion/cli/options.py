@@ -1,9 +1,9 @@
-"""The arguments and flags that several verbs share."""
+"""The arguments and options that several verbs share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,69 +16,87 @@ from transfusion.matching.methods import (
     BlockOrder,
     EvidenceKind,
     HeadScore,
+    Method,
     MlpSolver,
     SearchStart,
     StreamJoin,
+    preset,
 )
 
-SHORTCUTS = ("interpolated", "plain", "rounded")
+if TYPE_CHECKING:
+    from transfusion.runtime.resources import Resources
+
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 PRECISE = DTYPES[:2]
 NEW_TOKENS = ("refuse", "keep", "drop")
-HOWS = ("sum", "mean", "ties", "dare")
 ENGINES = ("local", "ray")
 
-ModelArgument = Annotated[str, typer.Argument(show_default=False, help="A folder, a file or a hub id.")]
-Output = Annotated[Path, typer.Option("--output", "-o", show_default=False, help="Where to write.")]
-MaybeOutput = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", show_default=False, help="With --propose: where to write the draft."),
-]
-Propose = Annotated[
-    bool,
-    typer.Option(
-        "--propose", help="Draft a table for the model's class by trials, and certify it; or exit 3."
+# ── models ───────────────────────────────────────────────────────────────────────────────────
+
+BaseArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="A", show_default=False, help="A: the base that was fine-tuned; a folder, a file or a hub id."
     ),
+]
+NewBaseArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="B", show_default=False, help="B: the new release of the base; a folder, a file or a hub id."
+    ),
+]
+Finetuned = Annotated[
+    str,
+    typer.Argument(
+        metavar="FINETUNED", show_default=False, help="The fine-tune of A: a model, or a PEFT adapter."
+    ),
+]
+MaybeBase = Annotated[
+    str | None,
+    typer.Option("--base", metavar="A", show_default=False, help="A: the base that was fine-tuned."),
+]
+MaybeOnto = Annotated[
+    str | None,
+    typer.Option("--onto", metavar="B", show_default=False, help="B: the new release to move it onto."),
+]
+BaseOption = Annotated[
+    str, typer.Option("--base", metavar="A", show_default=False, help="A: the base that was fine-tuned.")
+]
+OntoOption = Annotated[
+    str, typer.Option("--onto", metavar="B", show_default=False, help="B: the new release to move it onto.")
+]
+Via = Annotated[
+    str | None, typer.Option(metavar="PI", show_default=False, help="The file of π; without it, align first.")
 ]
 Vias = Annotated[
     list[str] | None,
-    typer.Option("--via", show_default=False, help="A file of π; may be given several times to compare."),
+    typer.Option(
+        "--via", metavar="PI", show_default=False, help="A file of π; give several to compare them."
+    ),
 ]
-Figure = Annotated[
+_MODELS = "Models"
+Config = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", show_default=False, help="Where to write: a figure (.png, .svg, .pdf) or .json."
+        show_default=False, help="The config.json of weights that come without one.", rich_help_panel=_MODELS
     ),
 ]
-Result = Annotated[
+ArchitectureFile = Annotated[
     Path | None,
-    typer.Option("--output", "-o", show_default=False, help="Also write the result, as JSON, to this file."),
-]
-Treatment = Annotated[
-    str | None,
     typer.Option(
-        "--shortcuts",
-        help=f"What turned residual connections carry on the way: {', '.join(SHORTCUTS)}.",
-        callback=one_of(SHORTCUTS),
-        show_default="interpolated, or as π asks",
+        "--architecture",
+        show_default=False,
+        help="A Python file with a table of your own.",
+        callback=use_tables,
+        rich_help_panel=_MODELS,
     ),
 ]
-Base = Annotated[str | None, typer.Option(show_default=False, help="A: the base that was fine-tuned.")]
-Onto = Annotated[str | None, typer.Option(show_default=False, help="B: the base to move it onto.")]
-AlphaOption = Annotated[
-    str,
+TrustBase = Annotated[
+    bool,
     typer.Option(
-        "--alpha",
-        help="How much of the change to add: a number, a file with one for each layer, or auto: as much as"
-        " changes B's outputs on made-up inputs as the fine-tune changed A's.",
-    ),
-]
-AlphaOfMerge = Annotated[
-    str,
-    typer.Option(
-        "--alpha",
-        help="How much of the change to add: a number, a file with one for each layer, or auto, which keeps"
-        " its size relative to the weights.",
+        "--trust-base",
+        help="Do not check that the fine-tune descends from A.",
+        rich_help_panel=_MODELS,
     ),
 ]
 NewTokensOption = Annotated[
@@ -87,26 +105,66 @@ NewTokensOption = Annotated[
         "--new-tokens",
         help=f"Tokens that the fine-tune added: {', '.join(NEW_TOKENS)}.",
         callback=one_of(NEW_TOKENS),
+        rich_help_panel=_MODELS,
     ),
 ]
-HowOption = Annotated[
-    str, typer.Option("--how", help=f"How to combine: {', '.join(HOWS)}.", callback=one_of(HOWS))
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help=f"The type to compute in: {', '.join(PRECISE)}.",
+        callback=one_of(PRECISE),
+        rich_help_panel=_MODELS,
+    ),
+]
+StoredDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help=f"The type to store: {', '.join(DTYPES)}.",
+        callback=one_of(DTYPES),
+        show_default="B's",
+        rich_help_panel=_MODELS,
+    ),
+]
+
+# ── output ───────────────────────────────────────────────────────────────────────────────────
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", show_default=False, help="The file or folder to write.")
+]
+Result = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", show_default=False, help="A .json file to write the result to."),
+]
+Figures = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        show_default=False,
+        help="A file to write: a figure (.png, .svg, .pdf) or .json; may be given several times.",
+    ),
 ]
 From = Annotated[
     Path | None,
-    typer.Option(
-        "--from", show_default=False, help="Repeat the run that this transfusion.json tells of, bit for bit."
-    ),
+    typer.Option("--from", show_default=False, help="Repeat the run of this transfusion.json, bit for bit."),
 ]
-TrustBase = Annotated[
-    bool, typer.Option("--trust-base", help="Do not check that the fine-tune descends from A.")
-]
-Via = Annotated[str | None, typer.Option(show_default=False, help="A file of π; without it, align first.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and results.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details.")]
+
+# ── alignment ────────────────────────────────────────────────────────────────────────────────
+
+_SEARCH = "Search (research)"
 MethodOption = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help=f"One of {', '.join(METHODS)}.",
+        help="How to align. guarded, the default, is for bases with a common ancestor; auto for bases that"
+        f" were trained apart. All: {', '.join(METHODS)}.",
         callback=one_of(METHODS),
         show_default=DEFAULT,
     ),
@@ -114,22 +172,34 @@ MethodOption = Annotated[
 ResidualOption = Annotated[
     Residual | None,
     typer.Option(
-        help="The residual stream: every point its own map (the paper), one map, or none.",
+        help="Maps of the residual stream: one for every point (the paper), one for all, or none.",
         show_default="the method's",
     ),
 ]
 InnerOption = Annotated[
     InnerPolicy | None,
     typer.Option(
-        help="Inside heads: q·k and v·o each their own map, or one for both (the paper).",
+        help="Maps inside heads: one for q·k and one for v·o, or one for both (the paper).",
         show_default="the method's",
+        rich_help_panel=_SEARCH,
     ),
 ]
-_SEARCH = "The search, otherwise than the method says"
+AdviceOption = Annotated[
+    bool,
+    typer.Option(
+        "--advice/--no-advice",
+        help="Compare the result with a null, and say whether to move a task vector by it.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(min=0, help="The seed of everything that is drawn at random.", rich_help_panel=_SEARCH),
+]
 HeadsOption = Annotated[
     HeadPolicy | None,
     typer.Option(
-        help="Heads: matched, in their natural order, or ignored.",
+        help="Attention heads: matched, in their natural order, or ignored.",
         show_default=False,
         rich_help_panel=_SEARCH,
     ),
@@ -137,7 +207,7 @@ HeadsOption = Annotated[
 ScoreOption = Annotated[
     HeadScore | None,
     typer.Option(
-        help="Heads by their singular values (the paper), or by the best that their units can do.",
+        help="Compare heads by their singular values (the paper), or by the best match of their units.",
         show_default=False,
         rich_help_panel=_SEARCH,
     ),
@@ -145,20 +215,20 @@ ScoreOption = Annotated[
 StartOption = Annotated[
     list[SearchStart] | None,
     typer.Option(
-        help="First sweep: count axes not visited yet as they are (the paper), leave them out, or leave them"
-        " out and take heads by their singular values. Give several to race them.",
+        help="First sweep: count axes that were not visited yet as they are (the paper), leave them out, or"
+        " leave them out and match heads by their singular values. Give several to keep the best.",
         show_default=False,
         rich_help_panel=_SEARCH,
     ),
 ]
 OrderOption = Annotated[
     BlockOrder | None,
-    typer.Option(help="The order of a sweep.", show_default=False, rich_help_panel=_SEARCH),
+    typer.Option(help="The order of the blocks in a sweep.", show_default=False, rich_help_panel=_SEARCH),
 ]
 AcceptOption = Annotated[
     Acceptance | None,
     typer.Option(
-        help="Take every proposal (the paper), or only what raises the objective.",
+        help="Accept every proposal (the paper), or only those that raise the objective.",
         show_default=False,
         rich_help_panel=_SEARCH,
     ),
@@ -172,14 +242,21 @@ Restarts = Annotated[
         rich_help_panel=_SEARCH,
     ),
 ]
-Sweeps = Annotated[
-    int | None, typer.Option(min=1, help="At most so many.", show_default=False, rich_help_panel=_SEARCH)
+MaxSweeps = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sweeps",
+        min=1,
+        help="The largest number of sweeps.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
 ]
 Outputs = Annotated[
     bool | None,
     typer.Option(
         "--outputs/--no-outputs",
-        help="Whether output projections take part in matching heads.",
+        help="Whether output projections count when heads are matched.",
         show_default=False,
         rich_help_panel=_SEARCH,
     ),
@@ -188,7 +265,7 @@ Vectors = Annotated[
     bool | None,
     typer.Option(
         "--vectors/--no-vectors",
-        help="Whether biases and norm weights take part in the gain.",
+        help="Whether biases and norm weights count in the gain.",
         show_default=False,
         rich_help_panel=_SEARCH,
     ),
@@ -197,7 +274,7 @@ _PLANS = "Optimal transport (--method ot)"
 EvidenceOption = Annotated[
     EvidenceKind | None,
     typer.Option(
-        help="Tell units apart by the weights that produce them, or by what they compute.",
+        help="Compare units by their weights, or by their activations.",
         show_default=False,
         rich_help_panel=_PLANS,
     ),
@@ -218,20 +295,20 @@ Regularisation = Annotated[
 JoinOption = Annotated[
     StreamJoin | None,
     typer.Option(
-        help="How two plans are joined where a branch returns to the stream.",
+        help="How two plans are joined where a branch returns to the residual stream.",
         show_default=False,
         rich_help_panel=_PLANS,
     ),
 ]
-_COMPUTED = "What models compute (--method functional, auto)"
+_ACTIVATIONS = "Activations (--method functional, auto)"
 CalibrateOption = Annotated[
     Path | None,
     typer.Option(
         "--calibrate",
-        show_default="made-up inputs",
+        show_default="synthetic inputs",
         help="Inputs of your own for both models, without labels: a folder of images, a text file, or a file"
         " of tensors.",
-        rich_help_panel=_COMPUTED,
+        rich_help_panel=_ACTIVATIONS,
     ),
 ]
 ProbesOption = Annotated[
@@ -241,8 +318,8 @@ ProbesOption = Annotated[
         min=8,
         show_default="320",
         callback=within(1, 2**20),
-        help="How many inputs both models are given.",
-        rich_help_panel=_COMPUTED,
+        help="The number of inputs of both models.",
+        rich_help_panel=_ACTIVATIONS,
     ),
 ]
 Samples = Annotated[
@@ -251,74 +328,94 @@ Samples = Annotated[
         min=80,
         show_default="5120",
         callback=within(1, 2**24),
-        help="How many activations of every module are compared.",
-        rich_help_panel=_COMPUTED,
+        help="The number of activations of every module that are compared.",
+        rich_help_panel=_ACTIVATIONS,
     ),
 ]
 MlpOption = Annotated[
     MlpSolver | None,
     typer.Option(
-        help="The neurons of MLPs: turned, assigned one to one, or auto: turned unless they are gated.",
+        help="Neurons of MLPs: rotated, assigned one to one, or auto: rotated unless they are gated.",
         show_default="auto",
-        rich_help_panel=_COMPUTED,
+        rich_help_panel=_ACTIVATIONS,
     ),
 ]
-KeepSupport = Annotated[
-    float | None,
-    typer.Option(
-        "--keep-support",
-        show_default="no bound",
-        help="Protect what B could do before: take less of the change, so that B's outputs on made-up inputs"
-        " move by no more than this share of their own spread.",
-    ),
+
+
+def aligning(
+    method: MethodOption = None, residual: ResidualOption = None, inner: InnerOption = None
+) -> dict[str, Any]:
+    """Return the parameters of `align` that the user gave."""
+    given = {"method": method, "residual": residual, "inner": inner}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def chosen_method(
+    method: MethodOption = None,
+    heads: HeadsOption = None,
+    score: ScoreOption = None,
+    start: StartOption = None,
+    order: OrderOption = None,
+    accept: AcceptOption = None,
+    restarts: Restarts = None,
+    max_sweeps: MaxSweeps = None,
+    outputs: Outputs = None,
+    vectors: Vectors = None,
+    evidence: EvidenceOption = None,
+    soft: Soft = None,
+    regularisation: Regularisation = None,
+    join: JoinOption = None,
+    calibrate: CalibrateOption = None,
+    probes: ProbesOption = None,
+    samples: Samples = None,
+    mlp: MlpOption = None,
+) -> Method:
+    """Return the preset with the user's changes."""
+    return preset(method or DEFAULT).changed(
+        heads=heads,
+        score=score,
+        starts=start or None,
+        order=order,
+        accept=accept,
+        restarts=restarts,
+        max_sweeps=max_sweeps,
+        outputs=outputs,
+        vectors=vectors,
+        evidence=evidence,
+        soft=soft,
+        regularisation=regularisation,
+        join=join,
+        calibrate=None if calibrate is None else str(calibrate.resolve()),
+        probes=probes,
+        samples=samples,
+        mlp=mlp,
+    )
+
+
+# ── resources ────────────────────────────────────────────────────────────────────────────────
+
+_RESOURCES = "Resources"
+Device = Annotated[
+    str,
+    typer.Option(help="The device to compute on: cpu, cuda, cuda:1, mps.", rich_help_panel=_RESOURCES),
 ]
-AdviceOption = Annotated[
-    bool, typer.Option("--advice/--no-advice", help="Whether to compare with a null, and to advise.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(show_default=False, help="A config.json for weights that come without one."),
-]
-ArchitectureFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--architecture",
-        show_default=False,
-        help="A Python file with a table of your own.",
-        callback=use_tables,
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        help=f"Compute in this type: {', '.join(PRECISE)}.",
-        callback=one_of(PRECISE),
-        show_default="float32",
-    ),
-]
-StoredDtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        help=f"Store in this type: {', '.join(DTYPES)}.",
-        callback=one_of(DTYPES),
-        show_default="B's",
-    ),
-]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
-Seed = Annotated[int, typer.Option(min=0, help="For everything that is drawn at random.")]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Threads.", show_default="all cores", callback=within(1, 4096))
+    int | None,
+    typer.Option(
+        min=1,
+        help="The number of threads, or of Ray workers.",
+        show_default="all cores",
+        callback=within(1, 4096),
+        rich_help_panel=_RESOURCES,
+    ),
 ]
-_WHERE = "Where to work, and with how much"
 EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
         help="Threads of this process, or workers of a Ray cluster; the result is the same.",
         callback=one_of(ENGINES),
-        rich_help_panel=_WHERE,
+        rich_help_panel=_RESOURCES,
     ),
 ]
 AddressOption = Annotated[
@@ -326,9 +423,9 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of a Ray cluster that is running.",
+        help="The address of a running Ray cluster.",
         show_default="one is started here",
-        rich_help_panel=_WHERE,
+        rich_help_panel=_RESOURCES,
     ),
 ]
 MemoryOption = Annotated[
@@ -337,13 +434,40 @@ MemoryOption = Annotated[
         "--memory",
         metavar="SIZE",
         parser=as_size,
-        help="Get by with so much, such as 2GB or 512MiB; of Ray, each worker.",
+        help="Memory limit per process (per worker with Ray), for example 2GB or 512MiB.",
         show_default="as much as all threads need",
-        rich_help_panel=_WHERE,
+        rich_help_panel=_RESOURCES,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and results.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
+
+
+def writing(
+    jobs: Jobs = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    memory: MemoryOption = None,
+) -> Resources:
+    """Return the resources of a verb that only writes weights."""
+    from transfusion.runtime.resources import Resources
+
+    return Resources(engine, jobs, address, memory)
+
+
+def computing(
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    memory: MemoryOption = None,
+) -> Resources:
+    """Return the resources of a verb that aligns."""
+    from transfusion.runtime.resources import Resources
+
+    return Resources(engine, jobs, address, memory, device)
+
+
+def measuring(device: Device = "cpu", jobs: Jobs = None) -> Resources:
+    """Return the resources of a verb that runs models."""
+    from transfusion.runtime.resources import Resources
+
+    return Resources(jobs=jobs, device=device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transfusion.cli.console import Messages, command, out, print_json
+from transfusion.cli.console import Messages, out, print_json
 from transfusion.cli.option_checks import as_size, within
 from transfusion.cli.options import (
     AdviceOption,
@@ -143,12 +143,12 @@ def plan(
     from transfusion.transportation.planning.machine import Machine
     from transfusion.transportation.planning.machine_benchmark import measure
 
-    record, messages = RunRecord("plan", command()), Messages(quiet=quiet, verbose=False)
+    record, messages = RunRecord("plan"), Messages(quiet=quiet)
     if machine is None:
         if output is not None:
-            from transfusion.cli.shared import require_json
+            from transfusion.reporting.result_files import ResultFiles
 
-            require_json(output, (), force=force)
+            ResultFiles.checked(output, force=force)
         messages.note("note: measuring this machine, which takes some seconds")
     known = Machine.load(machine) if machine is not None else measure()
     if output is not None:

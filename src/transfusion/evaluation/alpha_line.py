@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
-from transfusion.errors import SettingError
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.runtime.devices import require_device
+from transfusion.runtime.devices import as_precision, require_device
 from transfusion.transportation.adapters.adapter import is_adapter
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.dense_transport import Action, DenseTransport
-from transfusion.transportation.transport_plan import Base, Finetune, TransportPlan
+from transfusion.transportation.finetunes import Finetune
+from transfusion.transportation.transport_plan import Base, TransportPlan
 
 NAIVE = "naive"
 
@@ -90,12 +90,11 @@ class AlphaLines:
         device: str = "cpu",
         **options: Any,
     ) -> AlphaLines:
-        """Open the three models and build the live one; ``options`` are those of `Journey.transport`.
+        """Open the three models and build the live one; ``options`` are those of `TransportPlan.transport`.
 
         If ``data`` borrows a head, the live model has it.
         """
-        if dtype not in (torch.float32, torch.float64):
-            raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+        as_precision(dtype)
         require_device(device)
         a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)

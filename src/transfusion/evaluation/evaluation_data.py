@@ -55,6 +55,11 @@ class EvaluationData:
     truncate: bool = False
     """Whether texts that are longer than the model are cut."""
 
+    @property
+    def files(self) -> list[str | Path]:
+        """Whatever may be a file on this machine: examples, class names and head."""
+        return [one for one in (self.reference, self.classes, self.head) if isinstance(one, str | Path)]
+
     @classmethod
     def of(cls, given: str | Path | Dataset | Examples | EvaluationData) -> EvaluationData:
         """The same, if it is that already; or data of which nothing more is said."""

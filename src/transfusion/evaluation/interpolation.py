@@ -27,6 +27,7 @@ from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.model_comparison import Given
 from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model, Reference, require_same_shape
+from transfusion.runtime.devices import as_precision
 
 POINTS = 11
 FAITHFUL = 1e-4
@@ -127,7 +128,7 @@ def barrier(
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
     batch: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     on_point: Callable[[BarrierPoint], None] = lambda point: None,
 ) -> Barrier:
     """Loss and accuracy of (1 − α)·π(A) + α·B for α from 0 to 1; without π, of A and B as they are.
@@ -143,8 +144,7 @@ def barrier(
     True
     """
     alphas = _alphas(points)
-    if dtype not in (torch.float32, torch.float64):
-        raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+    dtype = as_precision(dtype)
     alignment = via if isinstance(via, Alignment | None) else Alignment.load(via)
     chosen = _shortcuts(shortcuts, alignment)
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (a, b))

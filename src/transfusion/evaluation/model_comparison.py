@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os.path import isdir
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,11 @@ from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scores import Score, gain
 from transfusion.model.model import Model, Reference
+from transfusion.reporting.result_files import ResultFiles
+from transfusion.runtime.devices import as_precision
+from transfusion.runtime.progress import SILENT, Advance, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter import is_adapter
 
 Given = str | Path | Dataset | Examples | EvaluationData
@@ -42,6 +47,8 @@ class Evaluation:
     reference: ModelScores | None
     """The model that gains are relative to."""
     notes: tuple[str, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
     def gains(self, row: ModelScores) -> dict[str, float | None] | None:
         """How much better than the reference a model is; nothing without a reference."""
@@ -79,13 +86,22 @@ def evaluate(
     support: Given | None = None,
     against: Model | Reference | None = None,
     batch: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    on_examples: Callable[[str, int, int], None] = lambda what, done, total: None,
+    dtype: torch.dtype | str = torch.float32,
+    output: str | Path | None = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
 ) -> Evaluation:
-    """How good models are at a task and at a support; gains are relative to ``against``.
+    """Measure models on a task, and on a support: what the base could do before.
 
-    ``on_examples`` is told what is measured, and how many examples of how many are done.
+    ``models`` are paths, hub ids, modules or state dicts; one, or a list.
+    ``data`` is the task, and ``support`` the support: a path, a hub id, examples in memory, or an
+    `EvaluationData` that says more.
+    ``against`` is the model that gains are relative to, usually B.
+    ``batch`` is the number of examples at a time; the default is what fits.
+    ``dtype`` is the type to compute in: float32 or float64.
+    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
+    ``resources`` are threads and device; ``progress`` follows the run.
 
     >>> found = transfusion.evaluate(["models/tuned"], data="data.safetensors", against="models/a")
     >>> [row.model for row in found.rows], found.task["question"]
@@ -93,13 +109,31 @@ def evaluate(
     >>> found.rows[1].task.accuracy - found.rows[0].task.accuracy == found.gains(found.rows[1])["task"] / 100
     True
     """
-    if dtype not in (torch.float32, torch.float64):
-        raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+    record, dtype = RunRecord("evaluate"), as_precision(dtype)
     given = list(models) if isinstance(models, list | tuple) else [models]
     if not given:
         raise SettingError("no models to measure", hint="give at least one")
-    opened = _told_apart(_opened(given, against))  # type: ignore[arg-type]
     asked = [EvaluationData.of(data), *([] if support is None else [EvaluationData.of(support)])]
+    read = (*given, against, *(file for one in asked for file in one.files))
+    files = ResultFiles.checked(output, force=force, inputs=read)
+    opened = _told_apart(_opened(given, against))  # type: ignore[arg-type]
+    with resources.in_process(), progress.bar(text="building the models") as advance:
+        found = _measure(opened, asked, against is not None, batch, dtype, resources.device, advance)
+    for note in found.notes:
+        progress.note(f"note: {note}")
+    return files.finish(found, record)
+
+
+def _measure(
+    opened: Sequence[Model],
+    asked: Sequence[EvaluationData],
+    relative: bool,
+    batch: int | None,
+    dtype: torch.dtype,
+    device: str,
+    advance: Advance,
+) -> Evaluation:
+    """Measure open models one after the other; gains are relative to the first, if at all."""
     rows: list[ModelScores] = []
     about: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -112,14 +146,14 @@ def evaluate(
                 live = one.live(model, dtype, device)
             evaluator = one.evaluator(model, live, dtype=dtype, batch=batch)
             about.append(evaluator.metadata())
-            notes += [*evaluator.notes, *one.replaced(model, opened[0] if against is not None else None)]
-            scores.append(_followed(evaluator, model.label, on_examples).measure())
+            notes += [*evaluator.notes, *one.replaced(model, opened[0] if relative else None)]
+            scores.append(_followed(evaluator, model.label, advance).measure())
         rows.append(ModelScores(model.label, scores[0], scores[1] if len(scores) > 1 else None))
     return Evaluation(
         tuple(rows),
         about[0],
         about[1] if len(about) > 1 else None,
-        rows[0] if against is not None else None,
+        rows[0] if relative else None,
         tuple(dict.fromkeys(notes)),
     )
 
@@ -173,6 +207,6 @@ def _told_apart(models: Sequence[Model]) -> list[Model]:
     return named
 
 
-def _followed(evaluator: Evaluator, label: str, tell: Callable[[str, int, int], None]) -> Evaluator:
+def _followed(evaluator: Evaluator, label: str, advance: Advance) -> Evaluator:
     what = f"{label} · {evaluator.batch_source.label}"
-    return evaluator.following(lambda done: tell(what, done, len(evaluator)))
+    return evaluator.following(lambda done: advance(what, done, len(evaluator)))

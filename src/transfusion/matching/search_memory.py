@@ -104,7 +104,7 @@ def plan_memory(
     *,
     method: Method,
     memory: int | None = None,
-    engine: str = "local",
+    engine: str | Engine = "local",
     jobs: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:

@@ -42,3 +42,10 @@ class Clock:
                 within[0] += took
             with self._lock:
                 self.seconds[name] += took - inner[0]
+
+    def summary(self) -> str:
+        """Say where the time went; nothing if no phase was counted."""
+        total = sum(self.seconds.values())
+        parts = sorted(self.seconds.items(), key=lambda part: -part[1])
+        shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts if total)
+        return f"{total:.1f} s of computing over all threads: {shares}" if total else ""

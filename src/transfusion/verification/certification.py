@@ -8,7 +8,7 @@ turn in pairs are turned by random angles with the first, and permuted with the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from transfusion.architecture.families import register_file
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.reporting.result_files import ResultFiles
 from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json
 
 EXACT = 1e-9
@@ -55,6 +57,13 @@ class Certificate:
     """Everything that was tried on one model."""
 
     checks: tuple[Check, ...]
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return all checks as plain data."""
+        checks = [{**asdict(check), "passed": check.passed} for check in self.checks]
+        return {"passed": self.passed, "checks": checks}
 
     @property
     def passed(self) -> bool:
@@ -118,18 +127,27 @@ def _only(architecture: Architecture, axis: str, group: Symmetry = Symmetry.PERM
     return replace(architecture, spaces=spaces)
 
 
-def certify_file(file: Path, class_name: str, config: Path | None = None) -> Certificate:
+def certify_file(
+    file: Path,
+    class_name: str,
+    config: Path | None = None,
+    *,
+    output: Path | None = None,
+    force: bool = False,
+) -> Certificate:
     """Certify the first family of a file of tables on a class, named ``module:Class`` or ``Class``.
 
     A bare name is looked for in the file itself, then in transformers. The settings of the small model
     are those of ``config``, or the file's ``EXAMPLE``. Axes that break the outputs are named one by one.
+    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
     """
+    record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(file, config))
     tables = register_file(file)
     settings = read_json(config) if config else getattr(tables, "EXAMPLE", None)
     if settings is None:
         raise ArchitectureError(
             f"{file}: it defines no EXAMPLE, the settings of a small model to try the table on",
-            hint="add EXAMPLE = {...} to the file, or give the settings as --config FILE",
+            hint="add EXAMPLE = {...} to the file, or give a file of settings as `config`",
         )
     module, _, name = class_name.rpartition(":")
     places = [import_module(module)] if module else [tables, require_library("transformers")]
@@ -139,7 +157,8 @@ def certify_file(file: Path, class_name: str, config: Path | None = None) -> Cer
             f"there is no class {name} in {' or '.join(place.__name__ for place in places)}",
             hint="give it as module:Class, with the module on Python's path",
         )
-    return certify_class(model, settings, tables.FAMILIES[0])
+    found = certify_class(model, settings, tables.FAMILIES[0])
+    return files.finish(found, record, {"architecture": str(file)})
 
 
 def certify_class(

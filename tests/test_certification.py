@@ -104,7 +104,7 @@ def test_a_failed_certificate_exits_with_3(edited, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["verify", "--architecture", str(path), "--model", "TinyTalker"])
     assert exit.value.code == 3
-    assert "does not tell the truth about TinyTalker" in capsys.readouterr().err
+    assert "is wrong about TinyTalker" in capsys.readouterr().err
 
 
 def test_an_unclaimed_tensor_is_named(edited):

@@ -93,7 +93,7 @@ def test_a_plan_is_known_from_the_headers(llamas, monkeypatch):
 )
 def test_what_holds_whole_models_cannot_be_limited_nor_sent(method, asked, named, llamas):
     with pytest.raises(SettingError, match=f"{named}: the method {method} holds whole models"):
-        align(*llamas, method=method, **asked)
+        align(*llamas, method=method, resources=Resources(**asked))
 
 
 def test_workers_elsewhere_have_no_device(weights):

@@ -189,7 +189,9 @@ class Alignment:
         for id in sorted(self.maps):
             total.update(f"{id}:{self.maps[id].kind}:".encode())
             total.update(tensor_digest(self.maps[id].to_tensor()))
-        for tensor, fold in sorted(self.folds.items()):  # spelled out: a hash must not depend on a class's name
+        for tensor, fold in sorted(
+            self.folds.items()
+        ):  # spelled out: a hash must not depend on a class's name
             total.update(f"{tensor}:Fold(norm={fold.norm!r}, offset={fold.offset!r})".encode())
         return total.hexdigest()
 

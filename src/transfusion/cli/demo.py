@@ -1,4 +1,4 @@
-"""The verb ``demo``, and how its tables look."""
+"""The verb ``demo``, and its tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLES = {
     "onto_successor": {"digits": "The same onto a successor of A whose units are shuffled"},
 }
 SILENT = 0.05
-"""A gain of fewer points is neither good nor bad."""
+"""Smaller gains in points have no colour."""
 
 
 def demo(

@@ -1,4 +1,4 @@
-"""The verb ``plan``: time, memory and traffic on paper."""
+"""The verb ``plan``."""
 
 from __future__ import annotations
 

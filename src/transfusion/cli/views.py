@@ -1,4 +1,4 @@
-"""How descriptions look on a terminal."""
+"""Results as tables and trees for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 
 def size(count: int) -> str:
-    """A number of parameters or bytes as people say it."""
+    """Return a number of parameters or bytes with a unit."""
     value = float(count)
     for unit in ("", "k", "M", "G"):
         if value < 1000:
@@ -22,7 +22,7 @@ def size(count: int) -> str:
 
 
 def model(description: dict[str, Any]) -> RenderableType:
-    """A model as a tree: axes, and below each the tensors it occurs in."""
+    """Show a model as a tree: its axes, and below each the tensors that have it."""
     tree = Tree(Text(description["model"], style="bold"))
     tree.add(f"family      {description['family']} ({description['library']})")
     tree.add(Text(f"recognised  {description['recognised_by']}"))
@@ -63,7 +63,7 @@ def _branch(tree: Tree, axes: list[dict[str, Any]]) -> None:
 
 
 def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
-    """Shares of what is predicted, by axis: with π, with nothing moved, by chance."""
+    """Show the share of B's activations that is predicted, by axis: by π, with nothing moved, by chance."""
     table = Table("axis", "predicted", "nothing moved", "by chance", box=None, header_style="bold")
     for id, quality in axes.items():
         shares = (quality["found"], quality["identity"], quality["null"])
@@ -72,7 +72,7 @@ def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
 
 
 def alignment(description: dict[str, Any]) -> RenderableType:
-    """A π: where it comes from, what moved, and where the heads went."""
+    """Show a π: its models, what moved, and where the heads went."""
     about = Table.grid(padding=(0, 2))
     source, target = description["source"], description["target"]
     for name, value in (
@@ -107,9 +107,9 @@ def alignment(description: dict[str, Any]) -> RenderableType:
 
 
 def _margins(margins: dict[str, dict[str, float | None]]) -> Table:
-    """How well what belongs to each kind of axis agrees, beside nothing moving and beside chance."""
+    """Show the agreement of each kind of axis, beside nothing moved and beside chance."""
     table = Table("kind of axis", box=None, header_style="bold")
-    for title in ("at home as it is", "above chance", "agreement found", "in a null", "beyond the null"):
+    for title in ("unmoved", "above chance", "agreement found", "in a null", "beyond the null"):
         table.add_column(title, justify="right")
     for kind, margin in margins.items():
         found, null, beyond = margin["found"], margin["null"], margin["beyond"]
@@ -132,7 +132,7 @@ def _objective(trace: list[float]) -> str:
 
 
 def barrier(result: Mapping[str, Any]) -> RenderableType:
-    """Loss and accuracy on every way, α by α, and below them how high each barrier is."""
+    """Show loss and accuracy of every curve, α by α, and the height of each barrier."""
     curves = result["curves"]
     table = Table(show_footer=True)
     table.add_column("α", "barrier", justify="right")
@@ -159,7 +159,7 @@ def barrier(result: Mapping[str, Any]) -> RenderableType:
 
 
 def evaluation(result: Mapping[str, Any]) -> RenderableType:
-    """Models row by row: the task, the support, and the gains over the reference."""
+    """Show models row by row: the task, the support, and the gains over the reference."""
     shown = [part for part in ("task", "support") if result[part]]
     table = Table()
     table.add_column("model")
@@ -187,7 +187,7 @@ def evaluation(result: Mapping[str, Any]) -> RenderableType:
 
 
 FALLING = ("loss", "perplexity")
-"""Metrics of which less is better."""
+"""Metrics where less is better."""
 
 
 def _metric_name(metric: str) -> str:
@@ -199,7 +199,7 @@ def _metric_value(metric: str, value: float) -> str:
 
 
 def _gain(metric: str, gain: float) -> Text:
-    """A gain with its sign: green where it is better, red where it is worse."""
+    """Return a gain with its sign: green if better, red if worse."""
     text = f"{gain:+.4f}" if metric in FALLING else f"{gain:+.2f}"
     if float(text) == 0:
         return Text(text, style="dim")
@@ -213,7 +213,7 @@ def _about(part: str, info: dict[str, Any]) -> str:
 
 
 def counted(examples: int) -> str:
-    """So many examples, in words that fit one as well."""
+    """Return a number of examples, in the singular or plural."""
     return "1 example" if examples == 1 else f"{examples} examples"
 
 
@@ -221,7 +221,7 @@ def counted(examples: int) -> str:
 
 
 def sweep(result: Mapping[str, Any]) -> RenderableType:
-    """Every α with what it gains over B, curve by curve; the best on the task stands out."""
+    """Show the gains over B for every α, curve by curve; the best on the task is bold."""
     curves = result["curves"]
     parts = [part for part in ("task", "support") if result[part] is not None]
     table = Table()
@@ -253,14 +253,14 @@ def sweep(result: Mapping[str, Any]) -> RenderableType:
 
 
 def _best(curve: Mapping[str, Any], metric: str) -> str:
-    """The best α, if it gains anything."""
+    """Return the best α, if it gains anything."""
     gain = next(point["gain"]["task"] for point in curve["points"] if point["alpha"] == curve["best"])
     better = gain < 0 if metric in FALLING else gain > 0
     return f"{curve['best']:.3g}" if better else "– (none is better than B)"
 
 
 def fewshot(result: Mapping[str, Any]) -> RenderableType:
-    """B, every line with α = 1 and with what was learned, and the coefficients."""
+    """Show B, every curve with α = 1 and with the learned coefficients, and the coefficients."""
     metric = result["task"]["metric"]
     table = Table()
     for column in ("", metric if metric in FALLING else f"{metric} in %", "gain", "α by layer"):
@@ -282,7 +282,7 @@ def fewshot(result: Mapping[str, Any]) -> RenderableType:
 
 
 def _coefficients(info: Mapping[str, float]) -> str:
-    """Those of the layers in their order; what lies outside of them is said to."""
+    """Return the coefficients of the layers in their order, then the one outside of blocks."""
     layers = " ".join(f"{value:.2f}" for pattern, value in info.items() if pattern != _OUTSIDE)
     if _OUTSIDE not in info:
         return layers

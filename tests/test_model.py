@@ -94,7 +94,7 @@ def test_a_timm_architecture_without_a_table_is_refused_by_its_name(made):
     assert Model.open(folder).why == 'config.json says architecture "vit_tiny_patch16_224"'
     other = json.loads((folder / "config.json").read_text()) | {"architecture": "resnet50"}
     (folder.parent / "resnet.json").write_text(json.dumps(other))
-    with pytest.raises(ArchitectureError, match="no table for architecture 'resnet50'"):
+    with pytest.raises(ArchitectureError, match="'resnet50' is not supported"):
         Model.open(folder, config=folder.parent / "resnet.json")
 
 
@@ -115,12 +115,26 @@ def test_unknown_names_without_a_configuration_are_refused(tmp_path):
     assert "config.json" in str(caught.value.hint)
 
 
-def test_an_unknown_model_type_names_the_known_ones(tmp_path):
-    save_file({"x": torch.zeros(2)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ArchitectureError, match="no table for model_type 'mamba'") as caught:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("smollm3", "'smollm3' is not supported. Nearest: llama. See docs/your-own.md"),
+        ("mamba", "'mamba' is not supported. See docs/your-own.md"),
+        (
+            "distilbert2",
+            "'distilbert2' is not supported. Nearest: distilbert. See docs/your-own.md",
+        ),
+    ],
+)
+def test_an_unknown_model_type_is_told_the_nearest_family(kind, said, made, tmp_path):
+    """By the tensors' names, or else by its own name."""
+    names = Model.open(made("llama")).checkpoint.tensors if kind == "smollm3" else ["x"]
+    save_file({name: torch.zeros(2) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ArchitectureError) as caught:
         Model.open(tmp_path)
-    assert "llama" in str(caught.value.hint)
+    assert caught.value.message.endswith(said)
+    assert "inspect MODEL --propose" in str(caught.value.hint)
 
 
 # ── what a table does not know ───────────────────────────────────────────────────────────────

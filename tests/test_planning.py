@@ -101,7 +101,7 @@ def test_the_type_of_weights_is_the_configurations(tmp_path: Path):
 
 
 def test_configurations_that_say_too_little_are_refused(tmp_path: Path):
-    with pytest.raises(ArchitectureError, match="no table for model_type 'unheard_of'"):
+    with pytest.raises(ArchitectureError, match="'unheard_of' is not supported"):
         sketch(changed(tmp_path, model_type="unheard_of"))
     with pytest.raises(ArchitectureError, match="lacks 'intermediate_size', which the llama table needs"):
         sketch(changed(tmp_path, intermediate_size=None))

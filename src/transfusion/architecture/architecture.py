@@ -86,6 +86,8 @@ class Architecture:
     spaces: Mapping[str, Space]
     tensors: Mapping[str, Layout]
     heads: frozenset[str]
+    scales: frozenset[str]
+    """Vectors that multiply units: the weights of norms, LayerScale."""
     buffers: frozenset[str]
     shortcuts: tuple[Shortcut, ...]
     outputs: Mapping[str, str | None]
@@ -145,7 +147,10 @@ class Architecture:
         return sorted({id for layout in self.backbone.values() for id in layout.names()})
 
     def digest(self) -> str:
-        """A hash of everything that decides what an alignment of this architecture means."""
+        """Return a hash of everything that decides what an alignment of this architecture means.
+
+        Which vectors are scales is left out: the shapes and layouts that π refers to do not depend on it.
+        """
         spaces = [self.spaces[id] for id in self.backbone_spaces]
         text = json.dumps(
             {

@@ -28,6 +28,7 @@ class _Row:
     layout: Layout
     pattern: str
     optional: bool
+    scale: bool = False
     head: bool = False
 
 
@@ -59,6 +60,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
         spaces=spaces,
         tensors=tensors,
         heads=frozenset(name for name in tensors if rows[name].head),
+        scales=frozenset(name for name in tensors if rows[name].scale),
         buffers=buffers,
         shortcuts=tuple(reader.shortcuts()),
         outputs={
@@ -208,15 +210,21 @@ class _TableReader:
                 yield from self._row(pattern, layout, stack, 0)
 
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
-        layout = parse(text.strip()).rename(lambda name: self._resolve(name, stack, i))
-        optional = pattern.endswith("?")
+        axes = text.strip().removeprefix("scale ")
+        layout = parse(axes).rename(lambda name: self._resolve(name, stack, i))
+        scale, optional = axes != text.strip(), pattern.endswith("?")
+        if scale and (layout.arrow or len(layout.items) != 1):
+            raise ArchitectureError(
+                f"the table calls {pattern} a scale, and '{layout}' is not one dimension without an arrow",
+                hint="a scale is a vector that multiplies the units of an axis; remove the word 'scale'",
+            )
         name = _BLOCK.sub(str(i), pattern.removesuffix("?"))
         if not name.endswith(".*"):
-            yield _Row(name, layout, pattern, optional)
+            yield _Row(name, layout, pattern, optional, scale)
             return
         bias = layout.part(layout.outputs) if layout.arrow else layout
         module = name.removesuffix("*")
-        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional)
+        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional, scale)
         yield _Row(f"{module}bias", bias, f"{pattern} (bias)", optional=True)
 
     def point(self, name: str) -> str:

@@ -64,9 +64,11 @@ class Stack:
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
     and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
     a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
-    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``shortcuts`` has one line
-    per residual connection, ``entry  from -> to  branch``: the stream goes in at module *entry*, and
-    the output of module *branch* is added to it.
+    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``scale`` before a layout: a vector
+    that multiplies the units of the axis, as the weight of a norm or LayerScale; the bias of ``.*`` is not.
+
+    ``shortcuts`` has one line per residual connection, ``entry  from -> to  branch``: the stream goes in at
+    module *entry*, and the output of module *branch* is added to it.
     """
 
     name: str

@@ -5,11 +5,12 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from transfusion.architecture.binding import bind
-from transfusion.architecture.config_schema import require_sensible, settings_of
+from transfusion.architecture.config_schema import WRONG_FILE, require_sensible, settings_of
 from transfusion.architecture.families import all_families
 from transfusion.architecture.families._shared import NO_CONFIG
 from transfusion.architecture.naming import Naming
@@ -35,10 +36,16 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
     require_sensible(config, f"{checkpoint.label}: {checkpoint.told_by}")
     kind, name, family = _by_config(config)
     if family is None:
-        known = sorted(t for f in all_families() for t in f.model_types)
+        if name is None:
+            raise ArchitectureError(
+                f"{checkpoint.label}: {checkpoint.told_by} has no {kind}", hint=WRONG_FILE
+            )
+        nearest = _nearest_family(checkpoint, name)
         raise ArchitectureError(
-            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.told_by})",
-            hint=f"there are tables for {', '.join(known)}",
+            f"{checkpoint.label}: {name!r} is not supported."
+            + (f" Nearest: {nearest}." if nearest else "")
+            + " See docs/your-own.md",
+            hint="'transfusion inspect MODEL --propose' drafts a table for it",
         )
     _refuse_unknown_settings(checkpoint, family, config)
     return family, f'{checkpoint.told_by} says {kind} "{name}"'
@@ -52,6 +59,20 @@ def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
         return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
     name = "open_clip" if "model_cfg" in config else config.get("model_type")
     return "model_type", name, next((f for f in all_families() if name in f.model_types), None)
+
+
+def _nearest_family(checkpoint: Checkpoint, name: str) -> str | None:
+    """Return the family with most of its signature in a checkpoint, or else with the most similar name."""
+    shares: list[tuple[float, int, str]] = []
+    for family in all_families():
+        if size := len(family.signature):
+            there = len(_shapes(checkpoint, family).keys() & set(family.signature))
+            shares.append((there / size, size, family.name))
+    share, _, nearest = max(shares)
+    if share > 0.5:
+        return nearest
+    called = {kind: family.name for family in all_families() for kind in family.model_types}
+    return next((called[kind] for kind in get_close_matches(name, called, n=1, cutoff=0.75)), None)
 
 
 def _one_of(name: str, patterns: tuple[str, ...]) -> bool:

@@ -23,8 +23,6 @@ from transfusion.layouts import Item, Layout
 from transfusion.model.model import Model
 from transfusion.transportation.task_vector import wide
 
-_DIAGONAL = (".weight", ".gamma", ".lambda1", ".lambda_1", ".lambda_2", "layer_scale")
-
 
 @dataclass(frozen=True)
 class NormFolding:
@@ -48,12 +46,12 @@ class NormFolding:
         beside = {fold for at, fold in others.items() if _reads(base.tensors[at]) == _reads(layout)}
         return beside.pop() if len(beside) == 1 else None
 
-    def is_diagonal(self, name: str, layout: Layout) -> bool:
-        """Whether a tensor has a number for each of some units that are turned."""
-        plain = layout.arrow is None and len(layout.items) == 1 and name.endswith(_DIAGONAL)
-        return plain and any(isinstance(self.alignment.maps.get(id), Rotation) for id in layout.names())
+    def is_rotated_scale(self, name: str, architecture: Architecture) -> bool:
+        """Return whether a tensor is a scale of units that the alignment rotates."""
+        ids = architecture.tensors[name].names() if name in architecture.scales else ()
+        return any(isinstance(self.alignment.maps.get(id), Rotation) for id in ids)
 
-    def move_diagonal(self, values: Tensor, layout: Layout) -> Tensor:
+    def move_scale(self, values: Tensor, layout: Layout) -> Tensor:
         """Numbers of units that are turned: each of B's gets those of A's that it is made of."""
         rotated = {
             id: one for id in layout.names() if isinstance(one := self.alignment.maps.get(id), Rotation)

@@ -2,7 +2,8 @@
 
 One test for all tables. A live model in float64 is moved at random along every axis that its table calls
 free, and must compute the same; along each axis that the table calls fixed, alone, and must not. Units that
-turn in pairs are turned by random angles with the first, and permuted with the second.
+turn in pairs are turned by random angles with the first, and permuted with the second. A vector that the
+table calls a scale must multiply activations, and every other vector must be added to them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rotary_pairs import random_pair_rotations
 from transfusion.architecture.architecture import Architecture, InnerPolicy, Policy, Residual
 from transfusion.architecture.families import register_file
+from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.reporting.result_files import ResultFiles
+from transfusion.live.vector_effects import vector_effects
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json
@@ -33,15 +36,17 @@ EXACT = 1e-9
 """What is called equal may differ by this much."""
 APART = 1e-6
 """What is called different must differ by more than this."""
+_EFFECT = "its effect differs from that of a bias"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried: how much the outputs changed, and whether they should have."""
+    """One claim that was tried: what was measured, and whether it should be more than nothing."""
 
     what: str
     difference: float
     should_change: bool
+    measured: str = "the outputs change"
 
     @property
     def passed(self) -> bool:
@@ -49,7 +54,7 @@ class Check:
 
     def __str__(self) -> str:
         wanted = f"more than {APART:g}" if self.should_change else f"at most {EXACT:g}"
-        return f"{self.what}: the outputs change by {self.difference:.2g}, expected {wanted}"
+        return f"{self.what}: {self.measured} by {self.difference:.2g}, expected {wanted}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,24 @@ def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
     for axis in sorted({space.axis for space in live.architecture.turning()}):
         alone = replace(live, architecture=_only(live.architecture, axis))
         yield Check(f"the axis {axis}, permuted and not turned", _difference(alone, seed), True)
+    yield from _scales(live)
+
+
+def _scales(live: LiveModel) -> Iterator[Check]:
+    """Check the scale that multiplies least and, of the other vectors, the one that multiplies most."""
+    naming, architecture = Naming(live.family, live=True), live.architecture
+    effects = {
+        name: effect
+        for parameter, effect in vector_effects(live.module, live.outputs).items()
+        if (layout := architecture.tensors.get(name := without_part(naming.canonical(parameter))[0]))
+        and layout.names()
+    }
+    if scales := [name for name in effects if name in architecture.scales]:
+        weakest = min(scales, key=effects.__getitem__)
+        yield Check(f"the scale {weakest}", effects[weakest], True, _EFFECT)
+    if added := [name for name in effects if name not in architecture.scales]:
+        strongest = max(added, key=effects.__getitem__)
+        yield Check(f"the vector {strongest}", effects[strongest], False, _EFFECT)
 
 
 def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:

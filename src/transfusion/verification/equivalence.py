@@ -16,7 +16,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
-from transfusion.live.hooks import record_outputs
+from transfusion.live.activations import record_outputs
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations.correspondence import run_on_probes
 from transfusion.matching.activations.prediction_quality import (
@@ -117,8 +117,8 @@ def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE)
     parting = next(
         (
             module
-            for module, (layout, value) in before.items()
-            if float((alignment.move(value, layout) - after[module][1]).abs().max()) > tolerance
+            for module, (layout, value) in before.outputs.items()
+            if float((alignment.move(value, layout) - after.outputs[module][1]).abs().max()) > tolerance
         ),
         None,
     )

@@ -18,13 +18,13 @@ from transfusion.architecture.table import Config, Table
 
 ROWS = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.weight              x",
+    "layers.{}.input_layernorm.weight              scale x",
     GROUPED_ATTENTION,
-    "layers.{}.post_attention_layernorm.weight     y",
-    "layers.{}.pre_feedforward_layernorm.weight    y",
+    "layers.{}.post_attention_layernorm.weight     scale y",
+    "layers.{}.pre_feedforward_layernorm.weight    scale y",
     GATED_MLP,
-    "layers.{}.post_feedforward_layernorm.weight   x@next",
-    "norm.weight                                   x@last",
+    "layers.{}.post_feedforward_layernorm.weight   scale x@next",
+    "norm.weight                                   scale x@last",
 )
 
 SHORTCUTS = """

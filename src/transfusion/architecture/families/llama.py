@@ -17,11 +17,11 @@ from transfusion.architecture.table import Config, Table
 
 ROWS = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.weight            x",
+    "layers.{}.input_layernorm.weight            scale x",
     GROUPED_ATTENTION,
-    "layers.{}.post_attention_layernorm.weight   y",
+    "layers.{}.post_attention_layernorm.weight   scale y",
     GATED_MLP,
-    "norm.weight                                 x@last",
+    "norm.weight                                 scale x@last",
 )
 
 SHORTCUTS = """

@@ -31,9 +31,9 @@ def with_experts(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 ATTENTION = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.weight            x",
+    "layers.{}.input_layernorm.weight            scale x",
     GROUPED_ATTENTION,
-    "layers.{}.post_attention_layernorm.weight   y",
+    "layers.{}.post_attention_layernorm.weight   scale y",
 )
 MIXTURE = """
 layers.{}.mlp.gate.weight            expert <- y
@@ -46,7 +46,7 @@ layers.{}.mlp.shared_expert.up_proj.*     shared <- y
 layers.{}.mlp.shared_expert.down_proj.*   x@next <- shared
 layers.{}.mlp.shared_expert_gate.*        _ <- y
 """
-NORM = "norm.weight   x@last"
+NORM = "norm.weight   scale x@last"
 
 SHORTCUTS = """
 layers.{}.input_layernorm            x -> y        layers.{}.self_attn.o_proj

@@ -7,8 +7,8 @@ from transfusion.architecture.families.llama import ROWS, SHORTCUTS, SIGNATURE
 from transfusion.architecture.table import Config, Table
 
 QK_NORM = """
-layers.{}.self_attn.q_norm.weight   qk
-layers.{}.self_attn.k_norm.weight   qk
+layers.{}.self_attn.q_norm.weight   scale qk
+layers.{}.self_attn.k_norm.weight   scale qk
 """
 
 

@@ -59,7 +59,7 @@ class AxisActivations:
         found: dict[str, str] = {}
         for name, layout in self.architecture.tensors.items():
             module, _, leaf = name.rpartition(".")
-            if leaf == "weight" and layout.arrow is None and len(layout.items) == 1:
+            if leaf == "weight" and name in self.architecture.scales:
                 (item,) = layout.items
                 if isinstance(item, Name) and spaces[item.text].stream is not None:
                     found[module] = item.text

@@ -26,8 +26,8 @@ from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.live.live_model import LiveModel, largest_difference
-from transfusion.reporting.result_files import ResultFiles
 from transfusion.live.vector_effects import vector_effects
+from transfusion.reporting.result_files import ResultFiles
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json

@@ -1,4 +1,4 @@
-"""Budgets: how much memory aligning takes, and that a limit changes nothing but that."""
+"""The memory of a search: what is planned from headers, and that a limit changes nothing but memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import parse_bytes
 from transfusion.runtime.engines import LocalEngine
-from transfusion.runtime.resources import PROGRAM, WORKER, Resources
+from transfusion.runtime.memory_budget import PROGRAM, WORKER, MemoryBudget
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.threads import Threads
 
 GUARDED = preset("guarded")
@@ -49,7 +50,7 @@ def test_threads_come_first_and_kept_gains_have_the_rest(weights, threads):
     free = SearchMemory.of(weights, GUARDED, 7)
     for spare in (0, 1000, free.block - 1):
         memory = PROGRAM + threads * free.block + spare
-        budget = SearchMemory.of(weights, GUARDED, 7, memory)
+        budget = SearchMemory.of(weights, GUARDED, 7, MemoryBudget(memory))
         assert budget.threads == threads
         assert budget.total <= memory
         assert budget.kept == min(
@@ -59,10 +60,11 @@ def test_threads_come_first_and_kept_gains_have_the_rest(weights, threads):
 
 def test_too_little_memory_is_refused_with_the_least_that_would_do(weights):
     least = PROGRAM + SearchMemory.of(weights, GUARDED, 1).block
-    SearchMemory.of(weights, GUARDED, 1, least)
-    with pytest.raises(SettingError, match="is too little: .* at a time, and the program") as info:
-        SearchMemory.of(weights, GUARDED, 1, least - 1)
-    SearchMemory.of(weights, GUARDED, 1, parse_bytes(info.value.hint.removeprefix("give at least ")))
+    SearchMemory.of(weights, GUARDED, 1, MemoryBudget(least))
+    with pytest.raises(SettingError, match="is too little: .* takes .*, and the program itself") as info:
+        SearchMemory.of(weights, GUARDED, 1, MemoryBudget(least - 1))
+    enough = parse_bytes(info.value.hint.removeprefix("give at least "))
+    SearchMemory.of(weights, GUARDED, 1, MemoryBudget(enough))
 
 
 def test_a_limit_changes_nothing_but_the_memory(llamas):
@@ -208,7 +210,7 @@ sys.path.insert(0, "benchmarks")
 from scale.models import Size, pair
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.matching.alignment_run import align
-from transfusion.runtime.resources import PROGRAM
+from transfusion.runtime.memory_budget import PROGRAM
 from transfusion.matching.search_memory import SearchMemory
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model

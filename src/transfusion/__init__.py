@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transfusion.reporting.description import inspect
     from transfusion.runtime.resources import Resources
     from transfusion.transportation.applied_model import apply
-    from transfusion.transportation.planning.cost_plan import plan
+    from transfusion.transportation.estimate import plan
     from transfusion.transportation.rerun import rerun
     from transfusion.transportation.transport_run import merge, transport
     from transfusion.verification.equivalence import predict, verify
@@ -64,7 +64,7 @@ _HOMES = {
     "fewshot": "evaluation.fewshot_alpha",
     "inspect": "reporting.description",
     "merge": "transportation.transport_run",
-    "plan": "transportation.planning.cost_plan",
+    "plan": "transportation.estimate",
     "predict": "verification.equivalence",
     "report": "reporting.build_report",
     "rerun": "transportation.rerun",

@@ -28,7 +28,8 @@ from transfusion.alignment.maps import Rotation
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model, take_hashes
-from transfusion.runtime.resources import PROGRAM, WORKER, Resources
+from transfusion.runtime.memory_budget import PROGRAM, WORKER
+from transfusion.runtime.resources import Resources
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.output_memory import OutputMemory
@@ -156,7 +157,7 @@ def test_threads_are_as_many_as_fit():
             "threads": threads,
             "memory_in_all": PROGRAM + 1000 + 100 * threads,
         }
-    with pytest.raises(SettingError, match=r"1.1 kB on one thread \(w asks for most\)"):
+    with pytest.raises(SettingError, match=r"one thread \(most of it for w\) takes 1.1 kB"):
         bound.within(Resources(jobs=8, memory=PROGRAM + 1099))
 
 
@@ -179,7 +180,7 @@ def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
     assert code == 0
     assert info["threads"] < 3
     code, text, _ = cli(*begin, "--memory", least, "--dry-run")
-    assert f"of memory for tensors on {info['threads']} thread" in text
+    assert f"of memory on {info['threads']} thread" in text
     more = json.loads(cli(*begin, "--dry-run", "--json")[1])
     assert more["threads"] == 3
     assert more["memory_in_all"] - more["memory"] == info["memory_in_all"] - info["memory"] == PROGRAM

@@ -104,16 +104,17 @@ def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
 
 def _show_plan(plan: dict[str, Any], output: Path, resources: Resources, as_json: bool) -> None:
     """Print what aligning would do, and in how much memory."""
+    from transfusion.runtime.memory_budget import memory_line
+
     lines = [
         f"would match {plan['axes']} axes, read {format_bytes(plan['bytes_to_read'])} at least once and write"
         f" {output}"
     ]
     if "memory" in plan:
-        whose = "this process" if resources.shared else "each worker"
-        sure = "about" if resources.memory is None else "at most"
+        local, bounded = resources.shared, resources.memory is not None
         lines.append(
-            f"{whose}: {sure} {format_bytes(plan['memory'])} of memory: {plan['threads']} thread(s) with"
-            f" {format_bytes(plan['memory_of_a_block'])} each (the most for {plan['most_demanding']}),"
+            f"{memory_line(plan['memory'], plan['threads'], local=local, bounded=bounded)}:"
+            f" {format_bytes(plan['memory_of_a_block'])} a thread ({plan['most_demanding']} takes most),"
             f" {format_bytes(plan['memory_of_kept_gains'])} for gains that are kept, and the program"
         )
     show({"would_write": str(output), **plan}, as_json, "\n".join(lines))

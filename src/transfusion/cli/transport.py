@@ -159,13 +159,14 @@ _COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
 
 
 def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_json: bool) -> None:
+    from transfusion.runtime.memory_budget import memory_line
+
     counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
-    where = "" if resources.shared else ", in each worker"
+    memory = memory_line(plan["memory_in_all"], plan["threads"], local=resources.shared, bounded=True)
     text = (
         f"would write {output}: {counts}; read {format_bytes(plan['bytes_to_read'])}, write"
-        f" {format_bytes(plan['bytes_to_write'])}, with at most {format_bytes(plan['memory'])} of memory"
-        f" for tensors on {plan['threads']} thread{'s' * (plan['threads'] > 1)}, and"
-        f" {format_bytes(plan['memory_in_all'])} with the program{where}"
+        f" {format_bytes(plan['bytes_to_write'])}\n{memory}: {format_bytes(plan['memory'])} for tensors, and the"
+        " program"
     )
     show({"would_write": str(output), **plan}, as_json, text)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from transfusion.evaluation.batches import Batch, Scorer
+from transfusion.runtime.memory_budget import device_memory
 
 MOST = 64
 SHARE = 0.25
@@ -23,7 +22,7 @@ def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Bat
     """
     scorer.ready()  # what it reads beforehand does not depend on how many examples there are
     filled = _filled(module, lambda: scorer.answer(heaviest()))
-    room = int(SHARE * _memory(next(module.parameters()).device)) // max(filled, 1)
+    room = int(SHARE * device_memory(next(module.parameters()).device)) // max(filled, 1)
     size = 1
     while 2 * size <= min(room, MOST) and size < count:
         size *= 2
@@ -46,10 +45,3 @@ def _filled(module: nn.Module, run: Callable[[], object]) -> int:
         for handle in handles:
             handle.remove()
     return total
-
-
-def _memory(device: torch.device) -> int:
-    """All memory of the device, in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

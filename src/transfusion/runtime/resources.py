@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 from transfusion.errors import SettingError
 from transfusion.runtime.engines import Engine, open_engine, require_engine
-
-PROGRAM = 320 * 2**20
-"""Bytes of the program itself: 271 MB were measured with a tiny model, and large products take more."""
-WORKER = 400 * 2**20
-"""Bytes of a Ray worker by itself: 354 MB were measured with a tiny model."""
+from transfusion.runtime.memory_budget import MemoryBudget
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,9 @@ class Resources:
             torch.set_num_threads(before)
 
     @property
-    def program(self) -> int:
-        """Bytes that a process takes before it opens a model."""
-        return PROGRAM if self.shared else WORKER
+    def budget(self) -> MemoryBudget:
+        """The memory of this process, or of each worker of Ray."""
+        return MemoryBudget.for_process(self.memory, local=self.shared)
 
 
 LOCAL = Resources()

@@ -152,9 +152,14 @@ class Gains:
 
     def _that_fit(self) -> Iterator[str]:
         """The axes whose gains are kept, the first ones first."""
-        per_number = torch.empty((), **self.weights.place).element_size()
-        architecture, left = self.weights.architecture, self.limit
-        for space in architecture.free():
-            left -= per_number * architecture.rows(space.id) * space.size**2
+        left = self.limit
+        for space in self.weights.architecture.free():
+            left -= gain_bytes(self.weights, space.id)
             if left >= 0:
                 yield space.id
+
+
+def gain_bytes(weights: WeightPair, id: str) -> int:
+    """Return the bytes of the gain of an axis."""
+    architecture = weights.architecture
+    return weights.itemsize * architecture.rows(id) * architecture.sizes[id] ** 2

@@ -67,10 +67,15 @@ class WeightPair:
         return {id: maps[id] for id in self.tensors[name].names() if id in maps}
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of one number in the type of the computation."""
+        dtype: torch.dtype = self.place["dtype"]
+        return dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
-        """What both models take in the type of the computation."""
-        per_number = torch.empty((), **self.place).element_size()
-        return 2 * per_number * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
+        """Bytes of both models in the type of the computation."""
+        return 2 * self.itemsize * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
 
     def score(self, name: str, maps: Mapping[str, Map]) -> float:
         """⟨π(A), B⟩ of one tensor; values that are not numbers are found here, and refused."""

@@ -318,7 +318,7 @@ def test_a_link_that_leads_outside_the_folder_is_not_followed(name, copy, tmp_pa
     (copy / "tokenizer.json").write_text("{}")
     target = shutil.move(copy / name, tmp_path / "elsewhere")
     (copy / name).symlink_to(target)
-    with pytest.raises(CheckpointError, match=rf"{name}: it leads outside"):
+    with pytest.raises(CheckpointError, match=rf"{name}: the link leads outside"):
         Model.open(copy)
 
 

@@ -183,14 +183,14 @@ def test_each_restart_goes_another_way_and_the_best_is_told(searching):
 def proposals(monkeypatch):
     """Every proposal that is asked for: the trial's maps at the time, by block."""
     made = []
-    propose = block_solutions._propose
+    propose = block_solutions._solve
 
     def noted(context, task):
         block, now = task
         made.append((block, dict(now.maps)))
         return propose(context, task)
 
-    monkeypatch.setattr(block_solutions, "_propose", noted)
+    monkeypatch.setattr(block_solutions, "_solve", noted)
     return made
 
 
@@ -376,7 +376,7 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
         turn["now"] += 1
         return BlockSolution({"layer.0.y": states[turn["now"] % 3]})
 
-    monkeypatch.setattr(block_solutions, "_propose", propose)
+    monkeypatch.setattr(block_solutions, "_solve", propose)
     monkeypatch.setattr(search, "_due", lambda trial, block: True)
     found = search.run()
     assert found.still

@@ -101,11 +101,11 @@ def test_a_worker_that_dies_costs_its_piece_only(two, tmp_path):
 
 def test_a_piece_that_kills_every_worker_is_given_up(two, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, "ATTEMPTS", 2)
-    with pytest.raises(ClusterError, match="2 workers died at one piece"):
+    with pytest.raises(ClusterError, match="2 workers died at one task"):
         two.each("always", dying, [tmp_path / "one"])
 
 
-def test_a_complaint_says_where_it_comes_from(two):
+def test_an_error_says_where_it_comes_from(two):
     with pytest.raises(CheckpointError, match=r"^on \S+: x is broken") as info:
         two.each("", complaining, ["x"])
     assert info.value.hint == "mend it"
@@ -194,7 +194,7 @@ def waiting(ray: Waiting) -> ray_engine.RayEngine:
 def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog, monkeypatch):
     ray = Waiting()
     monkeypatch.setattr(ray_engine, "PATIENCE", 100.0)
-    with pytest.raises(ClusterError, match="no worker came within 120 seconds"):
+    with pytest.raises(ClusterError, match="no worker started within 120 seconds"):
         waiting(ray)._next([1], anybody=False)
     assert ray.times == [20.0, 100.0]
     assert "the cluster has no free core" in caplog.text

@@ -165,8 +165,8 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
     memory = memory_line(plan["memory_in_all"], plan["threads"], local=resources.shared, bounded=True)
     text = (
         f"would write {output}: {counts}; read {format_bytes(plan['bytes_to_read'])}, write"
-        f" {format_bytes(plan['bytes_to_write'])}\n{memory}: {format_bytes(plan['memory'])} for tensors, and the"
-        " program"
+        f" {format_bytes(plan['bytes_to_write'])}\n"
+        f"{memory}: {format_bytes(plan['memory'])} for tensors, and the program"
     )
     show({"would_write": str(output), **plan}, as_json, text)
 

@@ -318,7 +318,7 @@ def test_an_open_clip_file_without_its_configuration_is_refused_whatever_its_hea
     pi = tmp_path / "pi"
     code, _, err = cli("align", alone, alone, "-o", pi, "-q")
     assert code == 1
-    assert "the number of attention heads cannot be told from the shapes" in err
+    assert "the number of attention heads does not follow from the shapes" in err
     assert "--config" in err
     assert not pi.exists()
     config = ("--config", made("open_clip") / "open_clip_config.json")

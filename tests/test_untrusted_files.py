@@ -184,8 +184,8 @@ def test_numbers_in_names_are_not_counted_up_to(made, tmp_path):
         ("bert", {"max_position_embeddings": 2**24}, "by its configuration the model has"),
         ("bert", {"architectures": ["AutoTokenizer"]}, "names AutoTokenizer, which is no class"),
         ("bert", {"architectures": ["logging"]}, "names logging, which is no class"),
-        ("bert", {"hidden_act": "no such function"}, "cannot make a module of it"),
-        ("bert", {"id2label": {"a": "b"}}, "cannot make a module of it"),
+        ("bert", {"hidden_act": "no such function"}, "cannot build the module"),
+        ("bert", {"id2label": {"a": "b"}}, "cannot build the module"),
     ],
 )
 def test_a_live_model_takes_no_more_than_its_tensors_justify(case, settings, match, made, tmp_path):

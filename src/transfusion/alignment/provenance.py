@@ -138,7 +138,7 @@ class Provenance:
 
     @classmethod
     def from_json(cls, info: Mapping[str, Any]) -> Provenance:
-        """What a file tells."""
+        """Read the provenance from the metadata of a file."""
         asked = info["policy"]
         policy = Policy(Residual(asked["residual"]), InnerPolicy(asked["inner"]), HeadPolicy(asked["heads"]))
         return cls(**{**info, "policy": policy, "objective": tuple(info["objective"])})

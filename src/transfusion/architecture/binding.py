@@ -1,4 +1,4 @@
-"""Binding: a table meets the shapes of a real checkpoint, and every tensor gets its layout.
+"""Binding: match a table with the shapes of a checkpoint, and give every tensor its layout.
 
 Every tensor must be claimed by exactly one row, every row that is not optional must find its tensor, and
 all shapes must agree about the size of every axis. Whatever does not fit is refused, by name.
@@ -33,7 +33,7 @@ class _Row:
 
 
 def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
-    """Give every tensor its layout; refuse what is unclaimed, missing, claimed twice or misfit."""
+    """Give every tensor its layout; refuse tensors that no row or two rows describe, and missing ones."""
     _refuse_nonsense(family, table, len(shapes))
     reader = _TableReader(table)
     rows: dict[str, _Row] = {}
@@ -72,10 +72,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
 
 
 def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
-    """Sizes come from a configuration, and a configuration may say anything.
-
-    Every block has a tensor at least; what is deeper than that is not even spelled out.
-    """
+    """Refuse sizes that cannot be: below one, or more blocks than there are tensors."""
     for stack in table.stacks:
         for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
             if not isinstance(size, int) or size < 1:
@@ -134,7 +131,7 @@ def _sizes(
             name, layout = next(iter(undecided.items()))
             unknown = [id for id in layout.names() if id not in sizes]
             raise ArchitectureError(
-                f"{family}: the sizes of {listing(unknown)} cannot be told from any shape"
+                f"{family}: the sizes of {listing(unknown)} follow from no shape"
                 f" (for instance {name}: '{layout}', {shapes[name]})",
                 hint="give one of them in the table's sizes",
             )

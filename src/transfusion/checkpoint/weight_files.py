@@ -1,4 +1,4 @@
-"""Where the weights of a model are: a folder of whatever style, an index and its shards, a single file."""
+"""Find the weights of a model: in a folder of any style, in an index and its shards, or in a single file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def weights_in(root: Path) -> dict[str, TensorInfo]:
 
 
 def refuse_image_lora(path: Path, names: Iterable[str]) -> None:
-    """Refuse a LoRA in the format of kohya or diffusers, told by the names of its tensors."""
+    """Refuse a LoRA in the format of kohya or diffusers, recognised by the names of its tensors."""
     for kind, pattern in _LORAS.items():
         if any(pattern.search(name) for name in names):
             raise CheckpointError(
@@ -128,7 +128,7 @@ def _only_weights(root: Path) -> Path:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """The file of every tensor."""
+    """Return the file of every tensor."""
     found = read_json(index)
     if "weight_map" not in found:
         raise CheckpointError(f"{index}: there is no weight_map in it", hint="fetch the file again")

@@ -1,4 +1,4 @@
-"""ALBERT as in transformers: one block that is used again and again, embeddings of their own width."""
+"""ALBERT as in transformers: one block, applied repeatedly; embeddings of another width than the stream."""
 
 from __future__ import annotations
 

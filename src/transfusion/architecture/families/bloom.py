@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, which gives each head a slope of its own, so that heads stay; heads interleaved."""
+"""BLOOM as in transformers: ALiBi, so heads cannot move; queries, keys and values interleaved by head."""
 
 from __future__ import annotations
 

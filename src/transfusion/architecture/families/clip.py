@@ -1,4 +1,4 @@
-"""CLIP as in transformers: two pre-norm towers that meet in a joint space."""
+"""CLIP as in transformers: two pre-norm towers with projections into one space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistilBERT as in transformers: BERT's arithmetic under other names, without segments and pooler."""
+"""DistilBERT as in transformers: BERT's blocks under other names, without token types and pooler."""
 
 from __future__ import annotations
 

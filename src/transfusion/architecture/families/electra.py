@@ -1,4 +1,4 @@
-"""ELECTRA as in transformers: BERT's encoder, its embeddings of a width of their own, other heads."""
+"""ELECTRA as in transformers: BERT's encoder, embeddings of another width than the stream, other heads."""
 
 from __future__ import annotations
 

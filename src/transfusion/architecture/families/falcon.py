@@ -1,4 +1,4 @@
-"""Falcon in its three shapes: one key for all heads, grouped queries, and ALiBi with a key per head."""
+"""Falcon as in transformers: one key head, grouped queries, or ALiBi with a key per head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): heads interleaved in one projection, partial rotary, parallel branches or not."""
+"""GPT-NeoX (Pythia) as in transformers: q, k and v interleaved by head, partial rotary positions."""
 
 from __future__ import annotations
 

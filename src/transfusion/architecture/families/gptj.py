@@ -1,4 +1,4 @@
-"""GPT-J: interleaved partial rotary, parallel branches behind one norm."""
+"""GPT-J as in transformers: interleaved partial rotary positions, parallel branches after one norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen2: RMSNorm, rotary positions, grouped queries, a gated MLP."""
+"""Llama, Mistral and Qwen2 as in transformers: RMSNorm, rotary positions, grouped queries, a gated MLP."""
 
 from __future__ import annotations
 

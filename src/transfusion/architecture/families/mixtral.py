@@ -1,7 +1,7 @@
 """Mixtral and the mixtures of experts of Qwen2 and Qwen3: a router chooses among gated MLPs.
 
-Experts change places together with the router's rows, and the units of each expert within it. Files
-keep every expert's matrices apart; live modules of transformers 5 keep them stacked, gate and up in one.
+Experts are permuted together with the router's rows, and the units of each expert within it. Files store
+each expert's matrices apart; live modules of transformers 5 stack them, with gate and up in one tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind the branches only, and over the whole width of queries and keys."""
+"""OLMo 2 as in transformers: norms after the branches only, and over all heads of queries and keys."""
 
 from __future__ import annotations
 

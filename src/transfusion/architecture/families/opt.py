@@ -1,4 +1,4 @@
-"""OPT: learned positions; the smallest but one norms behind its branches and embeds in fewer dimensions."""
+"""OPT as in transformers: learned positions; the 350M model is post-norm, with narrower embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi (partial rotary, parallel branches) and Phi-3 (fused projections)."""
+"""Phi (partial rotary positions, parallel branches) and Phi-3 (fused projections) as in transformers."""
 
 from __future__ import annotations
 

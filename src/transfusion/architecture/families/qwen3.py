@@ -1,4 +1,4 @@
-"""Qwen3: a Llama whose queries and keys are normed with one weight for all heads."""
+"""Qwen3 as in transformers: a Llama with a norm on queries and keys, shared by all heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StarCoder2: rotary positions and grouped queries with biases, LayerNorm, a plain MLP."""
+"""StarCoder2 as in transformers: rotary positions and grouped queries with biases, LayerNorm, a plain MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swin and Swin v2 as in transformers: every stage is a stream of its own, with heads of its own."""
+"""Swin and Swin v2 as in transformers: every stage has its own residual stream and its own heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViT as in timm: fused projections, and almost every part may be absent."""
+"""ViT as in timm: fused projections; most parts are optional."""
 
 from __future__ import annotations
 

@@ -22,16 +22,19 @@ from making import Case, case
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples
 from transfusion.data.image_files import ImageFile
+from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
 from transfusion.evaluation.batch_size import batch_size_for
 from transfusion.evaluation.class_prompts import SUPPLIED, Classes
 from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.image_processor import ImageProcessor
 from transfusion.evaluation.model_comparison import evaluate
 from transfusion.evaluation.scores import Score, f1, gain, matthews
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
 from wording import GPT2_WORDS, WORDS, put_tokenizer
 
+OPEN_CLIP_FILE = "open_clip_config.json"
 PETS = ("cat", "great dane", "owl")
 TEMPLATES = ("a picture of a {}.", "the {} over there")
 TEXTS = ["The sun was low.", "We walked home along the river.", "It rained.", "A long way to go", "No", "Yes"]
@@ -281,7 +284,7 @@ def test_without_a_preparation_a_note_says_so(place, made, pets):
     evaluator = data.evaluator(model, data.live(model))
     assert evaluator.notes == (
         f"{folder}: nothing in its folder says how images are prepared; they are cropped to the frame and"
-        " scaled as for made-up images",
+        " scaled as synthetic images are",
     )
     assert 0 <= evaluator.measure().accuracy <= 1
     assert evaluator.metadata() == {
@@ -318,29 +321,19 @@ def test_a_preparation_that_does_not_resize(pets, tmp_path):
     pictures = [ImageFile.at(one) for one in sorted(pets.rglob("*.png"))]
     data = EvaluationData(Examples("pets", images=pictures, labels=[0] * 9))
     model = Model.open(folder)
-    from transfusion.data.probes.probed_model import ProbedModel
-    from transfusion.evaluation.image_processor import ImageProcessor
-
-    eye = ImageProcessor.of(ProbedModel(model, data.live(model).module))
+    processor = ImageProcessor.of(ProbedModel(model, data.live(model).module))
     with pytest.raises(DataError, match=r"when prepared, and .* is \(3, 15, 23\)"):
-        eye.inputs(pictures)
+        processor.inputs(pictures)
     same = Image.new("RGB", (12, 12), (255, 0, 51))
-    seen = eye.inputs([shown(same)])["pixel_values"]
+    seen = processor.inputs([shown(same)])["pixel_values"]
     assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.0, -1.0, -0.6]))
 
 
-@pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
-@pytest.mark.parametrize("way", ["shortest", "longest", "squash"])
-def test_images_are_prepared_as_by_open_clip(way, size):
-    from open_clip.transform import image_transform
+SIZES = [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)]
 
-    from transfusion.evaluation.image_processor import _of_open_clip
 
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
-    theirs = image_transform(12, is_train=False, resize_mode=way, interpolation="bilinear", fill_color=9)
-    info = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9}
-    ours = _of_open_clip(info, (12, 12), "RGB")(shown(image))
-    assert torch.allclose(theirs(image), ours, atol=1e-6)
+def noise(size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
 
 
 def shown(image: Image.Image) -> ImageFile:
@@ -351,24 +344,98 @@ def shown(image: Image.Image) -> ImageFile:
     return ImageFile("image", held.getvalue())
 
 
-@pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
-@pytest.mark.parametrize("name", ["CLIP", "ViT", "Siglip", "Deit", "Bit"])
-def test_images_are_prepared_as_by_transformers(name, size):
+def processor_of(folder: Path) -> ImageProcessor:
+    model = Model.open(folder)
+    return ImageProcessor.of(ProbedModel(model, EvaluationData("unused").live(model).module))
+
+
+def prepared(folder: Path, image: Image.Image) -> torch.Tensor:
+    return processor_of(folder).inputs([shown(image)])["pixel_values"][0]
+
+
+def with_settings(folder: Path, section: str, settings: dict[str, Any]) -> Path:
+    file = next(one for one in folder.glob("*config.json") if one.name in ("config.json", OPEN_CLIP_FILE))
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, section: {**(config.get(section) or {}), **settings}}))
+    return folder
+
+
+@pytest.mark.parametrize("way", ["shortest", "longest", "squash"])
+def test_images_are_prepared_as_by_open_clip(way, tmp_path):
+    from open_clip.transform import image_transform
+
+    settings = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9, "mean": 0.4, "std": 0.2}
+    folder = with_settings(CASES["open_clip"].save(tmp_path / "clip", 1), "preprocess_cfg", settings)
+    frame = tuple(processor_of(folder).inputs([shown(noise((9, 9)))])["pixel_values"].shape[2:])
+    theirs = image_transform(frame, is_train=False, **settings)
+    for size in SIZES:
+        assert torch.equal(theirs(noise(size)), prepared(folder, noise(size)))
+
+
+@pytest.mark.parametrize("name", ["CLIP", "ViT", "Siglip", "DeiT", "Bit", "ConvNext"])
+def test_images_are_prepared_as_by_transformers(name, tmp_path):
     import transformers
 
-    from transfusion.evaluation.image_processor import _of_transformers
-
-    made_by = {"Deit": "DeiTImageProcessorPil"}.get(name, f"{name}ImageProcessorPil")
     small = {
         "CLIP": {"size": {"shortest_edge": 14}, "crop_size": {"height": 11, "width": 11}},
         "Bit": {"size": {"shortest_edge": 9}, "crop_size": {"height": 12, "width": 12}},
-        "Deit": {"size": {"height": 15, "width": 15}, "crop_size": {"height": 12, "width": 12}},
+        "DeiT": {"size": {"height": 15, "width": 15}, "crop_size": {"height": 12, "width": 12}},
+        "ConvNext": {"size": {"shortest_edge": 9}},
     }.get(name, {"size": {"height": 12, "width": 10}})
-    theirs = getattr(transformers, made_by)(**small)
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
-    info = json.loads(theirs.to_json_string())
-    ours = _of_transformers(info, "RGB")(shown(image))
-    assert torch.allclose(theirs(image, return_tensors="pt")["pixel_values"][0], ours, atol=1e-5)
+    theirs = getattr(transformers, f"{name}ImageProcessorPil")(**small)
+    folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
+    theirs.save_pretrained(folder)
+    for size in SIZES:
+        expected = theirs(noise(size), return_tensors="pt")["pixel_values"][0]
+        assert torch.equal(expected, prepared(folder, noise(size)))
+
+
+def test_grey_images_for_a_model_with_one_channel(tmp_path):
+    import transformers
+
+    folder = tmp_path / "grey"
+    config = transformers.ViTConfig(**{**VIT, "num_channels": 1})
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    info = {"image_processor_type": "ViTImageProcessor", "do_resize": False, "rescale_factor": 1 / 16}
+    info |= {"image_mean": [0.5], "image_std": [0.25]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(info))
+    pixels = np.arange(144, dtype=np.uint8).reshape(12, 12)
+    expected = (torch.from_numpy(pixels).float()[None] / 16 - 0.5) / 0.25
+    assert torch.allclose(prepared(folder, Image.fromarray(pixels)), expected, atol=1e-5)
+
+
+EVIL = {"AutoImageProcessor": "evil.Evil"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"size": {"height": 12}}, "size"),
+        ({"size": {"height": 12, "width": 12}, "resample": 77}, "resampling filter"),
+        ({"size": 12, "image_mean": [0.5, 0.5]}, "mean must have"),
+        ({"size": 12, "auto_map": EVIL}, None),
+        ({"size": 12, "image_processor_type": "Evil", "auto_map": EVIL}, None),
+    ],
+    ids=str,
+)
+def test_odd_preparations_are_refused_and_run_no_code(settings, refused, tmp_path):
+    folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    if refused is None:
+        assert prepared(folder, noise((20, 20))).shape == (3, 12, 12)
+    else:
+        with pytest.raises(DataError, match=refused):
+            prepared(folder, noise((20, 20)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_transform_that_timm_does_not_know_is_refused(tmp_path):
+    folder = with_settings(
+        CASES["timm-vit"].save(tmp_path / "timm", 1), "pretrained_cfg", {"interpolation": "magic"}
+    )
+    with pytest.raises(DataError, match=r"the preparation of images .* is not understood \('magic'\)"):
+        processor_of(folder)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────

@@ -680,14 +680,96 @@ def test_a_head_that_is_replaced_is_noted(classifier, tmp_path):
     assert evaluate([other], data=EvaluationData(file)).notes == ()
 
 
-def test_an_adapter_is_measured_by_merging_it(classifier, tmp_path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    save_file({"x": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
-    for given, against in ((tmp_path / "adapter", None), (classifier, tmp_path / "adapter")):
-        with pytest.raises(CheckpointError, match="this is an adapter, not a model") as caught:
-            evaluate(given, data=tmp_path, against=against)
-        assert "--merge" in str(caught.value.hint)
+# ── adapters ─────────────────────────────────────────────────────────────────────────────────
+
+
+def with_lora(base: Path, folder: Path, into: str, **settings: Any) -> Path:
+    import peft
+
+    from test_folded_adapters import adapted
+
+    config = {"r": 3, "lora_alpha": 5, **{key: settings.pop(key) for key in list(settings) if key in LORA}}
+    return adapted(base, folder, peft.LoraConfig(**config), into=into, **settings)
+
+
+LORA = ("target_modules", "task_type", "modules_to_save", "use_dora")
+
+
+def merged(adapter: Path, base: Path, folder: Path) -> Path:
+    """The copy on disk that users would otherwise have to make."""
+    moved = transfusion.transport(adapter, base=base, onto=base, method="naive", full=True)
+    saved = moved.save(folder)
+    assert isinstance(saved, Path)
+    return saved
+
+
+def test_a_lora_on_a_vit_is_measured_in_memory(place, pets, tmp_path):
+    import transformers
+
+    base = CASES["vit-classifier"].save(tmp_path / "base", 1)
+    transformers.ViTImageProcessorPil(size={"height": 12, "width": 12}).save_pretrained(base)
+    into = "ViTForImageClassification"
+    lora = with_lora(base, tmp_path / "lora", into, target_modules=["q_proj", "fc1"])
+    dora = with_lora(base, tmp_path / "dora", into, target_modules=["v_proj"], use_dora=True)
+    copies = [merged(one, base, tmp_path / f"{one.name}-merged") for one in (lora, dora)]
+    seven = Classes("file", ("cat", "great dane", "owl", "a", "b", "c", "d"), ())
+    data = EvaluationData(pets, classes=seven)
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    found = evaluate([lora, dora], data=data, against=base)
+    assert kept == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}  # nothing is written
+    expected = evaluate(copies, data=data, against=base)
+    assert [row.model for row in found.rows] == [str(base), str(lora), str(dora)]
+    assert [row.task for row in found.rows] == [row.task for row in expected.rows]
+    assert len({row.task.loss for row in found.rows}) == 3
+    assert found.notes == ()  # the base's image processor is used
+    assert evaluate(lora, data=data, base=base).rows[0].task == found.rows[1].task
+    module = transformers.ViTForImageClassification.from_pretrained(base)
+    in_memory = evaluate([lora], data=Dataset.of("x", *_noise_images()), base=module, against=module)
+    assert [row.model for row in in_memory.rows] == ["ViTForImageClassification in memory", str(lora)]
+    assert in_memory.rows[0].task != in_memory.rows[1].task
+
+
+def _noise_images() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    return {"pixel_values": images}, torch.arange(8) % 7
+
+
+def test_a_lora_with_a_task_head_on_a_bert_is_measured_in_memory(place, tmp_path):
+    words = {**BERT, "vocab_size": WORDS, "max_position_embeddings": 40}
+    encoder = case("bert-encoder", "bert", "BertModel", "BertConfig", words)
+    base = put_tokenizer(encoder.save(tmp_path / "base", 1))
+    settings = {"target_modules": ["query"], "task_type": "SEQ_CLS", "modules_to_save": ["classifier"]}
+    lora = with_lora(base, tmp_path / "lora", "BertForSequenceClassification", num_labels=2, **settings)
+    rows = [{"sentence": text, "label": number % 2} for number, text in enumerate(TEXTS)]
+    data = EvaluationData(table(tmp_path / "texts.jsonl", rows))
+    copy = merged(lora, base, tmp_path / "merged")
+    assert evaluate(lora, data=data).rows[0].task == evaluate(copy, data=data).rows[0].task
+    assert evaluate(lora, data=data, base=str(base)).rows[0].model == str(lora)
+
+
+def test_the_base_of_an_adapter_has_to_be_known(place, classifier, tmp_path):
+    base = CASES["vit-classifier"].save(tmp_path / "base", 1)
+    lora = with_lora(base, tmp_path / "lora", "ViTForImageClassification", target_modules=["q_proj"])
+    data = Dataset.of("noise", *_noise_images())
+    file = lora / "adapter_config.json"
+    config = json.loads(file.read_text())
+    for named, said in ((None, "no base"), ("org/name", "org/name, which is no folder here")):
+        file.write_text(json.dumps({**config, "base_model_name_or_path": named}))
+        for given, against in ((lora, None), (base, lora)):
+            with pytest.raises(
+                CheckpointError, match=f"an adapter, and its configuration names {said}"
+            ) as caught:
+                evaluate(given, data=data, against=against)
+            assert "`base`" in str(caught.value.hint)
+        assert evaluate(lora, data=data, base=base).rows[0].task.loss > 0
+    with pytest.raises(SettingError, match="`base`: none of the models is an adapter"):
+        evaluate(base, data=data, base=base)
+    moved = transfusion.transport(lora, base=base, onto=base, method="naive").save(tmp_path / "moved")
+    other = CASES["vit-classifier"].save(tmp_path / "other", 2)
+    with pytest.raises(MismatchError, match="which has other weights"):
+        evaluate(moved, data=data, base=other)
+    assert evaluate(moved, data=data, base=other, trust_base=True).rows[0].task.loss > 0
+    assert evaluate(moved, data=data, base=base).rows == evaluate(moved, data=data).rows
 
 
 def _ids(found: Any) -> dict[str, torch.Tensor]:

@@ -214,6 +214,7 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
     found = fewshot(adapter, base=a, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
     assert (found.training["examples"], found.task["examples"]) == (5, 3)
     assert found.task["metric"] == "loss"
+    assert found == fewshot(adapter, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
     lines = AlphaLines.of(adapter, a, b)
     rest = data.chosen(
         remaining_examples(evaluator := evaluator_of(lines, data), draw_shots(evaluator, 5, seed=0))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
+from transfusion.evaluation.adapted_model import hold
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
@@ -103,8 +104,7 @@ class AlphaLines:
         naive = align(a, b, method=NAIVE, advice=False)
         moved = _whole(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = moved.module().to(dtype).eval()
-        known = hasattr(module, "config")  # modules of other libraries do not say what they are
-        held = Model.open(module) if known else Model.open(module, config=moved.config())
+        held = hold(module, moved)
         if data is not None and data.head is not None:
             live = data.live(held, dtype, device)
         else:

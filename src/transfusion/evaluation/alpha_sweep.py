@@ -12,6 +12,7 @@ import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
@@ -125,7 +126,7 @@ class Sweep:
 def sweep(
     finetuned: Finetune,
     *,
-    base: Base,
+    base: Base | None = None,
     onto: Base,
     data: Given,
     support: Given | None = None,
@@ -148,7 +149,8 @@ def sweep(
     """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well.
 
     ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
-    ``base`` is A, the base that was fine-tuned; ``onto`` is B, the new release.
+    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
+    names. ``onto`` is B, the new release.
     ``data`` is the task, and ``support`` what B could do before: a path, a hub id, examples in memory, or an
     `EvaluationData` that says more.
     ``via`` is π, its file, or several, with a curve each; without it, A and B are aligned first, with
@@ -171,6 +173,7 @@ def sweep(
     """
     record, dtype = RunRecord("sweep"), as_precision(dtype)
     chosen = asked_alphas(alphas)
+    base = named_base(finetuned) if base is None else base
     asked, other = EvaluationData.of(data), EvaluationData.of(support) if support is not None else None
     paths = given_alignments(via)
     aligning = aligning_for(paths, calibrate, aligning)

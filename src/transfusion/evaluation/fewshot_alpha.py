@@ -13,6 +13,7 @@ import torch
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import publish_file, write_json
 from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_learning import EPOCHS, RATE, START, LearnedAlpha, LearningSchedule, learn
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
 from transfusion.evaluation.alpha_sweep import aligning_for, alignments, given_alignments, labels_of
@@ -120,7 +121,7 @@ class FewShot:
 def fewshot(
     finetuned: Finetune,
     *,
-    base: Base,
+    base: Base | None = None,
     onto: Base,
     data: Given,
     test: Given | None = None,
@@ -151,7 +152,8 @@ def fewshot(
     with α = 1 and with the learned coefficients.
 
     ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
-    ``base`` is A, the base that was fine-tuned; ``onto`` is B, the new release.
+    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
+    names. ``onto`` is B, the new release.
     ``data`` are the examples to draw from; ``test`` are those to measure on, by default the ones that were
     not drawn. Each is a path, a hub id, examples in memory, or an `EvaluationData` that says more.
     ``via`` is π, or its file; without it, A and B are aligned first, with ``seed``, ``calibrate`` and
@@ -181,6 +183,7 @@ def fewshot(
             "`naive_output` needs the coefficients that `naive=False` leaves out",
             hint="leave out one of them",
         )
+    base = named_base(finetuned) if base is None else base
     asked = EvaluationData.of(data)
     asked_test = asked if test is None else EvaluationData.of(test)
     paths = given_alignments(via)

@@ -75,9 +75,9 @@ class ProbedModel:
 
     @property
     def folder(self) -> Path | None:
-        """Where the model's other files are, if there is such a place."""
+        """The folder with the model's tokenizer and image settings, if there is one."""
         root = self.model.checkpoint.root
-        return root if root.is_dir() else None
+        return root if root.is_dir() else self.model.checkpoint.auxiliary_folder
 
     def info(self, file: str) -> dict[str, Any]:
         """What a file of JSON in the folder says; nothing, if there is none."""

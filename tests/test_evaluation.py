@@ -574,7 +574,7 @@ def test_long_texts_are_refused_or_cut(place, tmp_path):
     )
     model, data = Model.open(folder), EvaluationData(tmp_path / "lines.txt", truncate=True)
     evaluator = data.evaluator(model, data.live(model))
-    assert evaluator.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were cut",)
+    assert evaluator.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were truncated",)
     assert evaluator.measure().loss > 0
     assert [len(one["input_ids"]) for one in evaluator.batch_source.tokens][1] == 13
 
@@ -608,18 +608,20 @@ def test_a_borrowed_head_on_a_bare_encoder(classifier, place, tmp_path):
     with torch.no_grad():
         logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
     loss, accuracy = score_of(logits, labels)
-    found = measured(bare, EvaluationData(file, head=classifier))
+    found = measured(bare, EvaluationData(file, task_head=classifier))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
     assert refusal(bare, EvaluationData(file)).endswith("no tokenizer in the model's folder")
     put_tokenizer(bare)
     message = refusal(bare, EvaluationData(file), ArchitectureError)
-    assert message == f"{bare}: BertModel has no head for {file}"
+    assert message == f"{bare}: BertModel has no task head for {file}"
     headless = case("bert-bare", "bert", "BertModel", "BertConfig", settings).save(tmp_path / "headless", 6)
-    assert refusal(bare, EvaluationData(file, head=headless), ArchitectureError) == (
-        f"{headless}: its head was asked for, and BertModel has none for {file}"
+    assert refusal(bare, EvaluationData(file, task_head=headless), ArchitectureError) == (
+        f"{headless}: BertModel has no task head for {file}"
     )
     vit = case("vit", "vit", "ViTModel", "ViTConfig", VIT).save(tmp_path / "vit", 1)
-    assert "whose head was asked for, a vit" in refusal(bare, EvaluationData(file, head=vit), MismatchError)
+    assert "whose task head was asked for, a vit" in refusal(
+        bare, EvaluationData(file, task_head=vit), MismatchError
+    )
 
 
 @pytest.mark.parametrize(("kind", "normalise"), [("clip", True), ("open_clip", False)])
@@ -651,31 +653,35 @@ def test_a_linear_head_on_texts_and_images(kind, normalise, two_towers, pets, tm
     loss, accuracy = score_of(read @ head["weight"].T + head["bias"], labels)
     rows = [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
     texts = table(tmp_path / "sst2.jsonl", rows)
-    found = measured(folder, EvaluationData(texts, head=file))
+    found = measured(folder, EvaluationData(texts, task_head=file))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
     message = refusal(folder, EvaluationData(texts), ArchitectureError)
-    assert message.endswith("has no head to class them with")
+    assert message.endswith("has no task head to classify them")
     save_file({"weight": torch.zeros(3, 11)}, file)
-    assert measured(folder, EvaluationData(pets, head=file)).accuracy == pytest.approx(1 / 3)
+    assert measured(folder, EvaluationData(pets, task_head=file)).accuracy == pytest.approx(1 / 3)
     save_file({"weight": torch.zeros(3, 12)}, file)
-    assert "made for features of width 12" in refusal(folder, EvaluationData(pets, head=file), MismatchError)
+    assert "made for features of width 12" in refusal(
+        folder, EvaluationData(pets, task_head=file), MismatchError
+    )
     save_file({"weight": torch.zeros(3)}, file)
-    assert refusal(folder, EvaluationData(pets, head=file)) == f"{file}: no linear head: weight (3,)"
+    assert (
+        refusal(folder, EvaluationData(pets, task_head=file)) == f"{file}: no linear task head: weight (3,)"
+    )
     save_file({"mystery": torch.zeros(3)}, file)
     assert (
-        refusal(folder, EvaluationData(pets, head=file))
-        == f"{file}: neither a linear head nor a model: mystery"
+        refusal(folder, EvaluationData(pets, task_head=file))
+        == f"{file}: neither a linear task head nor a model: mystery"
     )
 
 
 def test_a_head_that_is_replaced_is_noted(classifier, tmp_path):
     other, tuned = (put_tokenizer(CLASSIFIER.save(tmp_path / str(seed), seed)) for seed in (2, 3))
     file = table(tmp_path / "texts.jsonl", [{"text": "Yes", "label": 1}])
-    note = f"{other} has a head of its own; it was replaced by that of {tuned}"
-    assert note in evaluate([other, tuned], data=EvaluationData(file, head=tuned)).notes
-    assert len(evaluate([other, tuned], data=EvaluationData(file, head=tuned)).notes) == 1
-    assert evaluate([tuned], data=EvaluationData(file, head=tuned), against=other).notes == ()
-    notes = evaluate([other], data=EvaluationData(file, head=tuned), against=classifier).notes
+    note = f"{other} has a task head of its own; it was replaced by that of {tuned}"
+    assert note in evaluate([other, tuned], data=EvaluationData(file, task_head=tuned)).notes
+    assert len(evaluate([other, tuned], data=EvaluationData(file, task_head=tuned)).notes) == 1
+    assert evaluate([tuned], data=EvaluationData(file, task_head=tuned), against=other).notes == ()
+    notes = evaluate([other], data=EvaluationData(file, task_head=tuned), against=classifier).notes
     assert notes == (note,)
     assert evaluate([other], data=EvaluationData(file)).notes == ()
 
@@ -872,7 +878,7 @@ def test_folders_that_are_numbers(two_towers, place, pets, tmp_path):
 def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
     vit = CASES["vit"].save(tmp_path / "vit", 1)
     message = refusal(vit, EvaluationData(pets, classes=named), ArchitectureError)
-    assert message == f"{vit}: ViTModel has no head for {pets}"
+    assert message == f"{vit}: ViTModel has no task head for {pets}"
     assert refusal(classifier, EvaluationData(pets)) == (
         f"{pets}: images, and BertForSequenceClassification reads tokens"
     )

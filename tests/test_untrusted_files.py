@@ -751,7 +751,7 @@ def test_files_that_are_no_results_are_refused(text, tmp_path):
         ("a.jsonl", b'{"text": "a", "text": "b"}', "stands twice"),
         ("a.jsonl", b"[1]\n", "line 1 is no object"),
         ("a.jsonl", b'{"text": [1], "label": 0}\n', "not a text"),
-        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', "which is no class"),
+        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', "which is not a class"),
         ("a.txt", b"a\0b", "NUL bytes"),
         ("a.parquet", b"PAR1 and nothing more PAR1", "cannot be read as parquet"),
         ("a.parquet", b"", "cannot be read as parquet"),

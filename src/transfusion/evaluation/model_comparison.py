@@ -1,4 +1,4 @@
-"""Models measured on a task and on a support, one beside the other."""
+"""Compare models on a task and on a support set."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter import is_adapter
 
-Given = str | Path | Dataset | Examples | EvaluationData
+DataReference = str | Path | Dataset | Examples | EvaluationData
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """One model, and how good it is."""
+    """The scores of one model."""
 
     model: str
     task: Score
@@ -39,7 +39,7 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured of some models."""
+    """The scores of several models."""
 
     rows: tuple[ModelScores, ...]
     task: dict[str, Any]
@@ -51,7 +51,7 @@ class Evaluation:
     """The result as it is written to files, with the record of its run."""
 
     def gains(self, row: ModelScores) -> dict[str, float | None] | None:
-        """How much better than the reference a model is; nothing without a reference."""
+        """Return the gains of a model over the reference; None without a reference."""
         base = self.reference
         if base is None:
             return None
@@ -62,7 +62,7 @@ class Evaluation:
         }
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "task": self.task,
             "support": self.support,
@@ -82,8 +82,8 @@ class Evaluation:
 def evaluate(
     models: Model | Reference | Sequence[Model | Reference],
     *,
-    data: Given,
-    support: Given | None = None,
+    data: DataReference,
+    support: DataReference | None = None,
     against: Model | Reference | None = None,
     base: Model | Reference | None = None,
     trust_base: bool = False,
@@ -150,7 +150,7 @@ def _measure(
         about = []
         live = asked[0].live(model, dtype, device)
         for one in asked:
-            if one.head != asked[0].head:
+            if one.task_head != asked[0].task_head:
                 live = one.live(model, dtype, device)
             evaluator = one.evaluator(model, live, dtype=dtype, batch=batch)
             about.append(evaluator.metadata())

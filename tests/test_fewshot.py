@@ -12,7 +12,7 @@ from families import CASES, finetuned
 from test_sweep import examples, loss_of
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, MismatchError, SettingError
-from transfusion.evaluation.alpha_learning import LearningSchedule, alpha_of, groups_of, learn, derivatives
+from transfusion.evaluation.alpha_learning import LearningSchedule, alpha_of, derivatives, groups_of, learn
 from transfusion.evaluation.alpha_line import AlphaLines
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator

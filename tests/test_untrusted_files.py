@@ -747,7 +747,7 @@ def test_files_that_are_no_results_are_refused(text, tmp_path):
         ("a.csv", b"text,label\na," + b"9" * 5000 + b"\n", None),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
         ("a.jsonl", b'{"text": "a", "label": ' + b"1" * 5000 + b"}", "line 1 is not JSON"),
-        ("a.jsonl", b'{"text": "a", "label": ' + b"1" * 50 + b"}", "that no class has"),
+        ("a.jsonl", b'{"text": "a", "label": ' + b"1" * 50 + b"}", "that is too large for a class"),
         ("a.jsonl", b'{"text": "a", "text": "b"}', "stands twice"),
         ("a.jsonl", b"[1]\n", "line 1 is no object"),
         ("a.jsonl", b'{"text": [1], "label": 0}\n', "not a text"),

@@ -887,7 +887,7 @@ def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
         f"{pets}: 3 class names (Cat, OWL, great_dane), and {seven} has 7 classes without names"
     )
     assert refusal(seven, EvaluationData(pets, classes=named)) == (
-        f"{named}: 3 classes, and {seven} tells 7 apart"
+        f"{named}: 3 classes, and {seven} has 7"
     )
 
 

@@ -69,6 +69,8 @@ class Checkpoint:
     config_name: str | None = None
     module: nn.Module | None = field(default=None, repr=False)
     """The module whose tensors these are, if it was given in memory."""
+    auxiliary_folder: Path | None = None
+    """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The pickles that are in memory, or mapped."""
 

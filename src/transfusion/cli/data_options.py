@@ -57,7 +57,8 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         show_default=False,
-        help="Another head: that of a fine-tuned model, or a linear one in a .safetensors (weight, bias).",
+        help="The task head (classifier) to measure with: that of a fine-tuned model, or a linear one in a"
+        " .safetensors (weight, bias).",
         rich_help_panel=_EXAMPLES,
     ),
 ]
@@ -153,7 +154,7 @@ def examples(
         classes=classes,
         templates=tuple(template or ()),
         limit=limit,
-        head=head,
+        task_head=head,
         truncate=truncate,
     )
 
@@ -171,7 +172,7 @@ class Support:
     reference: str | None
     split: str | None
     classes: str | None
-    head: str | None
+    task_head: str | None
 
     def beside(self, task: EvaluationData) -> EvaluationData | None:
         """Return the support beside a task, if there is one."""
@@ -185,7 +186,7 @@ class Support:
             classes=self.classes,
             templates=task.templates,
             limit=task.limit,
-            head=self.head,
+            task_head=self.task_head,
             truncate=task.truncate,
         )
 

@@ -10,7 +10,7 @@ from transfusion.cli import data_options
 from transfusion.cli.console import Messages, show_result
 from transfusion.cli.data_options import BatchOption, Support
 from transfusion.cli.option_checks import given
-from transfusion.cli.options import ArchitectureFile, Dtype, Force, Json, Quiet, Result, measuring
+from transfusion.cli.options import ArchitectureFile, Dtype, Force, Json, Quiet, Result, TrustBase, measuring
 
 if TYPE_CHECKING:
     from transfusion.evaluation.evaluation_data import EvaluationData
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @given(task=data_options.task, support=data_options.support, resources=measuring)
 def evaluate(
     models: Annotated[
-        list[str], typer.Argument(show_default=False, help="The models: folders, files or hub ids.")
+        list[str],
+        typer.Argument(show_default=False, help="Models or PEFT adapters: folders, files or hub ids."),
     ],
     task: EvaluationData,
     support: Support,
@@ -29,15 +30,24 @@ def evaluate(
         str | None,
         typer.Option(metavar="B", show_default=False, help="B: the model that gains are relative to."),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A",
+            show_default="as their configuration says",
+            help="The model that the adapters were trained on; they are folded into it in memory.",
+        ),
+    ] = None,
     output: Result = None,
     as_json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
     batch: BatchOption = None,
     dtype: Dtype = "float32",
+    trust_base: TrustBase = False,
     architecture: ArchitectureFile = None,
 ) -> None:
-    """Measure models on a task, and on a support: what the base could do before."""
+    """Measure models and adapters on a task, and on a support: what the base could do before."""
     from transfusion.cli import views
     from transfusion.evaluation.model_comparison import evaluate as run
 
@@ -46,6 +56,8 @@ def evaluate(
         data=task,
         support=support.beside(task),
         against=against,
+        base=base,
+        trust_base=trust_base,
         batch=batch,
         dtype=dtype,
         output=output,

@@ -13,8 +13,8 @@ from transfusion.cli.console import Messages, show_result
 from transfusion.cli.data_options import BatchOption, Naive
 from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
+    AdapterBase,
     ArchitectureFile,
-    BaseOption,
     CalibrateOption,
     Config,
     Dtype,
@@ -42,7 +42,6 @@ _LEARNING = "Learning"
 @given(task=data_options.task, aligning=aligning, resources=measuring)
 def fewshot(
     finetuned: Finetuned,
-    base: BaseOption,
     onto: OntoOption,
     task: EvaluationData,
     aligning: dict[str, Any],
@@ -53,6 +52,7 @@ def fewshot(
             "--output", "-o", show_default=False, help="The file of α for π(τ), for 'transport --alpha'."
         ),
     ],
+    base: AdapterBase = None,
     via: Via = None,
     shots: Annotated[
         int, typer.Option(min=1, help="The number of examples of every class; of texts, of all texts.")

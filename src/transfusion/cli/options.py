@@ -62,6 +62,15 @@ MaybeOnto = Annotated[
 BaseOption = Annotated[
     str, typer.Option("--base", metavar="A", show_default=False, help="A: the base that was fine-tuned.")
 ]
+AdapterBase = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="A",
+        show_default="of an adapter, as its configuration says",
+        help="A: the base that was fine-tuned.",
+    ),
+]
 OntoOption = Annotated[
     str, typer.Option("--onto", metavar="B", show_default=False, help="B: the new release to move it onto.")
 ]

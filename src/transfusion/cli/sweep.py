@@ -12,8 +12,8 @@ from transfusion.cli.console import Messages, show_result
 from transfusion.cli.data_options import BatchOption, Naive, Support
 from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
+    AdapterBase,
     ArchitectureFile,
-    BaseOption,
     CalibrateOption,
     Config,
     Dtype,
@@ -42,12 +42,12 @@ MOST = 1000
 @given(task=data_options.task, support=data_options.support, aligning=aligning, resources=measuring)
 def sweep(
     finetuned: Finetuned,
-    base: BaseOption,
     onto: OntoOption,
     task: EvaluationData,
     support: Support,
     aligning: dict[str, Any],
     resources: Resources,
+    base: AdapterBase = None,
     via: Vias = None,
     alphas: Annotated[
         str | None,

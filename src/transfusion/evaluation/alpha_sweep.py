@@ -1,4 +1,4 @@
-"""The sweep: B + α·π(τ) measured for many α, beside B + α·τ (the paper's figure of gains)."""
+"""Sweeps: B + α·π(τ) measured for many α, beside B + α·τ (the paper's figure of gains)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.model_comparison import DataReference
 from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
 from transfusion.matching.alignment_run import align
 from transfusion.model.bases import ConfigArgument, open_bases
@@ -32,7 +33,7 @@ from transfusion.transportation.task_vector import NewTokens
 from transfusion.transportation.transport_plan import Base
 
 ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
-"""The values that are measured if nobody says otherwise: the paper's range, and 1, which is τ as it is."""
+"""The default values: the paper's range, and 1, which adds all of τ."""
 
 
 @dataclass(frozen=True)
@@ -43,45 +44,45 @@ class TaskAndSupport:
     support: Score | None
 
     def metadata(self) -> dict[str, Any]:
-        """Both, for a file or another program."""
+        """Return both scores for a file or another program."""
         return {"task": self.task.metadata(), "support": self.support and self.support.metadata()}
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One model on a line, and how good it is."""
+    """The scores at one α."""
 
     alpha: float
     scores: TaskAndSupport
     task_gain: float
-    """Over α = 0."""
+    """The gain over α = 0."""
     support_gain: float | None
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         gains = {"task": self.task_gain, "support": self.support_gain}
         return {"alpha": self.alpha, **self.scores.metadata(), "gain": gains}
 
 
 @dataclass(frozen=True)
 class SweepCurve:
-    """What was measured along one line."""
+    """The scores along one line."""
 
     label: str
     method: str | None
-    """How π was found; none for τ as it is."""
+    """The method of π; None for τ as it is."""
     at_zero: TaskAndSupport
-    """At α = 0 of this line, which differs from the others' if the fine-tune's own head comes along."""
+    """The scores at α = 0 of this line. Lines begin at different models if π moves a task head."""
     points: tuple[SweepPoint, ...]
 
     @property
     def best(self) -> SweepPoint:
-        """The best point on the task; of several that are equal, the one with the least loss."""
+        """The best point on the task; among equals, the one with the least loss."""
         sign = -1 if self.points[0].scores.task.metric in LESS_IS_BETTER else 1
         return max(self.points, key=lambda one: (sign * one.scores.task.value, -one.scores.task.loss))
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "label": self.label,
             "method": self.method,
@@ -93,24 +94,24 @@ class SweepCurve:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Curves of several lines over the same α, beside one reference."""
+    """Curves of several lines over the same values of α, and one reference."""
 
     finetuned: str
     base: str
     onto: str
     task: dict[str, Any]
-    """What was measured: data, examples, question, metric."""
+    """The task: data, examples, question, metric."""
     support: dict[str, Any] | None
     at_zero: TaskAndSupport
-    """The reference of all gains: B, with the fine-tune's head as it is where B has none of the kind."""
+    """The reference of all gains: B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[SweepCurve, ...]
     notes: tuple[str, ...] = ()
-    """What the user should know about how it was measured."""
+    """Notes for the user on how it was measured."""
     record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The result as it is written to files, with the record of its run."""
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "finetuned": self.finetuned,
             "base": self.base,
@@ -125,10 +126,10 @@ class Sweep:
 def sweep(
     finetuned: Finetune,
     *,
-    base: Base,
+    base: Base | None = None,
     onto: Base,
-    data: Given,
-    support: Given | None = None,
+    data: DataReference,
+    support: DataReference | None = None,
     via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
     alphas: Iterable[float] = ALPHAS,
     naive: bool = True,
@@ -148,7 +149,8 @@ def sweep(
     """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well.
 
     ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
-    ``base`` is A, the base that was fine-tuned; ``onto`` is B, the new release.
+    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
+    names. ``onto`` is B, the new release.
     ``data`` is the task, and ``support`` what B could do before: a path, a hub id, examples in memory, or an
     `EvaluationData` that says more.
     ``via`` is π, its file, or several, with a curve each; without it, A and B are aligned first, with
@@ -171,15 +173,16 @@ def sweep(
     """
     record, dtype = RunRecord("sweep"), as_precision(dtype)
     chosen = asked_alphas(alphas)
+    base = named_base(finetuned) if base is None else base
     asked, other = EvaluationData.of(data), EvaluationData.of(support) if support is not None else None
     paths = given_alignments(via)
     aligning = aligning_for(paths, calibrate, aligning)
     read = (finetuned, base, onto, *asked.files, *(other.files if other else ()), *paths)
     files = ResultFiles.checked(output, force=force, inputs=read, draw=draw_sweep)
-    if other is not None and other.head not in (None, asked.head):
+    if other is not None and other.task_head not in (None, asked.task_head):
         raise SettingError(
-            "`support`: it has a head of its own, and one model is measured on both",
-            hint="give the support without a head, or sweep it on its own",
+            "`support`: it has a task head of its own, and one model is measured on both",
+            hint="give the support without a task head, or sweep it on its own",
         )
     a, b = open_bases(base, onto, config, progress)
     tuned = open_finetune(finetuned, a, config, progress)
@@ -218,9 +221,11 @@ def _sweep(
     def on_point(label: str, point: SweepPoint) -> None:
         advance(f"{label} · α = {point.alpha:.3g} · {point.task_gain:+.3g}")
 
-    task = asked.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
+    task = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
     beside = (
-        other.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch) if other is not None else None
+        other.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+        if other is not None
+        else None
     )
     zero = measured(task, beside)
     curves = tuple(
@@ -282,12 +287,12 @@ def _curve(
 
 
 def measured(task: Evaluator, support: Evaluator | None) -> TaskAndSupport:
-    """The live model as it is at this moment."""
+    """Measure the live model with its current weights."""
     return TaskAndSupport(task.measure(), support.measure() if support is not None else None)
 
 
 def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> SweepPoint:
-    """A point with its gains over a reference."""
+    """Return a point with its gains over a reference."""
     beside = None
     if scores.support is not None and zero.support is not None:
         beside = gain(scores.support, zero.support)
@@ -295,7 +300,7 @@ def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> Swee
 
 
 def asked_alphas(given: Iterable[float | str]) -> list[float]:
-    """The values of α in rising order, each once."""
+    """Return the values of α in ascending order, without repetition."""
     try:
         values = sorted({float(alpha) for alpha in given})
     except (TypeError, ValueError) as error:
@@ -319,7 +324,7 @@ def _no_numbers(given: object) -> SettingError:
 
 
 def labels_of(ways: Sequence[Alignment | None], plain: str) -> list[str]:
-    """The methods' names; where they are the same, what their streams do, and then numbers."""
+    """Return the names of the methods; equal ones get their residual policy, then numbers."""
     records = [pi.provenance if pi is not None else None for pi in ways]
     names = [metadata.method if metadata else plain for metadata in records]
     whole = [

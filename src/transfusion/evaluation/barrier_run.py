@@ -18,10 +18,10 @@ from transfusion.evaluation.interpolation import (
     Barrier,
     BarrierPoint,
     Shortcuts,
-    alignment_records,
     barrier,
+    curves_metadata,
 )
-from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.model_comparison import DataReference
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.figures.barrier_figure import draw_barriers
@@ -43,14 +43,14 @@ class Barriers:
 
     def metadata(self) -> dict[str, Any]:
         """Return all curves as plain data; what they have in common stands once."""
-        return alignment_records(self.curves)
+        return curves_metadata(self.curves)
 
 
 def barriers(
     a: Model | Reference,
     b: Model | Reference,
     *,
-    data: Given,
+    data: DataReference,
     via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
     vanilla: bool = True,
     points: int = POINTS,

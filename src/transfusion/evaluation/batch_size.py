@@ -1,4 +1,4 @@
-"""How many examples at a time fit into memory."""
+"""The batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from transfusion.runtime.memory_budget import device_memory
 
 MOST = 64
 SHARE = 0.25
-"""So much of the machine's memory may be filled by what modules give out."""
+"""The share of the machine's memory that the outputs of modules may fill."""
 
 
 def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Batch], count: int) -> int:
-    """A power of two: what one example fills is counted, module by module, and compared with all memory.
+    """Return a power of two, from the bytes of all modules' outputs for one example.
 
-    All memory, not what happens to be free: the same machine chooses the same size every time.
+    The bytes are compared with all memory, not with the free part, so that a machine always chooses the same
+    size.
     """
-    scorer.ready()  # what it reads beforehand does not depend on how many examples there are
+    scorer.ready()  # prompts do not depend on the number of examples
     filled = _filled(module, lambda: scorer.answer(heaviest()))
     room = int(SHARE * device_memory(next(module.parameters()).device)) // max(filled, 1)
     size = 1
@@ -30,7 +31,7 @@ def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Bat
 
 
 def _filled(module: nn.Module, run: Callable[[], object]) -> int:
-    """The bytes of everything that any module gives out in a run."""
+    """Return the bytes of the outputs of all modules in one run."""
     total = 0
 
     def count(_: nn.Module, __: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Few shots: one coefficient α for every layer, learned from a few examples (the paper's table)."""
+"""One coefficient α for every layer, learned from a few examples (the paper's few-shot table)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import publish_file, write_json
 from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_learning import EPOCHS, RATE, START, LearnedAlpha, LearningSchedule, learn
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
 from transfusion.evaluation.alpha_sweep import aligning_for, alignments, given_alignments, labels_of
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.model_comparison import DataReference
 from transfusion.evaluation.scores import Score, gain
 from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
 from transfusion.model.bases import ConfigArgument, open_bases
@@ -38,21 +39,21 @@ SHOTS = 10
 
 @dataclass(frozen=True)
 class FewShotCurve:
-    """One line, with α = 1 and with what was learned."""
+    """One line, with α = 1 and with the learned coefficients."""
 
     label: str
     method: str | None
-    """How π was found; none for τ as it is."""
+    """The method of π; None for τ as it is."""
     learned: LearnedAlpha
     before: Score
-    """On the test, with α = 1."""
+    """The score on the test with α = 1."""
     after: Score
-    """On the test, with the learned coefficients."""
+    """The score on the test with the learned coefficients."""
     gains: tuple[float, float]
-    """Of both, over B."""
+    """The gains of both over B."""
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "label": self.label,
             "method": self.method,
@@ -66,7 +67,7 @@ class FewShotCurve:
 
 @dataclass(frozen=True)
 class FewShot:
-    """What a few examples of every class are worth, on π(τ) and on τ."""
+    """Coefficients learned on π(τ) and on τ, and their scores."""
 
     finetuned: str
     base: str
@@ -75,34 +76,34 @@ class FewShot:
     seed: int
     schedule: LearningSchedule
     training: dict[str, Any]
-    """What was learned from: data, examples, and how the test was kept apart."""
+    """The training data: source, examples, and how the test was kept apart."""
     task: dict[str, Any]
-    """What was measured: data, examples, question, metric."""
+    """The test: data, examples, question, metric."""
     zero: Score
-    """B, with the fine-tune's head as it is where B has none of the kind."""
+    """The score of B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[FewShotCurve, ...]
     notes: tuple[str, ...] = ()
-    """What the user should know about how it was measured."""
+    """Notes for the user on how it was measured."""
     record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The result as it is written to files, with the record of its run."""
 
     @property
     def moved(self) -> FewShotCurve:
-        """What was learned on π(τ)."""
+        """The curve of π(τ)."""
         return next(curve for curve in self.curves if curve.method is not None)
 
     @property
     def naive(self) -> FewShotCurve | None:
-        """What was learned on τ, if it was asked for."""
+        """The curve of τ, if it was asked for."""
         return next((curve for curve in self.curves if curve.method is None), None)
 
     @property
     def alpha(self) -> Alpha:
-        """The coefficients for π(τ), which `transport` takes."""
+        """The coefficients of π(τ), for `transport`."""
         return self.moved.learned.alpha
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "finetuned": self.finetuned,
             "base": self.base,
@@ -120,10 +121,10 @@ class FewShot:
 def fewshot(
     finetuned: Finetune,
     *,
-    base: Base,
+    base: Base | None = None,
     onto: Base,
-    data: Given,
-    test: Given | None = None,
+    data: DataReference,
+    test: DataReference | None = None,
     via: Alignment | str | Path | None = None,
     shots: int = SHOTS,
     epochs: int = EPOCHS,
@@ -151,7 +152,8 @@ def fewshot(
     with α = 1 and with the learned coefficients.
 
     ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
-    ``base`` is A, the base that was fine-tuned; ``onto`` is B, the new release.
+    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
+    names. ``onto`` is B, the new release.
     ``data`` are the examples to draw from; ``test`` are those to measure on, by default the ones that were
     not drawn. Each is a path, a hub id, examples in memory, or an `EvaluationData` that says more.
     ``via`` is π, or its file; without it, A and B are aligned first, with ``seed``, ``calibrate`` and
@@ -181,6 +183,7 @@ def fewshot(
             "`naive_output` needs the coefficients that `naive=False` leaves out",
             hint="leave out one of them",
         )
+    base = named_base(finetuned) if base is None else base
     asked = EvaluationData.of(data)
     asked_test = asked if test is None else EvaluationData.of(test)
     paths = given_alignments(via)
@@ -232,20 +235,20 @@ def _learn(
     def on_epoch(label: str, epoch: int, loss: float) -> None:
         advance(f"{label} · epoch {epoch} · loss {loss:.4g}")
 
-    whole = asked.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
-    places = draw_shots(whole, shots, seed)
-    training = whole.chosen(places)
+    whole = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    indices = draw_shots(whole, shots, seed)
+    training = whole.chosen(indices)
     same = same_examples(asked, asked_test)
     asked_test = replace(asked_test, limit=asked.limit) if same else asked_test
-    testing = asked_test.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
-    testing = testing.chosen(remaining_examples(testing, places)) if same else testing
+    testing = asked_test.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    testing = testing.chosen(remaining_examples(testing, indices)) if same else testing
     apart = "the examples that were not drawn" if same else "other examples"
     zero = testing.measure()
     curves = []
     for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True):
         line = lines.along(pi)
         found = learn(line, training, schedule, partial(on_epoch, label))
-        curves.append(_fitted(label, line, found, testing, zero))
+        curves.append(_curve(label, line, found, testing, zero))
     info = {"data": training.batch_source.label, "examples": len(training), "of": len(whole), "test": apart}
     return FewShot(
         lines.label,
@@ -262,7 +265,7 @@ def _learn(
     )
 
 
-def _fitted(label: str, line: AlphaLine, found: LearnedAlpha, test: Evaluator, zero: Score) -> FewShotCurve:
+def _curve(label: str, line: AlphaLine, found: LearnedAlpha, test: Evaluator, zero: Score) -> FewShotCurve:
     scores = []
     for alpha in (Alpha(), found.alpha):
         with line.at(alpha):

@@ -1,11 +1,10 @@
-"""Models measured on a task and on a support, one beside the other."""
+"""Compare models on a task and on a support set."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples
-from transfusion.errors import CheckpointError, SettingError
+from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import open_model
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scores import Score, gain
@@ -25,12 +25,12 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter import is_adapter
 
-Given = str | Path | Dataset | Examples | EvaluationData
+DataReference = str | Path | Dataset | Examples | EvaluationData
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """One model, and how good it is."""
+    """The scores of one model."""
 
     model: str
     task: Score
@@ -39,7 +39,7 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured of some models."""
+    """The scores of several models."""
 
     rows: tuple[ModelScores, ...]
     task: dict[str, Any]
@@ -51,7 +51,7 @@ class Evaluation:
     """The result as it is written to files, with the record of its run."""
 
     def gains(self, row: ModelScores) -> dict[str, float | None] | None:
-        """How much better than the reference a model is; nothing without a reference."""
+        """Return the gains of a model over the reference; None without a reference."""
         base = self.reference
         if base is None:
             return None
@@ -62,7 +62,7 @@ class Evaluation:
         }
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "task": self.task,
             "support": self.support,
@@ -82,9 +82,11 @@ class Evaluation:
 def evaluate(
     models: Model | Reference | Sequence[Model | Reference],
     *,
-    data: Given,
-    support: Given | None = None,
+    data: DataReference,
+    support: DataReference | None = None,
     against: Model | Reference | None = None,
+    base: Model | Reference | None = None,
+    trust_base: bool = False,
     batch: int | None = None,
     dtype: torch.dtype | str = torch.float32,
     output: str | Path | None = None,
@@ -94,18 +96,23 @@ def evaluate(
 ) -> Evaluation:
     """Measure models on a task, and on a support: what the base could do before.
 
-    ``models`` are paths, hub ids, modules or state dicts; one, or a list.
+    ``models`` are paths, hub ids, modules or state dicts; one, or a list. Folders of PEFT adapters are folded
+    into their base in memory.
     ``data`` is the task, and ``support`` the support: a path, a hub id, examples in memory, or an
     `EvaluationData` that says more.
     ``against`` is the model that gains are relative to, usually B.
+    ``base`` is the model that the adapters among ``models`` were trained on; the default is the folder that
+    an adapter's configuration names. ``trust_base`` skips the check of a transported adapter's base.
     ``batch`` is the number of examples at a time; the default is what fits.
     ``dtype`` is the type to compute in: float32 or float64.
     ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
     ``resources`` are threads and device; ``progress`` follows the run.
 
-    >>> found = transfusion.evaluate(["models/tuned"], data="data.safetensors", against="models/a")
+    >>> found = transfusion.evaluate(
+    ...     ["models/tuned", "models/lora"], data="data.safetensors", against="models/a"
+    ... )
     >>> [row.model for row in found.rows], found.task["question"]
-    (['models/a', 'models/tuned'], 'class of every example')
+    (['models/a', 'models/tuned', 'models/lora'], 'class of every example')
     >>> found.rows[1].task.accuracy - found.rows[0].task.accuracy == found.gains(found.rows[1])["task"] / 100
     True
     """
@@ -114,9 +121,10 @@ def evaluate(
     if not given:
         raise SettingError("no models to measure", hint="give at least one")
     asked = [EvaluationData.of(data), *([] if support is None else [EvaluationData.of(support)])]
-    read = (*given, against, *(file for one in asked for file in one.files))
+    read = (*given, against, base, *(file for one in asked for file in one.files))
     files = ResultFiles.checked(output, force=force, inputs=read)
-    opened = _told_apart(_opened(given, against))  # type: ignore[arg-type]
+    base = Model.open(base) if base is not None and not isinstance(base, Model) else base
+    opened = _labelled(_opened(given, against, base, trust_base=trust_base))  # type: ignore[arg-type]
     with resources.in_process(), progress.bar(text="building the models") as advance:
         found = _measure(opened, asked, against is not None, batch, dtype, resources.device, advance)
     for note in found.notes:
@@ -142,7 +150,7 @@ def _measure(
         about = []
         live = asked[0].live(model, dtype, device)
         for one in asked:
-            if one.head != asked[0].head:
+            if one.task_head != asked[0].task_head:
                 live = one.live(model, dtype, device)
             evaluator = one.evaluator(model, live, dtype=dtype, batch=batch)
             about.append(evaluator.metadata())
@@ -158,44 +166,46 @@ def _measure(
     )
 
 
-def _opened(given: Sequence[Model | Reference], against: Model | Reference | None) -> list[Model]:
-    """The models to measure, the reference before all others, and once."""
-    opened = [_open(one) for one in given]
+def _opened(
+    given: Sequence[Model | Reference],
+    against: Model | Reference | None,
+    base: Model | None,
+    *,
+    trust_base: bool,
+) -> list[Model]:
+    """Open the models to measure; the reference comes first, and once."""
+    references = [*given, *([] if against is None else [against])]
+    if base is not None and not any(_is_adapter(one) for one in references):
+        raise SettingError(
+            "`base`: none of the models is an adapter",
+            hint="leave it out, or give the model that gains are relative to as `against`",
+        )
+    opened = [open_model(one, base, trust_base=trust_base) for one in references]
     if against is None:
         return opened
-    base = _open(against)
+    *models, reference = opened
     others = [
         model
-        for one, model in zip(given, opened, strict=True)
-        if one is not against and not _same(model, base)
+        for one, model in zip(given, models, strict=True)
+        if one is not against and not _same(model, reference)
     ]
-    return [base, *others]
+    return [reference, *others]
 
 
-def _open(given: Model | Reference) -> Model:
-    if isinstance(given, Model):
-        return given
-    try:
-        return Model.open(given)
-    except CheckpointError as error:
-        if isinstance(given, str | Path) and isdir(given) and is_adapter(given):
-            raise CheckpointError(
-                f"{given}: this is an adapter, not a model",
-                hint="merge it into a model and measure that: 'transport ADAPTER --base A --onto B --merge'",
-            ) from error
-        raise
+def _is_adapter(reference: Model | Reference) -> bool:
+    return isinstance(reference, str | Path) and is_adapter(reference)
 
 
 def _same(one: Model, other: Model) -> bool:
-    """Whether two are one model: one module, or one place on the disk."""
+    """Whether two models are one: the same module, or the same path."""
     ours, theirs = one.checkpoint, other.checkpoint
     if ours.in_memory or theirs.in_memory:
         return ours is theirs or (ours.module is not None and ours.module is theirs.module)
     return ours.root.resolve() == theirs.root.resolve()
 
 
-def _told_apart(models: Sequence[Model]) -> list[Model]:
-    """The same models; those in memory that would be called alike are numbered."""
+def _labelled(models: Sequence[Model]) -> list[Model]:
+    """Number models in memory that have the same label."""
     seen: Counter[str] = Counter()
     named: list[Model] = []
     for model in models:

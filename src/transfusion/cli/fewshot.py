@@ -41,11 +41,11 @@ _LEARNING = "Learning"
 
 @given(task=data_options.task, aligning=aligning, resources=measuring)
 def fewshot(
+    *,
     finetuned: Finetuned,
     base: BaseOption,
     onto: OntoOption,
     task: EvaluationData,
-    aligning: dict[str, Any],
     resources: Resources,
     output: Annotated[
         Path,
@@ -54,6 +54,7 @@ def fewshot(
         ),
     ],
     via: Via = None,
+    aligning: dict[str, Any],
     shots: Annotated[
         int, typer.Option(min=1, help="The number of examples of every class; of texts, of all texts.")
     ] = 10,

@@ -39,9 +39,9 @@ HOWS = ("sum", "mean", "ties", "dare")
 
 @given(aligning=aligning, resources=computing)
 def merge(
+    *,
     context: typer.Context,
     output: Output,
-    aligning: dict[str, Any],
     resources: Resources,
     finetuned: Annotated[
         list[str] | None,
@@ -68,6 +68,7 @@ def merge(
             " keeps its size relative to the weights.",
         ),
     ] = "1.0",
+    aligning: dict[str, Any],
     head: Annotated[
         int | None,
         typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),

@@ -41,12 +41,12 @@ MOST = 1000
 
 @given(task=data_options.task, support=data_options.support, aligning=aligning, resources=measuring)
 def sweep(
+    *,
     finetuned: Finetuned,
     base: BaseOption,
     onto: OntoOption,
     task: EvaluationData,
     support: Support,
-    aligning: dict[str, Any],
     resources: Resources,
     via: Vias = None,
     alphas: Annotated[
@@ -56,6 +56,7 @@ def sweep(
             help="The values of α: first:last:count, or numbers with commas between them.",
         ),
     ] = None,
+    aligning: dict[str, Any],
     naive: Naive = True,
     output: Figures = None,
     as_json: Json = False,

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 @given(aligning=aligning, resources=computing)
 def transport(
+    *,
     context: typer.Context,
     output: Output,
-    aligning: dict[str, Any],
     resources: Resources,
     finetuned: Annotated[
         str | None,
@@ -61,6 +61,7 @@ def transport(
             " as changes B's outputs on synthetic inputs the way the fine-tune changed A's.",
         ),
     ] = "1.0",
+    aligning: dict[str, Any],
     keep_support: Annotated[
         float | None,
         typer.Option(

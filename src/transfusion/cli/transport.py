@@ -172,11 +172,9 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
-    """The metadata of an output, line by line; the verdict on π first."""
+    """Return the metadata of an output, line by line; the verdict on π last."""
     from transfusion.transportation.alpha import Alpha
 
-    advice = metadata["alignment"]["advice"]
-    lines = [f"{advice['verdict']}: {advice['text']}"] if advice else []
     first = f"{metadata['moved']} tensors moved onto {metadata['onto']['name']}"
     first += f" with α = {Alpha.of(metadata['alpha'])}"
     if metadata["verb"] == "merge":
@@ -184,7 +182,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
         first += f"; {len(metadata['finetuned'])} fine-tunes combined by {metadata['how']}: {names}"
     if metadata.get("unchanged"):
         first += f"; {metadata['unchanged']} more are as in B"
-    lines.append(first)
+    lines = [first]
     lines += _named("carried over from the fine-tune, where B has nothing to add to", metadata["carried"])
     if metadata.get("kept") is not None:
         kept = f"keeps at least {metadata['kept']:.1%} of the change of every module"
@@ -195,6 +193,8 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
         lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
     lines += _shift(metadata.get("output_shift") or {})
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
+    if advice := metadata["alignment"]["advice"]:
+        lines.append(f"{advice['verdict']}: {advice['text']}")
     return lines
 
 

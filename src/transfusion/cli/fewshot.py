@@ -15,7 +15,6 @@ from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
     ArchitectureFile,
     BaseOption,
-    CalibrateOption,
     Config,
     Dtype,
     Finetuned,
@@ -24,12 +23,11 @@ from transfusion.cli.options import (
     NewTokensOption,
     OntoOption,
     Quiet,
-    Seed,
     TrustBase,
     Via,
-    aligning,
     measuring,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 
 if TYPE_CHECKING:
     from transfusion.evaluation.evaluation_data import EvaluationData

@@ -10,7 +10,6 @@ from transfusion.cli.console import Messages, results_apart
 from transfusion.cli.option_checks import given, one_of
 from transfusion.cli.options import (
     ArchitectureFile,
-    CalibrateOption,
     Config,
     DryRun,
     Force,
@@ -21,14 +20,13 @@ from transfusion.cli.options import (
     NewTokensOption,
     Output,
     Quiet,
-    Seed,
     StoredDtype,
     TrustBase,
     Verbose,
     Via,
-    aligning,
     computing,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 from transfusion.cli.transport import show_output, show_rerun
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from transfusion.cli.console import Messages, results_apart, show
 from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
     ArchitectureFile,
-    CalibrateOption,
     Config,
     DryRun,
     Force,
@@ -23,14 +22,13 @@ from transfusion.cli.options import (
     NewTokensOption,
     Output,
     Quiet,
-    Seed,
     StoredDtype,
     TrustBase,
     Verbose,
     Via,
-    aligning,
     computing,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 from transfusion.errors import listing
 from transfusion.runtime.byte_sizes import format_bytes
 

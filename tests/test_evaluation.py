@@ -886,9 +886,7 @@ def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
     assert refusal(seven, EvaluationData(pets)) == (
         f"{pets}: 3 class names (Cat, OWL, great_dane), and {seven} has 7 classes without names"
     )
-    assert refusal(seven, EvaluationData(pets, classes=named)) == (
-        f"{named}: 3 classes, and {seven} has 7"
-    )
+    assert refusal(seven, EvaluationData(pets, classes=named)) == (f"{named}: 3 classes, and {seven} has 7")
 
 
 # ── scores, sizes, evaluations ───────────────────────────────────────────────────────────────

@@ -186,7 +186,7 @@ def test_refusals(made, tmp_path):
         sweep(tuned, **job, alphas=[-1])
     with pytest.raises(SettingError, match="too coarse"):
         sweep(tuned, **job, dtype=torch.float16)
-    with pytest.raises(SettingError, match="residual: says how to align"):
+    with pytest.raises(SettingError, match="`residual` says how to align"):
         sweep(tuned, **job, via=align(a, b, advice=False), residual="tied")
     with pytest.raises(MismatchError, match="there is nothing to move"):
         sweep(a, **job, via=align(a, b, advice=False), trust_base=True)

@@ -10,24 +10,20 @@ from transfusion import __version__
 from transfusion.cli.console import Messages, results_apart, show
 from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
-    AdviceOption,
     ArchitectureFile,
     BaseArgument,
     Config,
     DryRun,
     Dtype,
     Force,
-    InnerOption,
     Json,
     NewBaseArgument,
     Output,
     Quiet,
-    ResidualOption,
-    Seed,
     Verbose,
-    chosen_method,
     computing,
 )
+from transfusion.cli.search_options import AdviceOption, InnerOption, ResidualOption, Seed, chosen_method
 from transfusion.matching.methods import Method
 from transfusion.runtime.byte_sizes import format_bytes
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from transfusion.cli.console import Messages, out, print_json
-from transfusion.cli.options import Force, Json, Quiet, Seed
+from transfusion.cli.options import Force, Json, Quiet
+from transfusion.cli.search_options import Seed
 
 TITLES = {
     "onto_b": {

@@ -15,7 +15,6 @@ from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
     AdapterBase,
     ArchitectureFile,
-    CalibrateOption,
     Config,
     Dtype,
     Finetuned,
@@ -24,12 +23,11 @@ from transfusion.cli.options import (
     NewTokensOption,
     OntoOption,
     Quiet,
-    Seed,
     TrustBase,
     Via,
-    aligning,
     measuring,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 
 if TYPE_CHECKING:
     from transfusion.evaluation.evaluation_data import EvaluationData
@@ -41,10 +39,10 @@ _LEARNING = "Learning"
 
 @given(task=data_options.task, aligning=aligning, resources=measuring)
 def fewshot(
+    *,
     finetuned: Finetuned,
     onto: OntoOption,
     task: EvaluationData,
-    aligning: dict[str, Any],
     resources: Resources,
     output: Annotated[
         Path,
@@ -54,6 +52,7 @@ def fewshot(
     ],
     base: AdapterBase = None,
     via: Via = None,
+    aligning: dict[str, Any],
     shots: Annotated[
         int, typer.Option(min=1, help="The number of examples of every class; of texts, of all texts.")
     ] = 10,

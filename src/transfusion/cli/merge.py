@@ -10,7 +10,6 @@ from transfusion.cli.console import Messages, results_apart
 from transfusion.cli.option_checks import given, one_of
 from transfusion.cli.options import (
     ArchitectureFile,
-    CalibrateOption,
     Config,
     DryRun,
     Force,
@@ -21,14 +20,13 @@ from transfusion.cli.options import (
     NewTokensOption,
     Output,
     Quiet,
-    Seed,
     StoredDtype,
     TrustBase,
     Verbose,
     Via,
-    aligning,
     computing,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 from transfusion.cli.transport import show_output, show_rerun
 
 if TYPE_CHECKING:
@@ -39,9 +37,9 @@ HOWS = ("sum", "mean", "ties", "dare")
 
 @given(aligning=aligning, resources=computing)
 def merge(
+    *,
     context: typer.Context,
     output: Output,
-    aligning: dict[str, Any],
     resources: Resources,
     finetuned: Annotated[
         list[str] | None,
@@ -68,6 +66,7 @@ def merge(
             " keeps its size relative to the weights.",
         ),
     ] = "1.0",
+    aligning: dict[str, Any],
     head: Annotated[
         int | None,
         typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),

@@ -10,16 +10,8 @@ import typer
 
 from transfusion.cli.console import Messages, out, print_json
 from transfusion.cli.option_checks import as_size, within
-from transfusion.cli.options import (
-    AdviceOption,
-    ArchitectureFile,
-    Force,
-    InnerOption,
-    Json,
-    MethodOption,
-    Quiet,
-    ResidualOption,
-)
+from transfusion.cli.options import ArchitectureFile, Force, Json, Quiet
+from transfusion.cli.search_options import AdviceOption, InnerOption, MethodOption, ResidualOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

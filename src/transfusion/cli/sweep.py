@@ -14,7 +14,6 @@ from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
     AdapterBase,
     ArchitectureFile,
-    CalibrateOption,
     Config,
     Dtype,
     Figures,
@@ -24,12 +23,11 @@ from transfusion.cli.options import (
     NewTokensOption,
     OntoOption,
     Quiet,
-    Seed,
     TrustBase,
     Vias,
-    aligning,
     measuring,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 
 if TYPE_CHECKING:
     from transfusion.evaluation.evaluation_data import EvaluationData
@@ -41,11 +39,11 @@ MOST = 1000
 
 @given(task=data_options.task, support=data_options.support, aligning=aligning, resources=measuring)
 def sweep(
+    *,
     finetuned: Finetuned,
     onto: OntoOption,
     task: EvaluationData,
     support: Support,
-    aligning: dict[str, Any],
     resources: Resources,
     base: AdapterBase = None,
     via: Vias = None,
@@ -56,6 +54,7 @@ def sweep(
             help="The values of α: first:last:count, or numbers with commas between them.",
         ),
     ] = None,
+    aligning: dict[str, Any],
     naive: Naive = True,
     output: Figures = None,
     as_json: Json = False,

@@ -12,7 +12,6 @@ from transfusion.cli.console import Messages, results_apart, show
 from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
     ArchitectureFile,
-    CalibrateOption,
     Config,
     DryRun,
     Force,
@@ -23,14 +22,13 @@ from transfusion.cli.options import (
     NewTokensOption,
     Output,
     Quiet,
-    Seed,
     StoredDtype,
     TrustBase,
     Verbose,
     Via,
-    aligning,
     computing,
 )
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 from transfusion.errors import listing
 from transfusion.runtime.byte_sizes import format_bytes
 
@@ -42,9 +40,9 @@ if TYPE_CHECKING:
 
 @given(aligning=aligning, resources=computing)
 def transport(
+    *,
     context: typer.Context,
     output: Output,
-    aligning: dict[str, Any],
     resources: Resources,
     finetuned: Annotated[
         str | None,
@@ -61,6 +59,7 @@ def transport(
             " as changes B's outputs on synthetic inputs the way the fine-tune changed A's.",
         ),
     ] = "1.0",
+    aligning: dict[str, Any],
     keep_support: Annotated[
         float | None,
         typer.Option(
@@ -172,11 +171,9 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
-    """The metadata of an output, line by line; the verdict on π first."""
+    """Return the metadata of an output, line by line; the verdict on π last."""
     from transfusion.transportation.alpha import Alpha
 
-    advice = metadata["alignment"]["advice"]
-    lines = [f"{advice['verdict']}: {advice['text']}"] if advice else []
     first = f"{metadata['moved']} tensors moved onto {metadata['onto']['name']}"
     first += f" with α = {Alpha.of(metadata['alpha'])}"
     if metadata["verb"] == "merge":
@@ -184,7 +181,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
         first += f"; {len(metadata['finetuned'])} fine-tunes combined by {metadata['how']}: {names}"
     if metadata.get("unchanged"):
         first += f"; {metadata['unchanged']} more are as in B"
-    lines.append(first)
+    lines = [first]
     lines += _named("carried over from the fine-tune, where B has nothing to add to", metadata["carried"])
     if metadata.get("kept") is not None:
         kept = f"keeps at least {metadata['kept']:.1%} of the change of every module"
@@ -195,6 +192,8 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
         lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
     lines += _shift(metadata.get("output_shift") or {})
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
+    if advice := metadata["alignment"]["advice"]:
+        lines.append(f"{advice['verdict']}: {advice['text']}")
     return lines
 
 

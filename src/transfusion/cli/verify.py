@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from transfusion.cli.console import out, print_json
-from transfusion.cli.options import ArchitectureFile, CalibrateOption, Config, Force, Json, Result
+from transfusion.cli.options import ArchitectureFile, Config, Force, Json, Result
+from transfusion.cli.search_options import CalibrateOption
 from transfusion.errors import VerificationError
 
 

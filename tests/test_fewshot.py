@@ -207,7 +207,7 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
     import peft
     import transformers
 
-    from test_folded import adapted, lora
+    from test_folded_adapters import adapted, lora
 
     a, b = made("llama", 1), made("llama", 2)
     adapter, data, pi = adapted(a, tmp_path / "adapter", lora()), examples(a, 8), align(a, b, advice=False)

@@ -95,7 +95,7 @@ def test_a_head_of_its_own_comes_along_whole(made, tmp_path):
 
 
 def test_an_adapter_is_folded_in(made, tmp_path):
-    from test_folded import adapted, lora
+    from test_folded_adapters import adapted, lora
 
     a, b = made("llama", 1), made("llama", 2)
     adapter = adapted(a, tmp_path / "adapter", lora())

@@ -22,7 +22,7 @@ import torch
 import transporting
 from families import CASES, finetuned
 from test_merging import lora
-from test_workshop import in_shards
+from test_staging import in_shards
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Rotation
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError

@@ -1,7 +1,7 @@
-"""Proof by running: A and π(A) through their own library, in float64, compared output by output.
+"""Verification by running models: A and π(A) in their library, in float64, compared output by output.
 
-A π that turns units is no symmetry, and nothing about it is exact. What can be said of it is how well it
-predicts what B computes, on probes that it was not found on.
+A π with rotations is no symmetry of A, and π(A) does not equal A. Such a π is judged by how well it predicts
+B's activations from A's, on probes that it was not found on.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from transfusion.model.model import Model, Reference
 
 TOLERANCE = 1e-9
 BEYOND_CHANCE = 0.01
-"""How much more of B's activations π must predict than chance does."""
+"""The margin over chance in the share of B's activations that π predicts."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What running both models showed."""
+    """The result of comparing A with π(A)."""
 
     difference: float
-    """The largest absolute difference between outputs that should agree."""
+    """The largest absolute difference of the outputs."""
     tolerance: float
     outputs: tuple[str, ...]
-    """The outputs that were compared."""
+    """The names of the compared outputs."""
     shortcuts: int
-    """Residual connections that had to carry P_out P_inᵀ for this."""
+    """The number of residual connections that needed P_out P_inᵀ."""
     parting: str | None
     """The first module whose output differs, if any."""
     reason: str
-    """Why the two would differ."""
+    """The likely reason for a difference."""
 
     @property
     def equal(self) -> bool:
         return self.difference <= self.tolerance
 
     def metadata(self) -> dict[str, Any]:
-        """All of it, as a result tells it."""
+        """Return plain data, for a result file."""
         return {**asdict(self), "reason": None if self.equal else self.reason, "equal": self.equal}
 
 
@@ -64,16 +64,23 @@ def verify(
     tolerance: float = TOLERANCE,
     config: str | Path | Mapping[str, Any] | None = None,
 ) -> Verification:
-    """Whether π(A) computes what A computes, and if not, where the two part.
+    """Test whether π(A) computes the same as A, and find the first module that differs.
 
-    ``config`` is for weights that come without one.
+    Parameters
+    ----------
+        a: The model A: a path, a hub id, a module, or an open `Model`.
+        via: π, or its file.
+        tolerance: The largest difference of outputs that counts as equal.
+        config: The configuration, for weights without a config.json.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
     (True, ('logits',))
     """
-    if not 0 <= tolerance < inf:  # nor is NaN
-        raise SettingError(f"tolerance = {tolerance}: nothing could pass, or all", hint="1e-9 is usual")
+    if not 0 <= tolerance < inf:  # also refuses NaN
+        raise SettingError(
+            f"tolerance = {tolerance}: it must be a finite number of at least 0", hint="for example 1e-9"
+        )
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
     model = a if isinstance(a, Model) else Model.open(a, config=config)
@@ -84,7 +91,7 @@ def verify(
 
 
 def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
-    """Run a live model as it is and under π; with plain shortcuts, if π was made for them."""
+    """Run a live model with and without π; with plain shortcuts if π was found for them."""
     aided = not alignment.provenance.options.get("plain_shortcuts")
     with record_outputs(live) as before:
         expected = live.expected(alignment, live.outputs())
@@ -113,19 +120,19 @@ def _reason(alignment: Alignment) -> str:
     if any(not isinstance(map_, Permutation) for map_ in alignment.maps.values()):
         return "this π mixes units, which is no symmetry; it moves task vectors, not models"
     if metadata.policy.heads is HeadPolicy.FLAT:
-        return f"{metadata.method} ignores the boundaries of heads, which attention does not"
+        return f"{metadata.method} permutes units across heads, which changes attention"
     if metadata.options.get("plain_shortcuts"):
         return f"{metadata.method} leaves residual connections plain although the stream's maps differ"
-    return "this π moves something that this architecture does not allow to move"
+    return "this π permutes an axis that is not free in this architecture"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How well B's activations are predicted from A's, for everything that may move."""
+    """How well π predicts B's activations from A's, for every axis that π moves."""
 
     axes: Mapping[str, PredictionQuality]
     probes: str
-    """What both models were shown."""
+    """A description of the probes."""
 
     @property
     def mean(self) -> PredictionQuality:
@@ -133,18 +140,18 @@ class Prediction:
 
     @property
     def holds(self) -> bool:
-        """Whether π predicts more than chance does, and no less than nothing moving."""
+        """Whether π predicts more than chance does, and no less than the identity does."""
         every = self.mean
         return every.found > every.null + BEYOND_CHANCE and every.found >= every.identity - BEYOND_CHANCE
 
     def metadata(self) -> dict[str, Any]:
-        """All of it, as a result tells it."""
+        """Return plain data, for a result file."""
         axes = {id: asdict(one) for id, one in self.axes.items()}
         return {**asdict(self.mean), "holds": self.holds, "probes": self.probes, "axes": axes}
 
 
 def verified_model(a: str, alignment: Alignment, via: str | Path) -> dict[str, Any]:
-    """What a result of running models is about: A, and a π that is known by its content."""
+    """Return the inputs of a verification as plain data: A, and π with its hash."""
     info = {"sha256": alignment.digest, "method": alignment.provenance.method}
     return {"a": a, "via": str(via), "alignment": info}
 
@@ -158,9 +165,16 @@ def predict(
     calibrate: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
 ) -> Prediction:
-    """What a π is worth: the share of B's activations that it predicts from A's, on new probes.
+    """Measure the share of B's activations that π predicts from A's, on probes that it was not found on.
 
-    ``config`` is for weights that come without one.
+    Parameters
+    ----------
+        a: The model A: a path, a hub id, a module, or an open `Model`.
+        b: The model B.
+        via: π, or its file.
+        probes: The number of synthetic inputs.
+        calibrate: A path with unlabelled inputs to use as probes instead.
+        config: The configuration, for weights without a config.json.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]
@@ -175,7 +189,7 @@ def predict(
     own = str(Path(calibrate).resolve()) if calibrate else None
     options, seed = FunctionalOptions(probes=probes, calibrate=own), metadata.seed + 1
     then = metadata.options.get("functional") or {}
-    if own and then.get("calibrate") == own:  # π was found on these: only what was held out then is new
+    if own and then.get("calibrate") == own:  # π was found on these inputs: use those that were held out
         options, seed = (
             FunctionalOptions(probes=then["probes"], samples=then["samples"], calibrate=own),
             metadata.seed,

@@ -26,8 +26,7 @@ from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import gather_pieces
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transportation.adapters.adapter import Adapter
-from transfusion.transportation.adapters.module_settings import ModulePatterns
-from transfusion.transportation.adapters.module_settings import ModuleSettings
+from transfusion.transportation.adapters.module_settings import ModulePatterns, ModuleSettings
 from transfusion.transportation.alpha import Alpha
 
 # ── config.json ──────────────────────────────────────────────────────────────────────────────

@@ -137,6 +137,14 @@ _PROMPTS = words("num_attention_heads num_layers num_transformer_submodules num_
 _rank: Callable[[ModuleSettings], int] = attrgetter("rank")
 
 
+def _low_rank(a: str, b: str, *, rigid: bool = False) -> tuple[AdapterPart, AdapterPart]:
+    """Return the two factors of a low-rank product; α scales the second."""
+    return (
+        AdapterPart(a, "rank I", rigid=rigid),
+        AdapterPart(b, "O rank", WeightReference.ZERO, rigid=rigid),
+    )
+
+
 def _sets(*names: str) -> tuple[frozenset[str], ...]:
     return tuple(map(words, names))
 
@@ -144,11 +152,9 @@ def _sets(*names: str) -> tuple[frozenset[str], ...]:
 LORA = AdapterKind(
     "LORA",
     parts=(
-        AdapterPart("lora_A", "rank I"),
-        AdapterPart("lora_B", "O rank", WeightReference.ZERO),
+        *_low_rank("lora_A", "lora_B"),
         AdapterPart("lora_B.bias", "O", WeightReference.ZERO, of="bias"),
-        AdapterPart("lora_embedding_A", "rank I"),
-        AdapterPart("lora_embedding_B", "O rank", WeightReference.ZERO),
+        *_low_rank("lora_embedding_A", "lora_embedding_B"),
         _TOKENS,
     ),
     together=_sets("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
@@ -174,12 +180,7 @@ _ALL = (
     LORA,
     AdapterKind(
         "ADALORA",
-        parts=(
-            AdapterPart("lora_A", "rank I"),
-            AdapterPart("lora_B", "O rank", WeightReference.ZERO),
-            AdapterPart("lora_E", "rank 1"),
-            _TOKENS,
-        ),
+        parts=(*_low_rank("lora_A", "lora_B"), AdapterPart("lora_E", "rank 1"), _TOKENS),
         together=_sets("lora_A lora_B lora_E"),
         settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
         added=adapter_formulas.adalora_added,
@@ -214,10 +215,8 @@ _ALL = (
     AdapterKind(
         "HIRA",
         parts=(
-            AdapterPart("hira_A", "rank I", rigid=True),
-            AdapterPart("hira_B", "O rank", WeightReference.ZERO, rigid=True),
-            AdapterPart("hira_embedding_A", "rank I", rigid=True),
-            AdapterPart("hira_embedding_B", "O rank", WeightReference.ZERO, rigid=True),
+            *_low_rank("hira_A", "hira_B", rigid=True),
+            *_low_rank("hira_embedding_A", "hira_embedding_B", rigid=True),
         ),
         together=_sets("hira_A hira_B", "hira_embedding_A hira_embedding_B"),
         settings=words("hira_dropout"),
@@ -246,28 +245,15 @@ _ALL = (
     ),
     AdapterKind("LN_TUNING"),
     AdapterKind("TRAINABLE_TOKENS", parts=(_TOKENS,), settings=words("token_indices")),
-    AdapterKind(
-        "PROMPT_TUNING",
-        parts=(_VIRTUAL,),
-        settings=_PROMPTS
-        | words("prompt_tuning_init prompt_tuning_init_text tokenizer_kwargs tokenizer_name_or_path"),
-        scalable=False,
-        prompt=True,
-    ),
-    AdapterKind(
-        "P_TUNING",
-        parts=(_VIRTUAL,),
-        settings=_PROMPTS
-        | words("encoder_dropout encoder_hidden_size encoder_num_layers encoder_reparameterization_type"),
-        scalable=False,
-        prompt=True,
-    ),
-    AdapterKind(
-        "PREFIX_TUNING",
-        parts=(_VIRTUAL,),
-        settings=_PROMPTS | words("encoder_hidden_size prefix_projection"),
-        scalable=False,
-        prompt=True,
+    *(
+        AdapterKind(name, parts=(_VIRTUAL,), settings=_PROMPTS | words(settings), scalable=False, prompt=True)
+        for name, settings in {
+            "PROMPT_TUNING": "prompt_tuning_init prompt_tuning_init_text tokenizer_kwargs"
+            " tokenizer_name_or_path",
+            "P_TUNING": "encoder_dropout encoder_hidden_size encoder_num_layers"
+            " encoder_reparameterization_type",
+            "PREFIX_TUNING": "encoder_hidden_size prefix_projection",
+        }.items()
     ),
 )
 KINDS = {kind.name: kind for kind in _ALL}

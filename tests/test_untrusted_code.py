@@ -79,7 +79,9 @@ def test_a_model_type_that_is_code_is_refused(text, llama, cli):
 
 @pytest.mark.parametrize("odd", [5, ["llama"], {"a": 1}, True, "a" * 101, "lla ma"])
 def test_a_model_type_that_is_no_word_is_refused(odd, llama):
-    refused = "is not a valid name of a family|model_type: input should be a valid string|not readable as JSON"
+    refused = (
+        "is not a valid name of a family|model_type: input should be a valid string|not readable as JSON"
+    )
     with pytest.raises((ArchitectureError, CheckpointError), match=refused):
         propose_for(llama(model_type=odd))
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import write_json
-from transfusion.evaluation.interpolation import alignment_records, barrier
+from transfusion.evaluation.interpolation import barrier, curves_metadata
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
@@ -289,7 +289,7 @@ def between(folder: Path) -> dict[str, Any]:
         barrier(*ends, via=pi, data=folder / "support.safetensors", points=7)
         for pi in (None, pi_of(folder, "b", "guarded"))
     )
-    metadata = alignment_records({"vanilla": plain, "guarded": moved})
+    metadata = curves_metadata({"vanilla": plain, "guarded": moved})
     write_result(folder, record, metadata)
     return metadata
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import HeadPolicy
+from transfusion.checkpoint.publishing import require_writable
 from transfusion.reporting.change_shares import groups, require_ceiling
 from transfusion.reporting.head_panels import panels
 from transfusion.reporting.headline import hero
@@ -23,7 +24,7 @@ from transfusion.reporting.page_parts import Command, PageSection
 from transfusion.reporting.pi_sections import advice, by_layer, heads, task_vector, what_was_moved
 from transfusion.reporting.proof_sections import time_and_memory
 from transfusion.reporting.report_bases import Bases
-from transfusion.reporting.report_inputs import METADATA, ReportInputs, gather_inputs
+from transfusion.reporting.report_inputs import METADATA, ReportInputs, gather_inputs, inputs_of
 from transfusion.reporting.result_matching import notes as others
 from transfusion.reporting.result_sections import from_results
 from transfusion.reporting.unit_quality import qualities
@@ -37,18 +38,27 @@ def report(
     *,
     via: Alignment | str | Path | None = None,
     ceiling: str | Path | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
 ) -> Report:
-    """A page about a run: what was moved onto what, the advice, every figure that there are numbers for.
+    """Make one HTML page of a run: advice, layers, heads, curves, scores and time.
 
-    ``run`` is a folder that `transport` or `merge` wrote, or any folder with results of other verbs;
-    ``results`` are further results, which may lie anywhere. π is taken from where the run had it, if ``via``
-    does not say otherwise. ``ceiling`` is B fine-tuned itself, if there is such a model.
+    ``run`` is a folder that `transport` or `merge` wrote, or any folder with results of other functions.
+    ``results`` are files of further results.
+    ``via`` is π, or its file; the default is the file that the run used.
+    ``ceiling`` is B fine-tuned itself, if there is such a model.
+    ``output`` is a file to write the page to; with ``force``, an existing file is replaced.
 
     >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
     >>> page = transfusion.report(moved.save("moved"), via="pi.safetensors")
     >>> print(page.hero.title, page.hero.verdict, page.save("report.html"), sep=" · ")
     tuned, moved onto b · alignable · report.html
     """
+    results = list(results)
+    if output is not None:
+        named = via if isinstance(via, str | Path) else None
+        inputs = inputs_of(run, *results, named, ceiling)
+        require_writable(Path(output), force=force, inputs=inputs, folder=False)
     material = gather_inputs(run, results, via, ceiling)
     bases = Bases.of(material)
     require_ceiling(bases.b, material.ceiling)
@@ -81,7 +91,10 @@ def report(
         *bases.notes,
     ]
     first, lacking = hero(material, info, quality), missing(material, shown)
-    return Report(first, sections, lacking, notes, material.inputs(via))
+    page = Report(first, sections, lacking, notes, material.inputs(via))
+    if output is not None:
+        page.save(output, force=force)
+    return page
 
 
 def _advice(material: ReportInputs) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Model cards: what readers of an output should know about it, told from its story."""
+"""Model cards: the README.md of an output, written from its metadata."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _HOSTILE = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 _REVISION = re.compile(r"^([\w.-]+(?:/[\w.-]+)?)@[^@]+$")
 _UNSTATED = "not stated"
 LARGEST = 2**20
-"""A README.md of more bytes is not looked into."""
+"""The largest README.md in bytes that is read."""
 
 
 def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | None = None) -> str:
-    """The README.md of an output, for the hub and for people. ``licences`` has one for each input.
+    """Return the README.md of an output, for the hub and for people.
 
-    >>> story = {"finetuned": "org/tuned", "base": {"name": "org/a"}, "onto": {"name": "org/b"}}
-    >>> print(card(story, {"org/a": "mit", "org/b": "mit", "org/tuned": "mit"}).split("---")[1].strip())
+    ``licences`` has the licence of every input.
+
+    >>> metadata = {"finetuned": "org/tuned", "base": {"name": "org/a"}, "onto": {"name": "org/b"}}
+    >>> print(card(metadata, {"org/a": "mit", "org/b": "mit", "org/tuned": "mit"}).split("---")[1].strip())
     base_model:
     - org/b
     license: mit
@@ -48,7 +50,7 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
 
 
 def licence_of(root: Path) -> str | None:
-    """The licence that the README.md in a model's folder states; None if there is none to be read."""
+    """Return the licence that the README.md in a model's folder states, if there is one."""
     from huggingface_hub import metadata_load
 
     try:
@@ -84,7 +86,7 @@ def _front_matter(metadata: Metadata, licences: Mapping[str, str | None]) -> str
 
 
 def _licence_keys(licences: Mapping[str, str | None]) -> dict[str, Any]:
-    """The licence that all inputs agree on; ``other`` where they do not; nothing where none is stated."""
+    """Return the licence of all inputs; ``other`` if they differ; nothing if none is stated."""
     found = set(licences.values())
     if not found - {None}:
         return {}
@@ -120,7 +122,7 @@ def _summary(metadata: Metadata) -> str:
 
 
 def _without(metadata: Metadata) -> str:
-    """What was not needed; inputs of the user's own are data, if without labels."""
+    """Say what was not needed; the user's own inputs are data without labels."""
     options = (metadata.get("alignment") or {}).get("options") or {}
     own = (options.get("functional") or {}).get("calibrate") or (metadata.get("settings") or {}).get(
         "calibrate"
@@ -225,7 +227,7 @@ def _licence_text(licences: Mapping[str, str | None]) -> str:
 
 
 def _finetuned(metadata: Metadata) -> list[Any]:
-    """The fine-tunes, of which an older story may have a single one by its name alone."""
+    """Return the fine-tunes; older metadata may hold one, by its name alone."""
     info = metadata.get("finetuned") or []
     return list(info) if isinstance(info, list | tuple) else [info]
 
@@ -235,23 +237,23 @@ def _name(model: Any) -> str:
 
 
 def _short(model: Any) -> str:
-    """The last part of a path or hub id."""
+    """Return the last part of a path or hub id."""
     return _plain(_name(model).rstrip("/").rsplit("/", 1)[-1])
 
 
 def _plain(value: object) -> str:
-    """Text that markdown takes for text, on one line; empty for None."""
+    """Return a text on one line, escaped for markdown; empty for None."""
     return "" if value is None else _HOSTILE.sub(r"\\\1", " ".join(str(value).split()))
 
 
 def _code(value: object) -> str:
-    """Text as code within a line or table; empty for nothing."""
+    """Return a text as inline code; empty for nothing."""
     text = " ".join(str(value or "").split()).replace("|", "\\|")
     return f"``{text}``" if "`" in text else f"`{text}`" if text else ""
 
 
 def _fenced(text: str, language: str) -> str:
-    """A block of code, between fences that the text cannot close."""
+    """Return a block of code between fences that the text cannot close."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

@@ -1,4 +1,4 @@
-"""The memory that computing an output takes, from headers alone, and the number of threads within a limit."""
+"""The memory that making an output takes, computed from headers alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.references import PICKLES
 from transfusion.checkpoint.tensor_content import BLOCK
-from transfusion.errors import SettingError
-from transfusion.runtime.byte_sizes import at_least, format_bytes
 from transfusion.runtime.resources import Resources
 
 if TYPE_CHECKING:
@@ -26,13 +24,13 @@ blocks that the allocator keeps: measured by benchmarks/transporting.py.
 
 @dataclass(frozen=True)
 class OutputMemory:
-    """A bound on the memory for tensors, mapped pickles included. The program itself comes on top."""
+    """An upper bound on the memory for tensors, mapped pickles included. The program comes on top."""
 
     fixed: int
     """Bytes, independent of the number of threads."""
     per_thread: int = 0
     largest: str = ""
-    """The tensor that takes most of the memory."""
+    """The tensor that takes most of a thread's memory."""
 
     def at(self, threads: int) -> int:
         """Return the bytes for tensors on this number of threads."""
@@ -40,35 +38,25 @@ class OutputMemory:
 
     def require(self, resources: Resources) -> None:
         """Refuse a memory limit that is too small for one thread."""
-        program = resources.program
-        least = program + self.at(1)
-        if resources.memory is not None and resources.memory < least:
-            largest = f" (most of it for {self.largest})" if self.largest else ""
-            raise SettingError(
-                f"memory of {format_bytes(resources.memory)} is too little:"
-                f" tensors take {format_bytes(self.at(1))} on one thread{largest},"
-                f" and the program itself {format_bytes(program)}",
-                hint=f"give at least {at_least(least)}",
-            )
+        largest = f" (most of it for {self.largest})" if self.largest else ""
+        resources.budget.require(self.at(1), f"one thread{largest}")
 
     def within(self, resources: Resources) -> Resources:
-        """Return the resources with as many threads as fit into the memory. A Ray worker has one thread."""
+        """Return the resources with as many threads as fit. A worker of Ray has one thread."""
         self.require(resources)
         if not resources.shared:
             return resources
-        threads = resources.jobs or torch.get_num_threads()
-        if resources.memory is not None and self.per_thread:
-            threads = min(threads, (resources.memory - resources.program - self.fixed) // self.per_thread)
-        return replace(resources, jobs=threads)
+        wanted = resources.jobs or torch.get_num_threads()
+        return replace(resources, jobs=resources.budget.threads(wanted, self.per_thread, self.fixed))
 
     def as_dict(self, resources: Resources) -> dict[str, int]:
-        """Return the memory of this process, or of each worker, as plain data for a dry run."""
+        """Return plain data for a dry run: the memory of this process, or of each worker."""
         chosen = self.within(resources)
         threads = chosen.jobs or 1 if resources.shared else 1
         return {
             "memory": self.at(threads),
             "threads": threads,
-            "memory_in_all": resources.program + self.at(threads),
+            "memory_in_all": resources.budget.program + self.at(threads),
         }
 
 
@@ -80,7 +68,11 @@ def streaming_bytes(
     scattered: Callable[[EntryT], bool],
     held: int = 0,
 ) -> OutputMemory:
-    """Bound the memory for an output with this number of changes, computed in blocks of rows if possible."""
+    """Return the memory for a model made of this number of task vectors, some rows at a time where possible.
+
+    ``scattered`` says whether the rows of an entry are read from all over a tensor; ``held`` is the number
+    of bytes that the task vectors keep in memory.
+    """
     maps = sum(map_.to_tensor().nbytes for map_ in alignment.maps.values())
     needs = {
         entry.name: _block_size(output, entry) * (8 if entry.shape.dtype.itemsize > 2 else 4)

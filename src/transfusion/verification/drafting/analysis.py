@@ -20,7 +20,10 @@ from transfusion.verification.drafting.module_parts import ModulePart, PartKind,
 from transfusion.verification.drafting.probe_model import ProbeModel, same
 
 OWN_BASIS = ("hidden", "pool")
-"""Outputs with these words in their names lie on an internal axis, by the convention of libraries."""
+"""Outputs with these words in their names lie on an internal axis, by the convention of libraries.
+
+The analysis is for models without a table, so that only names can tell.
+"""
 
 
 @dataclass(frozen=True)

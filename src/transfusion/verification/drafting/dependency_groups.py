@@ -55,8 +55,7 @@ def dependency_group(
 ) -> DependencyGroup:
     """Return the dependency group of a part's outputs.
 
-    Parameters
-    ----------
+    Args:
         taken: Dimensions that belong to other axes.
         within: Only parts whose names start with this are candidates.
         most: The largest number of parts to add at once.

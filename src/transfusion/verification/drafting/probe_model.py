@@ -82,8 +82,7 @@ class ProbeModel:
     ) -> Trace:
         """Run the model and record the calls of its parts.
 
-        Parameters
-        ----------
+        Args:
             moves: Dimensions to permute.
             until: The index of the last call to record; the run ends there.
             silenced: Modules whose outputs become zeros.

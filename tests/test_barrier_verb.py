@@ -140,7 +140,7 @@ def test_a_missing_library_is_named_before_any_work(run, monkeypatch, tmp_path):
     monkeypatch.setattr("transfusion.evaluation.barrier_run.barrier", None)
     code, _, err = run("-o", tmp_path / "figure.png")
     assert code == 1
-    assert "pip install 'transfusion[plots]'" in err
+    assert "pip install 'transfusion-rebasin[plots]'" in err
 
 
 def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):

@@ -118,7 +118,7 @@ def test_folders_that_cannot_be_shown(pictures, made, tmp_path):
 def test_without_pillow_the_extra_is_named(pictures, made, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     subject = subject_of(made("vit"))
-    with pytest.raises(LibraryError, match=re.escape("transfusion[images]")):
+    with pytest.raises(LibraryError, match=re.escape("transfusion-rebasin[images]")):
         calibration_probes(pictures, subject.model, subject.module, 8, 0)
 
 

@@ -92,7 +92,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(LibraryError, match="this needs transformers") as refused:
         open_headers(CONFIGS / "llama-0.1b.json")
-    assert refused.value.hint == "pip install 'transfusion[transformers]'"
+    assert refused.value.hint == "pip install 'transfusion-rebasin[transformers]'"
 
 
 # ── operations ───────────────────────────────────────────────────────────────────────────────

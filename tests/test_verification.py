@@ -75,4 +75,4 @@ def test_weights_without_a_folder_cannot_be_run(made, tmp_path):
 def test_a_library_that_is_not_installed_is_named_with_its_extra():
     with pytest.raises(LibraryError, match="this needs no_such_library") as caught:
         require_library("no_such_library")
-    assert caught.value.hint == "pip install 'transfusion[no-such-library]'"
+    assert caught.value.hint == "pip install 'transfusion-rebasin[no-such-library]'"

@@ -127,7 +127,7 @@ def test_without_ray_one_is_told_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LibraryError) as info, open_engine("ray"):
         pass
-    assert "transfusion[ray]" in info.value.hint
+    assert "transfusion-rebasin[ray]" in info.value.hint
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:6379", "nonsense"])

@@ -90,7 +90,7 @@ def test_without_ray_one_line_says_how_to_get_it(inputs, tmp_path, cli, monkeypa
     out = tmp_path / "out"
     code, _, said = cli("transport", inputs["tuned"], *options(inputs), "-o", out, "--engine", "ray")
     assert code == 1
-    assert "transfusion[ray]" in said
+    assert "transfusion-rebasin[ray]" in said
     assert not list(tmp_path.iterdir())
     with pytest.raises(LibraryError):
         moved(inputs).save(out, resources=Resources("ray"))

@@ -1,8 +1,8 @@
 """Make small models to try the verbs on: python scripts/make_models.py models
 
-For a Llama and for a CLIP: a base ``a``; its successor ``b``, a little changed and with its units
-shuffled; ``tuned``, a fine-tune of ``a``; and for the Llama also ``lora``, an adapter for ``a``. The weights
-are random: they have the shapes and the symmetries of the real thing, and nothing to say.
+For a Llama and for a CLIP: a base ``a``; its successor ``b``, slightly changed and with its units shuffled;
+``tuned``, a fine-tune of ``a``; for the Llama also ``lora``, an adapter for ``a``. The weights are random;
+shapes and symmetries are those of real models. Needs transformers and peft: ``pip install '.[demo]'``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-import transformers
 
 import transfusion
+from transfusion.runtime.optional_libraries import install_hint
+
+try:
+    import peft
+    import transformers
+except ImportError as error:
+    raise SystemExit(f"error: {error}\nhint: {install_hint('demo')}") from error
 
 LLAMA = transformers.LlamaConfig(
     hidden_size=128,
@@ -53,7 +58,7 @@ CLIP = transformers.CLIPConfig(
 
 
 def changed(model: Any, amount: float, seed: int) -> Any:
-    """The model with noise on every parameter, in proportion to its size."""
+    """Add noise to every parameter, in proportion to its size. Return the model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,7 +81,7 @@ def make(folder: Path, model_class: Any, config: Any) -> Iterator[Path]:
 
 
 def make_adapter(base: Path, folder: Path) -> Path:
-    """Save a LoRA adapter of rank 4 that does something."""
+    """Save a LoRA adapter of rank 4 whose change is not zero."""
     model = transformers.LlamaForCausalLM.from_pretrained(base)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets))

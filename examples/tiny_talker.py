@@ -1,7 +1,7 @@
-"""A language model of one's own, and the table that makes TransFusion understand it.
+"""A language model of your own, and its table for TransFusion.
 
-The model is somebody's: a pre-norm transformer with a scale on each branch. The table is what they would
-write for it. Certify the one on the other with
+The model is a pre-norm transformer with a scale on each MLP branch and with names that no library uses.
+Certify the table on the model with
 
     transfusion verify --architecture examples/tiny_talker.py --model TinyTalker
 """
@@ -106,5 +106,5 @@ FAMILIES = (
     ),
 )
 
-# All sizes differ, so that no coincidence can hide a mistake.
+# All sizes differ, so that a mistake in the table cannot go unnoticed.
 EXAMPLE = {"words": 31, "length": 7, "width": 24, "heads": 4, "hidden": 20, "blocks": 3}

@@ -1,4 +1,4 @@
-"""Write the generated parts of the pages anew: python scripts/pages.py [--check]
+"""Write the generated parts of the pages: python scripts/pages.py [--check]
 
 A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->``. WHAT is one of
 
@@ -6,8 +6,8 @@ A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->`
 - ``verbs``: all verbs with their first sentence;
 - ``result FILE``: the numbers of a result that a verb or a benchmark wrote as JSON.
 
-With ``--check`` nothing is written; pages that are not up to date are named, and the exit code is 1.
-docs/families.md, which takes minutes to measure, is written by scripts/family_table.py.
+With ``--check`` nothing is written; stale pages are listed, and the exit code is 1. docs/families.md, which
+takes minutes to measure, is written by scripts/family_table.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PART = re.compile(r"<!-- generated: (\w+) ?(\S*) -->\n.*?<!-- end -->", re.DOTA
 
 
 def commands() -> Mapping[str, Any]:
-    """The verbs, as typer knows them."""
+    """Return the commands of the command line by name."""
     from transfusion.cli.app import app
 
     found: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def commands() -> Mapping[str, Any]:
 
 
 def verbs() -> str:
-    """All verbs, with the first sentence of each."""
+    """Return a table of all verbs, with the first sentence of each."""
     rows = (
         (f"[`{name}`]({name}.md)" if (ROOT / "docs/verbs" / f"{name}.md").exists() else f"`{name}`", about)
         for name, about in ((name, _first(command.help)) for name, command in commands().items())
@@ -47,10 +47,10 @@ def verbs() -> str:
 
 
 def options(verb: str) -> str:
-    """The arguments and options of one verb; a panel of its own for those that have one in the help."""
+    """Return the arguments and options of one verb, one table for each panel of its help."""
     command = commands().get(verb)
     if command is None:
-        raise SystemExit(f"a page wants the options of {verb}, which is no verb")
+        raise SystemExit(f"a page asks for the options of {verb}, which is no verb")
     hints = get_type_hints(command.callback)
     panels: dict[str, list[tuple[str, str, str]]] = {}
     for one in sorted(command.params, key=lambda one: bool(one.param_type_name != "argument")):
@@ -104,7 +104,7 @@ def _first(text: str | None, *, whole: bool = False) -> str:
 
 
 def result(file: str) -> str:
-    """The table of a result, by what it holds."""
+    """Return the table of a result, chosen by the keys of the file."""
     info = json.loads((ROOT / file).read_text())
     if "curves" in info and "at_zero" in info:
         return _swept(info)
@@ -114,7 +114,7 @@ def result(file: str) -> str:
         return _barrier(info)
     if "models" in info:
         return _evaluated(info)
-    raise SystemExit(f"{file}: scripts/pages.py does not know what this result is")
+    raise SystemExit(f"{file}: not a result of sweep, fewshot, barrier or evaluate")
 
 
 def _barrier(info: Any) -> str:
@@ -177,7 +177,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def filled(text: str) -> str:
-    """A page with its generated parts as they should be."""
+    """Return a page with its generated parts up to date."""
     makers = {"verbs": lambda _: verbs(), "options": options, "result": result}
 
     def fill(found: re.Match[str]) -> str:
@@ -188,7 +188,7 @@ def filled(text: str) -> str:
 
 
 def stale() -> Iterator[tuple[Path, str]]:
-    """The pages that are not up to date, and what they should be."""
+    """Yield every stale page with its text as it should be."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text()
         if (now := filled(text)) != text:

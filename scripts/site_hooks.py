@@ -1,9 +1,9 @@
-"""What the documents need while `mkdocs build` runs, so that the site asks no network for anything.
+"""Hooks of `mkdocs build`. The site needs no network.
 
-- Formulas become MathML, which browsers draw themselves.
-- ``<!-- code: transfusion/transportation/alpha.py Alpha.at -->`` becomes the code of that name as it is now.
-- Pictures that are SVG become a part of the page, in the colours of its theme.
-- CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which lie beside docs/, become pages.
+- Formulas become MathML, which browsers draw.
+- ``<!-- code: transfusion/transportation/alpha.py Alpha.at -->`` becomes the present code of that name.
+- SVG pictures become a part of the page, in the colours of its theme.
+- CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which are outside docs/, become pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BESIDE = {
     "notebooks/first_steps.ipynb": "notebooks/first_steps.ipynb",
     "notebooks/lora_to_a_new_release.ipynb": "notebooks/lora_to_a_new_release.ipynb",
 }
-"""Pages that lie outside docs/, by the place that they have on the site."""
+"""Sources outside docs/, by their place on the site."""
 _CODE = re.compile(r"^<!-- code: (\S+) (\S+) -->$", re.MULTILINE)
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 _PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]*pictures/([\w-]+\.svg))"\s*/?>')
@@ -35,7 +35,7 @@ _SCRIPT = re.compile(r"<script\b[^>]*>.*?</script>", re.DOTALL)
 
 
 def with_pages_beside(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside docs/, before the notebooks are looked for."""
+    """Add the pages outside docs/, before mkdocs-jupyter looks for notebooks."""
     for place, source in BESIDE.items():
         if source.endswith(".py"):
             text = f"# `{source}`\n\n```python\n{(ROOT / source).read_text()}```\n"
@@ -54,7 +54,7 @@ on_files: Any = event_priority(100)(with_pages_beside)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put code into its places, and point links at pages that lie outside docs/ to where they are here."""
+    """Insert code, and correct links to pages outside docs/."""
     up = "../" * page.file.src_uri.count("/")
     for place, source in BESIDE.items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{place}")
@@ -62,10 +62,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def code(file: str, name: str) -> str:
-    """A function, a class or a method as a block of code, with where it stands."""
+    """Return a function, a class or a method as a block of code, with its file and line."""
     path = ROOT / "src" / file
     if not path.exists():
-        raise PluginError(f"src/{file} is not there; a page of docs/ wants to show its {name}")
+        raise PluginError(f"src/{file} does not exist; a page of docs/ shows its {name}")
     lines = path.read_text().splitlines()
     first, last = _extent(path, name)
     text = "\n".join(lines[first - 1 : last])
@@ -75,19 +75,19 @@ def code(file: str, name: str) -> str:
 
 
 def _extent(path: Path, name: str) -> tuple[int, int]:
-    """The first and the last line of what is called ``name``, decorators included."""
+    """Return the first and the last line of ``name``, decorators included."""
     body: Any = ast.parse(path.read_text()).body
     found: Any = None
     for part in name.split("."):
         found = next((node for node in body if getattr(node, "name", None) == part), None)
         if found is None:
-            raise PluginError(f"{path.relative_to(ROOT)} has no {name}; a page of docs/ wants to show it")
+            raise PluginError(f"{path.relative_to(ROOT)} has no {name}; a page of docs/ shows it")
         body = found.body
     return min([found.lineno, *(one.lineno for one in found.decorator_list)]), found.end_lineno
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Formulas, pictures, and nothing from elsewhere."""
+    """Draw formulas and pictures, and remove scripts from other hosts."""
     content = _MATH.sub(_formula, content)
     content = _PICTURE.sub(lambda found: _drawn(found[1], found[3]), content)
     if page.file.src_uri.endswith(".ipynb"):
@@ -105,7 +105,7 @@ def _formula(found: re.Match[str]) -> str:
 
 
 def _drawn(about: str, name: str) -> str:
-    """A picture in the page itself: its colours are those of the theme, not those of its own style."""
+    """Return a picture as a part of the page, with the colours of the theme."""
     svg = (ROOT / "docs" / "pictures" / name).read_text()
     svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)
     return f'<figure class="drawn" role="img" aria-label="{about}">{svg}</figure>'

@@ -1,10 +1,9 @@
 """Run the examples of pages: python scripts/try_pages.py PLACE PAGE… [--write]
 
-Every block of ``console`` in a page is run, page by page, in a folder of its own in PLACE, where the models
-lie that scripts/make_models.py made (``models``, made from within PLACE: the adapter names its base by that
-path) and, if it is there, what ``transfusion demo --keep kept`` made. What the commands print is compared
-with the page; ``…`` stands for anything. With ``--write`` the page gets what was printed, where that was not
-what it told. Blocks of ``sh`` are not run.
+Every block of ``console`` in a page is run, each page in a new folder with copies of what is in PLACE:
+``models``, made by scripts/make_models.py from within PLACE (the adapter names its base by that path), and,
+if present, ``kept``, made by ``transfusion demo --keep kept``. The output is compared with the page; ``…``
+stands for anything. With ``--write`` the page is updated where it differs. Blocks of ``sh`` are not run.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def examples(text: str) -> Iterator[tuple[str, str]]:
-    """The commands of a page, each with what should follow."""
+    """Yield the commands of a page, each with its expected output."""
     for block in _BLOCK.finditer(text):
         yield from parts(block[1])
 
 
 def parts(block: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands of one block, each with its expected output."""
     found = list(_COMMAND.finditer(block))
     ends = [one.start() for one in found[1:]] + [len(block)]
     for one, end in zip(found, ends, strict=True):
@@ -37,7 +37,7 @@ def parts(block: str) -> Iterator[tuple[str, str]]:
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command prints, both streams together, as a terminal of 100 columns would show it."""
+    """Return what a command prints, both streams together, in a terminal of 100 columns."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "100", "HF_HUB_OFFLINE": "1"}
     plain = command.replace("\n> ", "\n")
@@ -54,47 +54,47 @@ def run(command: str, folder: Path) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def agree(info: str, printed: str) -> bool:
-    """Whether what a page tells was printed; ``…`` is anything, alone on a line any number of lines."""
+def agree(expected: str, printed: str) -> bool:
+    """Return whether the expected text was printed; ``…`` is anything, on its own any number of lines."""
     pattern = "".join(
         r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()).replace("…", ".*?") + r"\n"
-        for line in info.splitlines()
+        for line in expected.splitlines()
     )
     return re.fullmatch(pattern, printed) is not None
 
 
-def agree_but_for_numbers(info: str, printed: str) -> bool:
-    """The same, whatever the numbers are: for models that were trained here, and round as machines do."""
-    return agree(_masked(info), _masked(printed))
+def agree_but_for_numbers(expected: str, printed: str) -> bool:
+    """Compare without numbers, which differ between processors where models were trained."""
+    return agree(_masked(expected), _masked(printed))
 
 
 def _masked(text: str) -> str:
-    """Numbers as ``#``, with the room around them, and the lines of tables, forgotten."""
+    """Replace numbers by ``#``, and drop spaces around them and the lines of tables."""
     plain = re.sub(r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?", "#", re.sub("[─━]+", "─", text))
     return "".join(f"{' '.join(line.split())}\n" for line in plain.splitlines())
 
 
 def prepared(place: Path, folder: Path) -> None:
-    """Give a page the models: copies, because verbs write beside them."""
+    """Copy the models into the folder of a page, because verbs write beside them."""
     for name in ("models", "kept"):
         if (place / name).exists():
             shutil.copytree(place / name, folder / name)
 
 
 def tried(page: Path, place: Path, alike: Callable[[str, str], bool] = agree) -> tuple[str, list[str]]:
-    """A page with what its commands print now, and where it told something else."""
+    """Return a page with what its commands print now, and a list of the differences."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
         prepared(place, Path(scratch))
 
         def again(block: re.Match[str]) -> str:
             lines = []
-            for command, info in parts(block[1]):
+            for command, expected in parts(block[1]):
                 printed = run(command, Path(scratch))
-                if not alike(info, printed):
-                    wrong.append(f"$ {command}\n  the page:\n{info}  now:\n{printed}")
-                    info = printed
-                lines.append(f"$ {command}\n{info}")
+                if not alike(expected, printed):
+                    wrong.append(f"$ {command}\n  the page:\n{expected}  now:\n{printed}")
+                    expected = printed
+                lines.append(f"$ {command}\n{expected}")
             return f"```console\n{''.join(lines)}```"
 
         return _BLOCK.sub(again, page.read_text()), wrong

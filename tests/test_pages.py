@@ -108,7 +108,7 @@ def test_code_that_is_gone_stops_the_build():
     assert "    def at(" not in shown
     with pytest.raises(PluginError, match=r"alpha.py has no Alpha.nowhere"):
         site_hooks.code("transfusion/transportation/alpha.py", "Alpha.nowhere")
-    with pytest.raises(PluginError, match=r"src/transfusion/nowhere.py is not there"):
+    with pytest.raises(PluginError, match=r"src/transfusion/nowhere.py does not exist"):
         site_hooks.code("transfusion/nowhere.py", "Alpha.at")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -47,6 +49,22 @@ def test_every_verb_has_a_page_and_a_table_of_its_options():
 def test_every_family_has_its_row():
     rows = re.findall(r"^\| `([\w.-]+)` \(", (ROOT / "docs" / "families.md").read_text(), re.MULTILINE)
     assert rows == sorted(family.name for family in all_families()), "make families"
+
+
+def imports_in_pages():
+    """Yield every import from this package in a block of Python of a page."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            for line in ast.walk(ast.parse(block)):
+                if isinstance(line, ast.ImportFrom) and (line.module or "").startswith("transfusion"):
+                    yield from (
+                        (str(page.relative_to(ROOT)), line.module, alias.name) for alias in line.names
+                    )
+
+
+@pytest.mark.parametrize(("page", "module", "name"), list(imports_in_pages()))
+def test_imports_in_pages_exist(page, module, name):
+    assert hasattr(importlib.import_module(module), name), page
 
 
 def test_results_become_tables():

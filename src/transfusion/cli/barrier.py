@@ -95,10 +95,6 @@ def require_suffix(output: Path) -> None:
         raise OutputError(
             f"{output}: neither a figure nor JSON", hint=f"end the name in {', '.join(DRAWN)} or .json"
         )
-    if output.suffix in DRAWN:
-        from transfusion.reporting.figures.figure_style import matplotlib
-
-        matplotlib()
 
 
 @given(data=examples)
@@ -153,7 +149,7 @@ def barrier(
 
 def _publish(curves: dict[str, Barrier], result: dict[str, Any], output: Path, force: bool) -> None:
     from transfusion.checkpoint.publishing import publish_file, write_json
-    from transfusion.reporting.figures.barrier_figure import draw_barriers
+    from transfusion.reporting.charts.result_figures import draw_barriers
 
     if output.suffix == ".json":
         publish_file(output, lambda staged: write_json(staged, result), force=force)

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 
 from markupsafe import Markup
 
-from transfusion.reporting.charts.canvas import NARROW, WIDE
+from transfusion.reporting.charts.page_svg import NARROW, WIDE
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transfusion.reporting.change_shares import TensorGroup
-from transfusion.reporting.charts.bars import BarChart
-from transfusion.reporting.charts.heat_map import HeatMap
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart
 from transfusion.reporting.formatting import listed, number, percent, short, spoken
 from transfusion.reporting.head_panels import Panel
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transfusion.reporting.charts.bars import BarChart
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.formatting import brief, number, numbered, percent, seconds, short, size
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
 from transfusion.reporting.report_inputs import ReportInputs, Result, about

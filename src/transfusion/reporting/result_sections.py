@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transfusion.errors import DataError
-from transfusion.reporting.charts.bars import BarChart
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.formatting import (
     RATES,
     brief,

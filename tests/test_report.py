@@ -16,9 +16,11 @@ import transfusion
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import DataError, MismatchError, OutputError
 from transfusion.model.model import Model
+from transfusion.reporting import headline
 from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart, StrandChart
 from transfusion.reporting.charts.page_svg import NARROW, VARIABLES, WIDE
 from transfusion.reporting.head_panels import panels
+from transfusion.reporting.report_inputs import gather_inputs
 from transfusion.reporting.tensor_roles import roles
 
 
@@ -113,13 +115,40 @@ def test_the_page_is_one_whole_file(page):
 
 def test_the_hero_tells_the_story_in_measured_numbers(page):
     hero = page.hero
-    assert (hero.title, hero.verdict, hero.mood) == ("tuned, moved onto b", "alignable", "good")
+    assert (hero.title, hero.verdict, hero.mood) == ("tuned, moved onto b", "alignable", "fair")
     assert [name for _, name, _ in hero.stations] == ["a", "tuned", "guarded", "b"]
     assert [(one.value, one.mood) for one in hero.numbers[:3]] == [
         ("+22.5", "good"),
         ("−5.0", "bad"),
         ("75 %", ""),
     ]
+
+
+def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
+    assert any("smaller α" in step for step in page.hero.next_steps), "the support has lost 5 points"
+    assert 'class="verdict fair"' in page.html()
+    assert transfusion.report(job.run).hero.mood == "good"
+    assert transfusion.report(job.run).hero.next_steps == []
+    for found, mood in ((0.8, "good"), (0.29, "fair"), (0.05, "bad")):
+        advice = {"verdict": "predicted", "text": "some", "found": found, "null": 0.01}
+        hero = headline.hero(gather_inputs(job.run), advice, None)
+        assert hero.mood == mood
+        assert any("--method auto --alpha auto" in step for step in hero.next_steps) == (mood != "good")
+
+
+def test_words_are_explained_below_the_first_numbers(page):
+    text = page.html()
+    assert [term for term, _ in page.hero.terms] == ["task", "support", "null"]
+    assert text.index('class="terms"') < text.index('id="moved"')
+
+
+def test_a_page_tells_no_absolute_path(page, full, job, tmp_path):
+    for html in (page.html(), transfusion.report(job.run).html()):
+        assert str(full.run.parent) not in html
+        assert str(job.a.parent) not in html
+        assert str(tmp_path.parents[1]) not in html
+    command = "transfusion evaluate b moved --against b --data TASK --support DATA -o moved/evaluate.json"
+    assert command in transfusion.report(job.run).html()
 
 
 def test_without_results_the_hero_tells_what_needs_no_data_and_commands_fill_the_rest(job):

@@ -81,7 +81,7 @@ def report(
         *bases.notes,
     ]
     first, lacking = hero(material, info, quality), missing(material, shown)
-    return Report(first, sections, lacking, notes, material.inputs(via))
+    return Report(first, sections, lacking, notes, material.inputs(via), material.folder.absolute().parent)
 
 
 def _advice(material: ReportInputs) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
@@ -28,6 +28,13 @@ from transfusion.reporting.unit_quality import Qualities
 from transfusion.transportation.alpha import Alpha
 
 _GOOD = ("alignable", "same lineage")
+WELL_PREDICTED = 0.5
+"""The share of B's activations from which on a prediction counts as good."""
+TERMS = (
+    ("task", "data of what the fine-tune was trained for"),
+    ("support", "data of what B could do before, which B should still be able to do"),
+    ("null", "the same measure where there is nothing to find; what is not above the null is chance"),
+)
 
 
 def hero(material: ReportInputs, info: Mapping[str, Any], quality: Qualities | None) -> Hero:
@@ -57,15 +64,19 @@ def hero(material: ReportInputs, info: Mapping[str, Any], quality: Qualities | N
     if material.metadata is None and len(several := targets(material)) > 1:
         numbers = []
         summary += f" It is about several targets, {listed(map(short, several))}, so there is no headline."
+    lost = _support_lost(numbers)
+    mood = _mood(advice, lost)
     return Hero(
         title,
         summary,
         stations,
         verdict if advice else "",
         str(advice.get("text", "")),
-        _mood(advice),
+        mood,
         numbers,
         strands(material.alignment),
+        _next_steps(mood, advice, lost),
+        TERMS,
     )
 
 
@@ -87,12 +98,32 @@ def names(material: ReportInputs) -> tuple[list[str], str, str, str]:
     return [], "", "", ""
 
 
-def _mood(advice: Mapping[str, Any]) -> str:
-    if advice.get("verdict") in _GOOD:
-        return "good"
-    if advice.get("verdict") == "predicted":
-        return "good" if advice.get("found", 0.0) > advice.get("null", 0.0) + 0.1 else "bad"
+def _mood(advice: Mapping[str, Any], support_lost: bool) -> str:
+    """Judge a result: ``good`` only if π is well founded and no loss of support was measured."""
+    verdict, found = advice.get("verdict"), advice.get("found", 0.0)
+    if verdict in _GOOD or (verdict == "predicted" and found >= WELL_PREDICTED):
+        return "fair" if support_lost else "good"
+    if verdict == "predicted" and found > advice.get("null", 0.0) + 0.1:
+        return "fair"
     return "bad" if advice else ""
+
+
+def _support_lost(numbers: Sequence[Number]) -> bool:
+    return any(one.name.startswith("support") and one.mood == "bad" for one in numbers)
+
+
+def _next_steps(mood: str, advice: Mapping[str, Any], support_lost: bool) -> list[str]:
+    """Say what to try, if a result is not good."""
+    if mood not in ("fair", "bad"):
+        return []
+    steps = ["transport with --method auto --alpha auto, which compares the methods and chooses α"]
+    if advice.get("verdict") == "predicted":
+        steps.append("give align more inputs of your own with --calibrate")
+    if support_lost:
+        steps.append("choose a smaller α: transfusion sweep shows what the support loses at each")
+    else:
+        steps.append("evaluate on the support as well (--support), before you rely on this model")
+    return steps
 
 
 def _better(gain: float | None, metric: str) -> str:

@@ -111,7 +111,7 @@ class Number:
     name: str
     note: str = ""
     mood: str = ""
-    """``good``, ``bad`` or nothing."""
+    """``good``, ``fair``, ``bad`` or nothing."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +127,7 @@ class Hero:
     mood: str
     numbers: Sequence[Number]
     strands: PageFigure | None = None
+    next_steps: Sequence[str] = ()
+    """What to try, if the result should not be relied upon as it is."""
+    terms: Sequence[tuple[str, str]] = ()
+    """Words of the page with their meanings."""

@@ -108,22 +108,26 @@ class BarChart:
             axes.set_ylim(len(self.rows) * step, 0)
             _bare(axes)
             axes.set_xticks([])
-            axes.axvline(0, color=MUTED, linewidth=1, clip_on=False)
-            for place, (name, many) in enumerate(self.rows):
-                self._row(canvas, axes, (name, many), place * step + head, thick, (high - low) / 500)
+            tops = [place * step + head for place in range(len(self.rows))]
+            for row, top in zip(self.rows, tops, strict=True):
+                self._row(canvas, axes, row, top, thick, (high - low) / 500)
             if narrow:
                 axes.set_yticks([])
-                for place, (name, _) in enumerate(self.rows):
-                    axes.text(
-                        0,
-                        place * step + head - 5,
-                        shorten(name, int(width / LETTER)),
-                        transform=axes.get_yaxis_transform(),
-                    )
+                axes.vlines(
+                    [0] * len(tops),
+                    [y - 2 for y in tops],
+                    [y + span for y in tops],
+                    MUTED,
+                    linewidth=1,
+                    clip_on=False,
+                )
+                for (name, _), top in zip(self.rows, tops, strict=True):
+                    short = shorten(name, int(width / LETTER))
+                    axes.text(0, top - 5, short, transform=axes.get_yaxis_transform())
             else:
-                middles = [place * step + head + (span - 3) / 2 for place in range(len(self.rows))]
-                cut = [shorten(name, 34) for name, _ in self.rows]
-                axes.set_yticks(middles, cut, color=INK, fontsize=12)
+                axes.axvline(0, color=MUTED, linewidth=1, clip_on=False)
+                short_names = [shorten(name, 34) for name, _ in self.rows]
+                axes.set_yticks([top + (span - 3) / 2 for top in tops], short_names, color=INK, fontsize=12)
             if names:
                 signs: list[Any] = [Patch(color=COLOURS[i % len(COLOURS)]) for i in range(bars)]
                 signs += [Line2D([], [], color=INK, marker="|", linestyle="none", markersize=13, mew=2)]
@@ -275,7 +279,7 @@ class HeatMap:
         gap, head, foot = 34.0, 22.0, 34.0
         side = min(170.0, (width - 14 - gap * (columns - 1)) / columns)
         height = -(-len(panels) // columns) * (side + head + foot)
-        with page_canvas(width, height, layout=None) as canvas:
+        with page_canvas(width, height, constrained=False) as canvas:
             for number, (name, matrix) in enumerate(panels):
                 down, across = divmod(number, columns)
                 left, top = 7 + across * (side + gap), down * (side + head + foot) + head
@@ -331,7 +335,7 @@ class StrandChart:
         def at(unit: float) -> float:
             return top + (unit + 0.5) / count * (bottom - top)
 
-        with page_canvas(width, height, layout=None) as canvas:
+        with page_canvas(width, height, constrained=False) as canvas:
             axes = canvas.figure.add_axes((0, 0, 1, 1))
             axes.set(xlim=(0, width), ylim=(height, 0))
             axes.axis("off")

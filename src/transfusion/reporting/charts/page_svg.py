@@ -62,10 +62,12 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 class PageCanvas:
     """A figure of one chart, and the tips of its marks."""
 
-    def __init__(self, width: float, height: float, *, layout: str | None = "constrained") -> None:
+    def __init__(self, width: float, height: float, *, constrained: bool) -> None:
         self.width, self.height = width, height
         size = (width / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH)
-        self.figure: Any = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
+        self.figure: Any = Figure(
+            figsize=size, dpi=_PIXELS_PER_INCH, layout="constrained" if constrained else None
+        )
         self.figure.patch.set_visible(False)
         self._marks: dict[str, tuple[str, Sequence[str]]] = {}
 
@@ -111,10 +113,10 @@ class PageCanvas:
 
 
 @contextmanager
-def page_canvas(width: float, height: float, *, layout: str | None = "constrained") -> Iterator[PageCanvas]:
-    """Open an empty canvas, in the page's style."""
+def page_canvas(width: float, height: float, *, constrained: bool = True) -> Iterator[PageCanvas]:
+    """Open an empty canvas in the page's style, with matplotlib's constrained layout or without."""
     with rc_context(PAGE_STYLE):
-        yield PageCanvas(width, height, layout=layout)
+        yield PageCanvas(width, height, constrained=constrained)
 
 
 def _copied(tag: str, element: Any, root: Any, shapes: dict[str, str]) -> Any:

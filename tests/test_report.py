@@ -296,7 +296,7 @@ def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
     (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(info))
     page = transfusion.report(tmp_path / "moved")
     assert page.notes == [
-        "The run found its π on the way and did not keep it.", "gone/a is not at its recorded place."
+        "The run did not keep its π in a file.", "gone/a is not at its recorded place."
     ]  # fmt: skip
     assert {one.id for one in page.sections} == {"moved", "advice", "time", "commands"}
     assert any("transfusion align gone/a" in one.text for one in page.missing)
@@ -309,7 +309,7 @@ def test_other_weights_at_the_same_place_are_not_taken_for_the_same(job, tmp_pat
     info["onto"]["path"] = str(job.a)
     (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(info))
     page = transfusion.report(tmp_path / "moved")
-    assert page.notes == [f"{job.b} has other weights by now."]
+    assert page.notes == [f"{job.b} has other weights now."]
 
 
 def test_a_folder_with_results_only(full, tmp_path):
@@ -347,7 +347,7 @@ def test_results_that_are_not_understood_are_refused_by_name(content, said, job,
 
 
 def test_a_folder_without_anything_is_refused(tmp_path):
-    with pytest.raises(DataError, match="there is nothing to report in it"):
+    with pytest.raises(DataError, match="nothing to report"):
         transfusion.report(tmp_path)
     with pytest.raises(DataError, match="no such file or folder"):
         transfusion.report(tmp_path / "none")
@@ -406,7 +406,7 @@ def test_results_about_other_models_are_marked_and_make_no_headline(job, tmp_pat
     page = transfusion.report(job.run, files)
     assert page.hero.numbers == transfusion.report(job.run).hero.numbers
     note = "sweep.json is about other models: tuned of a, moved onto successor."
-    assert f"{note} Nothing of it is in the headline." in page.notes
+    assert f"{note} It is not used for the main numbers." in page.notes
     assert len(page.notes) == 4
     for id in ("alpha", "fewshot", "barrier"):
         assert section(page, id).parts[0].text.startswith("About other models: ")
@@ -528,7 +528,7 @@ def test_where_there_is_no_run_a_proof_tells_its_pi_by_name(job, tmp_path):
     reports.write(tmp_path / "nameless.json", "verify", reports.PROOF)
     first, second = section(transfusion.report(tmp_path), "proof").parts
     assert first.rows[0] == ("about", f"pi.safetensors (guarded, {'0' * 12}…) and a")
-    assert second.rows[0] == ("about", "a π that the result does not tell the digest of")
+    assert second.rows[0] == ("about", "a π without a recorded digest")
 
 
 @pytest.mark.parametrize("name", ["vit", "clip", "gpt2", "llama", "bert", "mixtral", "t5", "whisper"])

@@ -102,7 +102,7 @@ def _below(result: dict[str, Any]) -> str:
     lines = [
         f"Accuracy in %, gains in points over the first row. Task: {task['data']}, {task['question']}",
         f"Support, which the base could do before: {support['data']}, {support['question']}",
-        f"Of the gap: the share of the gap to the ceiling that is closed without data. Seed {result['seed']}.",
+        f"Of the gap: the share of the gap to the ceiling closed without data. Seed {result['seed']}.",
     ]
     if "proof" in result:
         lines.append(

@@ -264,8 +264,8 @@ def _arriving(groups: list[TensorGroup], quality: Qualities | None) -> Iterator[
         BarChart(rows, ["match in B"], "Quality of the axes of each part", _two, "null", top=1),
         PageTable(["part", "match in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
         f"Measured without data: the mean {quality.name} of each tensor's axes, weighted by the tensor's"
-        " share of ‖τ‖². At the null, π moves τ to arbitrary units. Far above the null, π moves τ to the right units; an"
-        " evaluation shows the effect.",
+        " share of ‖τ‖². At the null, π moves τ to arbitrary units. Far above the null, π moves τ to the"
+        " right units; an evaluation shows the effect.",
     )
 
 

@@ -59,14 +59,14 @@ class TinyTalker(nn.Module):
 ROWS = """
 words.weight                  vocab -> x@first
 places                        position x@first
-blocks.{}.before.*            x
+blocks.{}.before.*            scale x
 blocks.{}.ask_and_answer.*    [(head qk)|(head qk)|(head vo)] <- x
 blocks.{}.gather.*            y <- (head vo)
-blocks.{}.between.*           y
+blocks.{}.between.*           scale y
 blocks.{}.widen.*             ffn <- y
 blocks.{}.narrow.*            x@next <- ffn
-blocks.{}.volume              x@next
-after.*                       x@last
+blocks.{}.volume              scale x@next
+after.*                       scale x@last
 speak.*                       vocab <- x@last
 """
 

@@ -33,7 +33,7 @@ from transfusion.checkpoint.publishing import publish_file
 from transfusion.cli import views
 from transfusion.cli.console import out, print_error
 from transfusion.errors import SettingError, TransfusionError
-from transfusion.evaluation.interpolation import alignment_records
+from transfusion.evaluation.interpolation import curves_metadata
 from transfusion.reporting.charts.result_figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord
 
@@ -91,8 +91,8 @@ def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record:
     lesson: Lesson = digits() if asked.digits else cifar10(scale.lmc)
     curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))
-    metadata = record.of(results.result_of(chosen, scale, 1, alignment_records(curves) | named))
-    keep(metadata, chosen, scale, asked, partial(draw_barriers, curves))
+    metadata = record.of(results.result_of(chosen, scale, 1, curves_metadata(curves) | named))
+    keep(metadata, chosen, scale, asked, partial(draw_barriers, metadata["found"]))
     show(metadata)
     return metadata
 

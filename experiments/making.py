@@ -15,7 +15,7 @@ from experiments.pairs.training import kept, key, say
 from experiments.questions import Read, frozen
 from experiments.settings import ImageTask, Scale, Task, TextTask
 from experiments.tuning import follow
-from transfusion import align
+from transfusion import Resources, align
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import publish_file
 from transfusion.evaluation.evaluator import Evaluator
@@ -63,7 +63,7 @@ class Maker:
         place = MODELS / f"{name}.safetensors"
         if not place.exists():
             say(f"aligning by {method} …")
-            align(*folders, method=method, device=self.device).save(place, force=True)
+            align(*folders, method=method, resources=Resources(device=self.device)).save(place, force=True)
         return Alignment.load(place)
 
     def live(self, folder: Path) -> tuple[Model, LiveModel]:

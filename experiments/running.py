@@ -42,7 +42,7 @@ class Moved:
 
     def evaluator(self, data: EvaluationData) -> Evaluator:
         """For B as it is at the moment of measuring."""
-        return data.evaluator(self.lines.reader, self.lines.live, batch=self.batch)
+        return data.evaluator(self.lines.input_model, self.lines.live, batch=self.batch)
 
     def evaluators(self, task: EvaluationData, support: EvaluationData | None) -> dict[str, Evaluator]:
         """For the task and, where there is one, for the support."""

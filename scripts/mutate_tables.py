@@ -1,8 +1,9 @@
 """Corrupt every table in turn and see whether certification notices: python scripts/mutate_tables.py
 
 On the small models of each family: each row dropped, two axes swapped in each row, each fixed axis freed,
-and q·k merged with v·o where q and k cannot move. Prints how many corruptions were caught, and lists those
-that were not; exits with 1 if there are any. Swapping two fixed axes changes no claim, and is left out.
+q·k merged with v·o where q and k cannot move, each scale forgotten, and each other
+vector called a scale. Prints how many corruptions were caught, and lists those that were not; exits with 1 if
+there are any. Swapping two fixed axes changes no claim, and is left out.
 """
 
 from __future__ import annotations
@@ -73,16 +74,27 @@ def mutants(table: Table, present: set[str], axes: set[str]) -> Iterator[Mutant]
         if not pattern or pattern.startswith("#") or not claims(pattern, present):
             continue
         yield "row dropped", pattern, replaced("")
-        names = parse(layout.strip()).names()
+        yield from wrong_scales(pattern, layout.strip(), replaced)
+        mark = "scale " if layout.strip().startswith("scale ") else ""
+        layout = layout.strip().removeprefix("scale ")
+        names = parse(layout).names()
         if len(names) > 1 and not set(names[:2]) <= fixed and stream(names[0]) != stream(names[1]):
-            swapped = parse(layout.strip()).rename(swap(names[0], names[1]))
-            yield "axes swapped", f"{pattern}: {swapped}", replaced(f"{pattern} {swapped}")
+            swapped = parse(layout).rename(swap(names[0], names[1]))
+            yield "axes swapped", f"{pattern}: {swapped}", replaced(f"{pattern} {mark}{swapped}")
     for name in sorted(fixed & axes):
         yield "fixed axis freed", name, free(table, name)
     if "qk" in fixed & axes and any(axis.name == "vo" for stack in table.stacks for axis in stack.axes):
         merged = [replace(stack, rows=re.sub(r"\bqk\b", "vo", stack.rows)) for stack in table.stacks]
         sized = [replace(s, sizes={k: v for k, v in s.sizes.items() if k != "qk"}) for s in merged]
         yield "qk merged with vo", "qk becomes vo", replace(table, stacks=tuple(sized))
+
+
+def wrong_scales(pattern: str, layout: str, replaced: Callable[[str], Table]) -> Iterator[Mutant]:
+    """The row without its ``scale``; or with one, where the layout is a vector with an axis."""
+    if layout.startswith("scale "):
+        yield "scale forgotten", pattern, replaced(f"{pattern} {layout.removeprefix('scale ')}")
+    elif (one := parse(layout)).arrow is None and len(one.items) == 1 and one.names():
+        yield "scale invented", pattern, replaced(f"{pattern} scale {layout}")
 
 
 def claims(pattern: str, present: set[str]) -> bool:
@@ -144,7 +156,10 @@ def examine(cases: list[Case]) -> dict[str, tuple[int, list[str]]]:
 
 
 def main(wanted: list[str]) -> int:
-    kinds = ("row dropped", "axes swapped", "fixed axis freed", "qk merged with vo")
+    kinds = [
+        *("row dropped", "axes swapped", "fixed axis freed", "qk merged with vo"),
+        *("scale forgotten", "scale invented"),
+    ]
     view = View("family", *kinds, title="Corruptions caught, of those tried")
     survivors: list[str] = []
     transformers.utils.logging.disable_progress_bar()

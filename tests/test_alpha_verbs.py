@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from families import CASES, finetuned
 from test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATES
-from transfusion.cli.alpha_runs import as_alphas
-from transfusion.cli.gain_tables import of_sweep
-from transfusion.evaluation.alpha_learning import alpha_of, groups_of, slopes
+from transfusion.cli import views
+from transfusion.cli.sweep import as_alphas
+from transfusion.evaluation.alpha_learning import alpha_of, derivatives, groups_of
 from transfusion.evaluation.alpha_line import AlphaLines
 from transfusion.evaluation.alpha_sweep import sweep
 from transfusion.evaluation.class_prompts import Classes
@@ -137,20 +137,20 @@ def swept(metric, *gains, zero=0.5, first=0.5):
 
 
 def test_the_best_of_a_sweep_is_none_where_none_is_better():
-    info = shown(of_sweep(swept("accuracy", -3, 4)))
+    info = shown(views.sweep(swept("accuracy", -3, 4)))
     assert "Best α on the task: way 0 – (none is better than B), way 1 1." in info
-    info = shown(of_sweep(swept("loss", -0.2, 0.2)))
+    info = shown(views.sweep(swept("loss", -0.2, 0.2)))
     assert "Best α on the task: way 0 1, way 1 – (none is better than B)." in info
 
 
 def test_a_start_that_is_not_b_is_shown_beside_it():
-    info = shown(of_sweep(swept("accuracy", 4, first=0.4)))
+    info = shown(views.sweep(swept("accuracy", 4, first=0.4)))
     assert re.search(r"│ B │ +50\.0", info)
     assert re.search(r"│ 0 │ +40\.0 │ -10\.0", info)
 
 
 def test_coefficients_outside_of_blocks_are_said_to_be():
-    from transfusion.cli.gain_tables import _coefficients
+    from transfusion.cli.views import _coefficients
 
     info = {"default": 1.55, "layer.0.*": 0.73, "layer.1.*": 0.57}
     assert _coefficients(info) == "0.73 0.57, outside blocks 1.55"
@@ -203,7 +203,7 @@ def test_fewshot_writes_what_transport_takes(run, cli, job, tmp_path):
     )
     assert (code, err) == (0, "")
     line = AlphaLines.of(tuned, a, b)
-    evaluator = EvaluationData.of(data).evaluator(line.reader, line.live)
+    evaluator = EvaluationData.of(data).evaluator(line.input_model, line.live)
     with line.along(align(a, b, advice=False)).at(Alpha.of(files["alpha.json"])):
         held = evaluator.measure()
     assert evaluate(tmp_path / "moved", data=data).rows[0].task.loss == pytest.approx(held.loss, abs=1e-6)
@@ -282,12 +282,12 @@ def test_slopes_of_zero_shot(clip, pets):
     lines = AlphaLines.of(tuned, a, b, data=data, dtype=torch.float64)
     line, evaluator = (
         lines.along(align(a, b, advice=False)),
-        data.evaluator(lines.reader, lines.live, dtype=torch.float64, batch=5),
+        data.evaluator(lines.input_model, lines.live, dtype=torch.float64, batch=5),
     )
     groups = groups_of(line)
     assert all(one == "default" or one.startswith("vision_model.") for one in groups)
     here = {pattern: 0.3 + 0.2 * place for place, pattern in enumerate(groups)}
-    _, found = slopes(line, evaluator, alpha_of(here), groups)
+    _, found = derivatives(line, evaluator, alpha_of(here), groups)
     step = 1e-5
     for pattern, slope in zip(groups, found.tolist(), strict=True):
         ends = []
@@ -318,7 +318,7 @@ def test_few_shots_of_texts(tmp_path):
 
 def test_a_borrowed_head_stays_as_it_is(made, tmp_path):
     """Encoders alone, measured with the head of a classifier, as evaluate does it."""
-    a, b, head_donor = made("vit", 1), made("vit", 2), made("vit-classifier", 3)
+    a, b, task_head_donor = made("vit", 1), made("vit", 2), made("vit-classifier", 3)
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
     folder = tmp_path / "images"
     generator = np.random.default_rng(0)
@@ -326,7 +326,7 @@ def test_a_borrowed_head_stays_as_it_is(made, tmp_path):
         (folder / str(number)).mkdir(parents=True)
         pixels = generator.integers(0, 255, (12, 12, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / str(number) / "0.png")
-    data = EvaluationData(folder, head=head_donor)
+    data = EvaluationData(folder, task_head=task_head_donor)
     found = sweep(tuned, base=a, onto=b, data=data, alphas=[0, 1], method="naive", naive=False)
     moved = transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "moved")
     rows = evaluate([moved], data=data, against=b).rows

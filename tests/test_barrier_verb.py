@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transfusion.cli.barrier import barrier_curves
-from transfusion.cli.options import SHORTCUTS
+from transfusion.cli.barrier import SHORTCUTS
+from transfusion.evaluation.alpha_sweep import labels_of
+from transfusion.evaluation.barrier_run import VANILLA
 from transfusion.evaluation.interpolation import Shortcuts
 from transfusion.matching.alignment_run import align
 
@@ -115,7 +116,7 @@ def test_a_figure_leaves_the_drawing_library_as_it_was(run, tmp_path):
 
 
 def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
-    monkeypatch.setattr("transfusion.evaluation.interpolation.barrier", None)
+    monkeypatch.setattr("transfusion.evaluation.barrier_run.barrier", None)
     code, _, err = run("-o", tmp_path / "figure.bmp")
     assert code == 1
     assert "neither a figure nor JSON" in err
@@ -144,7 +145,7 @@ def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):
 
 
 def test_labels_without_any_pi():
-    assert barrier_curves([None]) == ["vanilla"]
+    assert labels_of([None], VANILLA) == ["vanilla"]
 
 
 def test_the_choices_on_the_command_line_are_all_there_are():

@@ -214,7 +214,7 @@ def test_texts_that_cannot_be_shown(words, made, tmp_path):
         ("a.jsonl", '{"a": "x", "b": "y"}', 'line 1 has several texts (a, b), and no "text"'),
         ("a.jsonl", '{"a": 3}', 'line 1 has no text, and no "text"'),
         ("a.csv", "a,b\n1,2\n", 'no column "text" among a, b'),
-        ("a.doc", "x", "not a kind of file that can be shown to models"),
+        ("a.doc", "x", "not a kind of file that can be calibration data"),
         ("none.txt", None, "no such file or folder"),
     ],
 )

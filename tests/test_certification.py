@@ -52,7 +52,7 @@ def test_the_command_line_prints_the_certificate(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["verify", "--architecture", str(EXAMPLE), "--model", "TinyTalker"])
     assert exit.value.code == 0
-    assert capsys.readouterr().out.count("✓") == 6
+    assert capsys.readouterr().out.count("✓") == 8
 
 
 def test_a_model_of_one_s_own_goes_the_whole_way(tmp_path):
@@ -82,7 +82,13 @@ def test_a_model_of_one_s_own_goes_the_whole_way(tmp_path):
     ("old", "new", "broken"),
     [
         ('Axis("qk", within="head")', 'Axis("qk")', None),
-        ("blocks.{}.volume              x@next", "blocks.{}.volume              _", "the free axis x"),
+        ("blocks.{}.volume              scale x@next", "blocks.{}.volume              _", "the free axis x"),
+        ("after.*                       scale x@last", "after.*   x@last", "the vector after.weight"),
+        (
+            "speak.*                       vocab <- x@last",
+            "speak.weight vocab <- x@last\nspeak.bias scale vocab",
+            "the scale speak.bias",
+        ),
         (
             'fixed("vocab", "token ids select its rows")',
             'Axis("vocab", scope="model")',
@@ -104,14 +110,14 @@ def test_a_failed_certificate_exits_with_3(edited, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["verify", "--architecture", str(path), "--model", "TinyTalker"])
     assert exit.value.code == 3
-    assert "does not tell the truth about TinyTalker" in capsys.readouterr().err
+    assert "is wrong about TinyTalker" in capsys.readouterr().err
 
 
 def test_an_unclaimed_tensor_is_named(edited):
     with pytest.raises(
         ArchitectureError, match=r"the table does not know: blocks\.0\.volume, blocks\.1\.volume"
     ):
-        certify_file(edited("blocks.{}.volume              x@next\n", ""), "TinyTalker")
+        certify_file(edited("blocks.{}.volume              scale x@next\n", ""), "TinyTalker")
 
 
 def test_layouts_that_disagree_about_a_size_are_named(edited):

@@ -318,7 +318,7 @@ def test_a_link_that_leads_outside_the_folder_is_not_followed(name, copy, tmp_pa
     (copy / "tokenizer.json").write_text("{}")
     target = shutil.move(copy / name, tmp_path / "elsewhere")
     (copy / name).symlink_to(target)
-    with pytest.raises(CheckpointError, match=rf"{name}: it leads outside"):
+    with pytest.raises(CheckpointError, match=rf"{name}: the link leads outside"):
         Model.open(copy)
 
 
@@ -432,3 +432,34 @@ def test_a_file_that_shrinks_is_a_known_error(copy):
     os.truncate(copy / "model.safetensors", 4096)
     with pytest.raises(CheckpointError, match=f"{name} cannot be read .* changed while it was being read"):
         checkpoint.read(name)
+
+
+# ── adapters of other libraries ──────────────────────────────────────────────────────────────
+
+KOHYA = [
+    "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
+    "lora_unet_down_blocks_0_attentions_0_proj_in.lora_up.weight",
+    "lora_te_text_model_encoder_layers_0_mlp_fc1.alpha",
+]
+DIFFUSERS = ["unet.down_blocks.0.attn1.to_q.lora_A.weight", "text_encoder.layers.0.fc1.lora_B.weight"]
+OLDER_DIFFUSERS = ["unet.mid_block.attn1.processor.to_q_lora.down.weight"]
+
+
+@pytest.mark.parametrize(
+    ("names", "format"), [(KOHYA, "kohya"), (DIFFUSERS, "diffusers"), (OLDER_DIFFUSERS, "diffusers")]
+)
+def test_a_lora_for_image_models_is_named_as_such(names, format, tmp_path):
+    save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "style.safetensors")
+    for place in (tmp_path, tmp_path / "style.safetensors"):
+        with pytest.raises(
+            CheckpointError, match=rf"a LoRA in {format}'s format \(for image models\)"
+        ) as caught:
+            Checkpoint.open(place)
+        assert "adapter_config.json" in str(caught.value.hint)
+
+
+def test_a_renamed_file_of_peft_is_an_adapter(tmp_path):
+    file = tmp_path / "mine.safetensors"
+    save_file({"base_model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 2)}, file)
+    with pytest.raises(CheckpointError, match="the weights of an adapter"):
+        Checkpoint.open(file)

@@ -18,7 +18,11 @@ def test_the_whole_job(cli, made, tmp_path):
 
     code, out, err = cli("align", a, b, "-o", pi)
     assert (code, err) == (0, "")
-    assert out.startswith(f"π written to {pi}: ")
+    verdict, written = out.splitlines()
+    assert verdict.startswith("not alignable by permutation: ")
+    assert written.startswith(f"π written to {pi}: ")
+    code, out, err = cli("align", a, b, "-o", pi, "--force", "-v")
+    assert "objective" in out.splitlines()[2]
 
     code, out, _ = cli("inspect", pi)
     assert code == 0
@@ -47,7 +51,7 @@ def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
         "carried over from the fine-tune, where B has nothing to add to: classifier.weight, classifier.bias"
         in out
     )
-    assert "left behind, because the fine-tune does not have them: pooler.dense.weight" in out
+    assert "left out, because the fine-tune does not have them: pooler.dense.weight" in out
     metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     assert metadata["alignment"]["residual"] == "tied"
 
@@ -175,7 +179,7 @@ def test_apply_under_untied_is_refused(cli, made, tmp_path):
 
 def test_an_existing_output_is_refused_before_any_work(cli, made, tmp_path, monkeypatch):
     (tmp_path / "pi").write_text("mine")
-    monkeypatch.setattr("transfusion.matching.alignment_run.align", None)
+    monkeypatch.setattr("transfusion.matching.alignment_run._align", None)
     code, _, err = cli("align", made("vit"), made("vit"), "-o", tmp_path / "pi")
     assert code == 1
     assert "exists already" in err
@@ -314,7 +318,7 @@ def test_an_open_clip_file_without_its_configuration_is_refused_whatever_its_hea
     pi = tmp_path / "pi"
     code, _, err = cli("align", alone, alone, "-o", pi, "-q")
     assert code == 1
-    assert "the number of attention heads cannot be told from the shapes" in err
+    assert "the number of attention heads does not follow from the shapes" in err
     assert "--config" in err
     assert not pi.exists()
     config = ("--config", made("open_clip") / "open_clip_config.json")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import transfusion
 from families import CASES, finetuned
-from test_planning import MACHINE
+from test_estimate import MACHINE
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.model_card import card
 
@@ -68,9 +68,7 @@ def _adapter(folder: str) -> None:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_examples_show_what_happens(name, prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "transfusion.transportation.planning.cost_plan.measure", lambda: MACHINE
-    )  # measured: test_planning
+    monkeypatch.setattr("transfusion.runtime.machine.Machine.measure", lambda: MACHINE)
     shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     runner = doctest.DocTestRunner(verbose=False)

@@ -73,6 +73,8 @@ def assert_same_layouts(module, draft: Family, written: Family) -> None:
         for one, other in zip(ours.names(), theirs.names(), strict=True):
             assert there.setdefault(one, other) == other, f"{name}: {one} is both {there[one]} and {other}"
         assert str(ours.rename(there.__getitem__)) == str(theirs), f"{name} {tuple(parameter.shape)}"
+        marks = {n.canonical(name) in s.scales for s, n in zip(sides, names, strict=True)}
+        assert len(marks) == 1, f"{name} is a scale for one of them only"
     assert len(set(there.values())) == len(there), "two axes of ours are one of theirs"
     for one, other in there.items():
         mine, worker = sides[0].spaces[one], sides[1].spaces[other]
@@ -181,7 +183,7 @@ def test_the_example_of_one_s_own_model():
     proposal = propose(module, talker.EXAMPLE, "tiny_talker", talker.probes(talker.EXAMPLE)).require()
     rows = dict(line.split(maxsplit=1) for line in proposal.table.stacks[0].rows.strip().splitlines())
     assert rows["blocks.{}.ask_and_answer.*"] == "[(head qk)|(head qk)|(head vo)] <- x"
-    assert rows["blocks.{}.volume"] == "x@next"
+    assert rows["blocks.{}.volume"] == "scale x@next"
     assert rows["places"] == "places x@first"
     assert proposal.table.stacks[0].shortcuts.split("\n")[2].split()[-1] == "blocks.{}"
     assert proposal.table.stacks[0].depth == 3
@@ -252,7 +254,7 @@ def test_a_model_nobody_has_seen(config):
     rows = dict(line.split(maxsplit=1) for line in stack.rows.strip().splitlines())
     assert rows == {
         "pour.weight": "pour -> x@first",
-        "mills.{}.sieve.gain": "x",
+        "mills.{}.sieve.gain": "scale x",
         "mills.{}.asks.weight": "(head qk) <- x",
         "mills.{}.holds.*": "(head [qk|vo]) <- x",
         "mills.{}.tells.*": "x@next <- (head vo)",
@@ -272,7 +274,7 @@ def test_the_text_of_a_draft_is_a_file_that_certifies(tmp_path, capsys):
     assert_the_file_defines_the_same(Mills(), proposal, file)
     file.write_text(proposal.text + '\nEXAMPLE = {"mills": 2}\n')
     with pytest.raises(SystemExit) as exit:
-        main(["verify", "--architecture", str(file), "--model", "test_proposal:Mills"])
+        main(["verify", "--architecture", str(file), "--model", "test_drafting:Mills"])
     assert exit.value.code == 0
     assert "✗" not in capsys.readouterr().out
 

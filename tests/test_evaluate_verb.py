@@ -165,3 +165,32 @@ def test_examples_that_are_not_there(cli, models, tmp_path):
     code, _, err = cli("evaluate", models[0], "--data", tmp_path / "a.csv", "--label", "class")
     assert code == 1
     assert "no column class; there are image, label" in err
+
+
+def test_an_adapter_with_its_base(cli, models, tensors, tmp_path):
+    import peft
+
+    from test_folded_adapters import adapted
+
+    b, tuned = models
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    lora = adapted(b, tmp_path / "lora", config, into="ViTForImageClassification")
+    code, out, err = cli("evaluate", lora, "--data", tensors, "--against", b, "--json")
+    assert code == 0, err
+    found = json.loads(out)["models"]
+    assert [row["model"] for row in found] == [str(b), str(lora)]
+    assert found[0]["task"]["loss"] != found[1]["task"]["loss"]
+    code, out, _ = cli("evaluate", lora, "--base", b, "--data", tensors, "--json")
+    assert json.loads(out)["models"][0]["task"] == found[1]["task"]
+    code, _, err = cli("evaluate", tuned, "--base", b, "--data", tensors)
+    assert (code, "none of the models is an adapter" in err) == (2, True)
+    code, _, err = cli("evaluate", lora, "--base", b, "--data", tensors, "-o", b / "config.json", "--force")
+    assert (code, "is, or holds, an input" in err) == (1, True)
+    code, out, err = cli(
+        "sweep", lora, "--onto", tuned, "--data", tensors, "--alphas", "1", "--method", "naive", "--no-naive",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["base"] == str(b)
+    code, _, err = cli("sweep", tuned, "--onto", b, "--data", tensors)
+    assert (code, "give A as --base" in err) == (2, True)

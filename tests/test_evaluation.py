@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,19 @@ from making import Case, case
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples
 from transfusion.data.image_files import ImageFile
+from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
 from transfusion.evaluation.batch_size import batch_size_for
 from transfusion.evaluation.class_prompts import SUPPLIED, Classes
 from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.image_processor import ImageProcessor
 from transfusion.evaluation.model_comparison import evaluate
 from transfusion.evaluation.scores import Score, f1, gain, matthews
 from transfusion.model.model import Model
+from transfusion.runtime.progress import Progress
 from wording import GPT2_WORDS, WORDS, put_tokenizer
 
+OPEN_CLIP_FILE = "open_clip_config.json"
 PETS = ("cat", "great dane", "owl")
 TEMPLATES = ("a picture of a {}.", "the {} over there")
 TEXTS = ["The sun was low.", "We walked home along the river.", "It rained.", "A long way to go", "No", "Yes"]
@@ -279,7 +284,7 @@ def test_without_a_preparation_a_note_says_so(place, made, pets):
     evaluator = data.evaluator(model, data.live(model))
     assert evaluator.notes == (
         f"{folder}: nothing in its folder says how images are prepared; they are cropped to the frame and"
-        " scaled as for made-up images",
+        " scaled as synthetic images are",
     )
     assert 0 <= evaluator.measure().accuracy <= 1
     assert evaluator.metadata() == {
@@ -316,29 +321,19 @@ def test_a_preparation_that_does_not_resize(pets, tmp_path):
     pictures = [ImageFile.at(one) for one in sorted(pets.rglob("*.png"))]
     data = EvaluationData(Examples("pets", images=pictures, labels=[0] * 9))
     model = Model.open(folder)
-    from transfusion.data.probes.probed_model import ProbedModel
-    from transfusion.evaluation.image_processor import ImageProcessor
-
-    eye = ImageProcessor.of(ProbedModel(model, data.live(model).module))
+    processor = ImageProcessor.of(ProbedModel(model, data.live(model).module))
     with pytest.raises(DataError, match=r"when prepared, and .* is \(3, 15, 23\)"):
-        eye.inputs(pictures)
+        processor.inputs(pictures)
     same = Image.new("RGB", (12, 12), (255, 0, 51))
-    seen = eye.inputs([shown(same)])["pixel_values"]
+    seen = processor.inputs([shown(same)])["pixel_values"]
     assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.0, -1.0, -0.6]))
 
 
-@pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
-@pytest.mark.parametrize("way", ["shortest", "longest", "squash"])
-def test_images_are_prepared_as_by_open_clip(way, size):
-    from open_clip.transform import image_transform
+SIZES = [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)]
 
-    from transfusion.evaluation.image_processor import _of_open_clip
 
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
-    theirs = image_transform(12, is_train=False, resize_mode=way, interpolation="bilinear", fill_color=9)
-    info = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9}
-    ours = _of_open_clip(info, (12, 12), "RGB")(shown(image))
-    assert torch.allclose(theirs(image), ours, atol=1e-6)
+def noise(size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
 
 
 def shown(image: Image.Image) -> ImageFile:
@@ -349,24 +344,98 @@ def shown(image: Image.Image) -> ImageFile:
     return ImageFile("image", held.getvalue())
 
 
-@pytest.mark.parametrize("size", [(31, 18), (18, 31), (7, 40), (25, 25), (5, 5)])
-@pytest.mark.parametrize("name", ["CLIP", "ViT", "Siglip", "Deit", "Bit"])
-def test_images_are_prepared_as_by_transformers(name, size):
+def processor_of(folder: Path) -> ImageProcessor:
+    model = Model.open(folder)
+    return ImageProcessor.of(ProbedModel(model, EvaluationData("unused").live(model).module))
+
+
+def prepared(folder: Path, image: Image.Image) -> torch.Tensor:
+    return processor_of(folder).inputs([shown(image)])["pixel_values"][0]
+
+
+def with_settings(folder: Path, section: str, settings: dict[str, Any]) -> Path:
+    file = next(one for one in folder.glob("*config.json") if one.name in ("config.json", OPEN_CLIP_FILE))
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, section: {**(config.get(section) or {}), **settings}}))
+    return folder
+
+
+@pytest.mark.parametrize("way", ["shortest", "longest", "squash"])
+def test_images_are_prepared_as_by_open_clip(way, tmp_path):
+    from open_clip.transform import image_transform
+
+    settings = {"resize_mode": way, "interpolation": "bilinear", "fill_color": 9, "mean": 0.4, "std": 0.2}
+    folder = with_settings(CASES["open_clip"].save(tmp_path / "clip", 1), "preprocess_cfg", settings)
+    frame = tuple(processor_of(folder).inputs([shown(noise((9, 9)))])["pixel_values"].shape[2:])
+    theirs = image_transform(frame, is_train=False, **settings)
+    for size in SIZES:
+        assert torch.equal(theirs(noise(size)), prepared(folder, noise(size)))
+
+
+@pytest.mark.parametrize("name", ["CLIP", "ViT", "Siglip", "DeiT", "Bit", "ConvNext"])
+def test_images_are_prepared_as_by_transformers(name, tmp_path):
     import transformers
 
-    from transfusion.evaluation.image_processor import _of_transformers
-
-    made_by = {"Deit": "DeiTImageProcessorPil"}.get(name, f"{name}ImageProcessorPil")
     small = {
         "CLIP": {"size": {"shortest_edge": 14}, "crop_size": {"height": 11, "width": 11}},
         "Bit": {"size": {"shortest_edge": 9}, "crop_size": {"height": 12, "width": 12}},
-        "Deit": {"size": {"height": 15, "width": 15}, "crop_size": {"height": 12, "width": 12}},
+        "DeiT": {"size": {"height": 15, "width": 15}, "crop_size": {"height": 12, "width": 12}},
+        "ConvNext": {"size": {"shortest_edge": 9}},
     }.get(name, {"size": {"height": 12, "width": 10}})
-    theirs = getattr(transformers, made_by)(**small)
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8))
-    info = json.loads(theirs.to_json_string())
-    ours = _of_transformers(info, "RGB")(shown(image))
-    assert torch.allclose(theirs(image, return_tensors="pt")["pixel_values"][0], ours, atol=1e-5)
+    theirs = getattr(transformers, f"{name}ImageProcessorPil")(**small)
+    folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
+    theirs.save_pretrained(folder)
+    for size in SIZES:
+        expected = theirs(noise(size), return_tensors="pt")["pixel_values"][0]
+        assert torch.equal(expected, prepared(folder, noise(size)))
+
+
+def test_grey_images_for_a_model_with_one_channel(tmp_path):
+    import transformers
+
+    folder = tmp_path / "grey"
+    config = transformers.ViTConfig(**{**VIT, "num_channels": 1})
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    info = {"image_processor_type": "ViTImageProcessor", "do_resize": False, "rescale_factor": 1 / 16}
+    info |= {"image_mean": [0.5], "image_std": [0.25]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(info))
+    pixels = np.arange(144, dtype=np.uint8).reshape(12, 12)
+    expected = (torch.from_numpy(pixels).float()[None] / 16 - 0.5) / 0.25
+    assert torch.allclose(prepared(folder, Image.fromarray(pixels)), expected, atol=1e-5)
+
+
+EVIL = {"AutoImageProcessor": "evil.Evil"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"size": {"height": 12}}, "size"),
+        ({"size": {"height": 12, "width": 12}, "resample": 77}, "resampling filter"),
+        ({"size": 12, "image_mean": [0.5, 0.5]}, "mean must have"),
+        ({"size": 12, "auto_map": EVIL}, None),
+        ({"size": 12, "image_processor_type": "Evil", "auto_map": EVIL}, None),
+    ],
+    ids=str,
+)
+def test_odd_preparations_are_refused_and_run_no_code(settings, refused, tmp_path):
+    folder = CASES["vit-classifier"].save(tmp_path / "vit", 1)
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    if refused is None:
+        assert prepared(folder, noise((20, 20))).shape == (3, 12, 12)
+    else:
+        with pytest.raises(DataError, match=refused):
+            prepared(folder, noise((20, 20)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_transform_that_timm_does_not_know_is_refused(tmp_path):
+    folder = with_settings(
+        CASES["timm-vit"].save(tmp_path / "timm", 1), "pretrained_cfg", {"interpolation": "magic"}
+    )
+    with pytest.raises(DataError, match=r"the preparation of images .* is not understood \('magic'\)"):
+        processor_of(folder)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────
@@ -505,7 +574,7 @@ def test_long_texts_are_refused_or_cut(place, tmp_path):
     )
     model, data = Model.open(folder), EvaluationData(tmp_path / "lines.txt", truncate=True)
     evaluator = data.evaluator(model, data.live(model))
-    assert evaluator.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were cut",)
+    assert evaluator.notes == (f"{tmp_path / 'lines.txt'}: 1 of 2 texts were truncated",)
     assert evaluator.measure().loss > 0
     assert [len(one["input_ids"]) for one in evaluator.batch_source.tokens][1] == 13
 
@@ -539,18 +608,20 @@ def test_a_borrowed_head_on_a_bare_encoder(classifier, place, tmp_path):
     with torch.no_grad():
         logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
     loss, accuracy = score_of(logits, labels)
-    found = measured(bare, EvaluationData(file, head=classifier))
+    found = measured(bare, EvaluationData(file, task_head=classifier))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
     assert refusal(bare, EvaluationData(file)).endswith("no tokenizer in the model's folder")
     put_tokenizer(bare)
     message = refusal(bare, EvaluationData(file), ArchitectureError)
-    assert message == f"{bare}: BertModel has no head for {file}"
+    assert message == f"{bare}: BertModel has no task head for {file}"
     headless = case("bert-bare", "bert", "BertModel", "BertConfig", settings).save(tmp_path / "headless", 6)
-    assert refusal(bare, EvaluationData(file, head=headless), ArchitectureError) == (
-        f"{headless}: its head was asked for, and BertModel has none for {file}"
+    assert refusal(bare, EvaluationData(file, task_head=headless), ArchitectureError) == (
+        f"{headless}: BertModel has no task head for {file}"
     )
     vit = case("vit", "vit", "ViTModel", "ViTConfig", VIT).save(tmp_path / "vit", 1)
-    assert "whose head was asked for, a vit" in refusal(bare, EvaluationData(file, head=vit), MismatchError)
+    assert "whose task head was asked for, a vit" in refusal(
+        bare, EvaluationData(file, task_head=vit), MismatchError
+    )
 
 
 @pytest.mark.parametrize(("kind", "normalise"), [("clip", True), ("open_clip", False)])
@@ -582,43 +653,129 @@ def test_a_linear_head_on_texts_and_images(kind, normalise, two_towers, pets, tm
     loss, accuracy = score_of(read @ head["weight"].T + head["bias"], labels)
     rows = [{"sentence": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
     texts = table(tmp_path / "sst2.jsonl", rows)
-    found = measured(folder, EvaluationData(texts, head=file))
+    found = measured(folder, EvaluationData(texts, task_head=file))
     assert (found.loss, found.accuracy) == (pytest.approx(loss, abs=1e-5), pytest.approx(accuracy))
     message = refusal(folder, EvaluationData(texts), ArchitectureError)
-    assert message.endswith("has no head to class them with")
+    assert message.endswith("has no task head to classify them")
     save_file({"weight": torch.zeros(3, 11)}, file)
-    assert measured(folder, EvaluationData(pets, head=file)).accuracy == pytest.approx(1 / 3)
+    assert measured(folder, EvaluationData(pets, task_head=file)).accuracy == pytest.approx(1 / 3)
     save_file({"weight": torch.zeros(3, 12)}, file)
-    assert "made for features of width 12" in refusal(folder, EvaluationData(pets, head=file), MismatchError)
+    assert "made for features of width 12" in refusal(
+        folder, EvaluationData(pets, task_head=file), MismatchError
+    )
     save_file({"weight": torch.zeros(3)}, file)
-    assert refusal(folder, EvaluationData(pets, head=file)) == f"{file}: no linear head: weight (3,)"
+    assert (
+        refusal(folder, EvaluationData(pets, task_head=file)) == f"{file}: no linear task head: weight (3,)"
+    )
     save_file({"mystery": torch.zeros(3)}, file)
     assert (
-        refusal(folder, EvaluationData(pets, head=file))
-        == f"{file}: neither a linear head nor a model: mystery"
+        refusal(folder, EvaluationData(pets, task_head=file))
+        == f"{file}: neither a linear task head nor a model: mystery"
     )
 
 
 def test_a_head_that_is_replaced_is_noted(classifier, tmp_path):
     other, tuned = (put_tokenizer(CLASSIFIER.save(tmp_path / str(seed), seed)) for seed in (2, 3))
     file = table(tmp_path / "texts.jsonl", [{"text": "Yes", "label": 1}])
-    note = f"{other} has a head of its own; it was replaced by that of {tuned}"
-    assert note in evaluate([other, tuned], data=EvaluationData(file, head=tuned)).notes
-    assert len(evaluate([other, tuned], data=EvaluationData(file, head=tuned)).notes) == 1
-    assert evaluate([tuned], data=EvaluationData(file, head=tuned), against=other).notes == ()
-    notes = evaluate([other], data=EvaluationData(file, head=tuned), against=classifier).notes
+    note = f"{other} has a task head of its own; it was replaced by that of {tuned}"
+    assert note in evaluate([other, tuned], data=EvaluationData(file, task_head=tuned)).notes
+    assert len(evaluate([other, tuned], data=EvaluationData(file, task_head=tuned)).notes) == 1
+    assert evaluate([tuned], data=EvaluationData(file, task_head=tuned), against=other).notes == ()
+    notes = evaluate([other], data=EvaluationData(file, task_head=tuned), against=classifier).notes
     assert notes == (note,)
     assert evaluate([other], data=EvaluationData(file)).notes == ()
 
 
-def test_an_adapter_is_measured_by_merging_it(classifier, tmp_path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    save_file({"x": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
-    for given, against in ((tmp_path / "adapter", None), (classifier, tmp_path / "adapter")):
-        with pytest.raises(CheckpointError, match="this is an adapter, not a model") as caught:
-            evaluate(given, data=tmp_path, against=against)
-        assert "--merge" in str(caught.value.hint)
+# ── adapters ─────────────────────────────────────────────────────────────────────────────────
+
+
+def with_lora(base: Path, folder: Path, into: str, **settings: Any) -> Path:
+    import peft
+
+    from test_folded_adapters import adapted
+
+    config = {"r": 3, "lora_alpha": 5, **{key: settings.pop(key) for key in list(settings) if key in LORA}}
+    return adapted(base, folder, peft.LoraConfig(**config), into=into, **settings)
+
+
+LORA = ("target_modules", "task_type", "modules_to_save", "use_dora")
+
+
+def merged(adapter: Path, base: Path, folder: Path) -> Path:
+    """The copy on disk that users would otherwise have to make."""
+    moved = transfusion.transport(adapter, base=base, onto=base, method="naive", full=True)
+    saved = moved.save(folder)
+    assert isinstance(saved, Path)
+    return saved
+
+
+def test_a_lora_on_a_vit_is_measured_in_memory(place, pets, tmp_path):
+    import transformers
+
+    base = CASES["vit-classifier"].save(tmp_path / "base", 1)
+    transformers.ViTImageProcessorPil(size={"height": 12, "width": 12}).save_pretrained(base)
+    into = "ViTForImageClassification"
+    lora = with_lora(base, tmp_path / "lora", into, target_modules=["q_proj", "fc1"])
+    dora = with_lora(base, tmp_path / "dora", into, target_modules=["v_proj"], use_dora=True)
+    copies = [merged(one, base, tmp_path / f"{one.name}-merged") for one in (lora, dora)]
+    seven = Classes("file", ("cat", "great dane", "owl", "a", "b", "c", "d"), ())
+    data = EvaluationData(pets, classes=seven)
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    found = evaluate([lora, dora], data=data, against=base)
+    assert kept == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}  # nothing is written
+    expected = evaluate(copies, data=data, against=base)
+    assert [row.model for row in found.rows] == [str(base), str(lora), str(dora)]
+    assert [row.task for row in found.rows] == [row.task for row in expected.rows]
+    assert len({row.task.loss for row in found.rows}) == 3
+    assert found.notes == ()  # the base's image processor is used
+    assert evaluate(lora, data=data, base=base).rows[0].task == found.rows[1].task
+    module = transformers.ViTForImageClassification.from_pretrained(base)
+    in_memory = evaluate([lora], data=Dataset.of("x", *_noise_images()), base=module, against=module)
+    assert [row.model for row in in_memory.rows] == ["ViTForImageClassification in memory", str(lora)]
+    assert in_memory.rows[0].task != in_memory.rows[1].task
+
+
+def _noise_images() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    return {"pixel_values": images}, torch.arange(8) % 7
+
+
+def test_a_lora_with_a_task_head_on_a_bert_is_measured_in_memory(place, tmp_path):
+    words = {**BERT, "vocab_size": WORDS, "max_position_embeddings": 40}
+    encoder = case("bert-encoder", "bert", "BertModel", "BertConfig", words)
+    base = put_tokenizer(encoder.save(tmp_path / "base", 1))
+    settings = {"target_modules": ["query"], "task_type": "SEQ_CLS", "modules_to_save": ["classifier"]}
+    lora = with_lora(base, tmp_path / "lora", "BertForSequenceClassification", num_labels=2, **settings)
+    rows = [{"sentence": text, "label": number % 2} for number, text in enumerate(TEXTS)]
+    data = EvaluationData(table(tmp_path / "texts.jsonl", rows))
+    copy = merged(lora, base, tmp_path / "merged")
+    assert evaluate(lora, data=data).rows[0].task == evaluate(copy, data=data).rows[0].task
+    assert evaluate(lora, data=data, base=str(base)).rows[0].model == str(lora)
+
+
+def test_the_base_of_an_adapter_has_to_be_known(place, classifier, tmp_path):
+    base = CASES["vit-classifier"].save(tmp_path / "base", 1)
+    lora = with_lora(base, tmp_path / "lora", "ViTForImageClassification", target_modules=["q_proj"])
+    data = Dataset.of("noise", *_noise_images())
+    file = lora / "adapter_config.json"
+    config = json.loads(file.read_text())
+    for named, said in ((None, "no base"), ("org/name", "org/name, which is no folder here")):
+        file.write_text(json.dumps({**config, "base_model_name_or_path": named}))
+        for given, against in ((lora, None), (base, lora)):
+            with pytest.raises(
+                CheckpointError, match=f"an adapter, and its configuration names {said}"
+            ) as caught:
+                evaluate(given, data=data, against=against)
+            assert "`base`" in str(caught.value.hint)
+        assert evaluate(lora, data=data, base=base).rows[0].task.loss > 0
+    with pytest.raises(SettingError, match="`base`: none of the models is an adapter"):
+        evaluate(base, data=data, base=base)
+    moved = transfusion.transport(lora, base=base, onto=base, method="naive").save(tmp_path / "moved")
+    other = CASES["vit-classifier"].save(tmp_path / "other", 2)
+    with pytest.raises(MismatchError, match="which has other weights"):
+        evaluate(moved, data=data, base=other)
+    assert evaluate(moved, data=data, base=other, trust_base=True).rows[0].task.loss > 0
+    assert evaluate(moved, data=data, base=base).rows == evaluate(moved, data=data).rows
 
 
 def _ids(found: Any) -> dict[str, torch.Tensor]:
@@ -721,7 +878,7 @@ def test_folders_that_are_numbers(two_towers, place, pets, tmp_path):
 def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
     vit = CASES["vit"].save(tmp_path / "vit", 1)
     message = refusal(vit, EvaluationData(pets, classes=named), ArchitectureError)
-    assert message == f"{vit}: ViTModel has no head for {pets}"
+    assert message == f"{vit}: ViTModel has no task head for {pets}"
     assert refusal(classifier, EvaluationData(pets)) == (
         f"{pets}: images, and BertForSequenceClassification reads tokens"
     )
@@ -729,9 +886,7 @@ def test_models_that_cannot_answer(made, pets, named, classifier, tmp_path):
     assert refusal(seven, EvaluationData(pets)) == (
         f"{pets}: 3 class names (Cat, OWL, great_dane), and {seven} has 7 classes without names"
     )
-    assert refusal(seven, EvaluationData(pets, classes=named)) == (
-        f"{named}: 3 classes, and {seven} tells 7 apart"
-    )
+    assert refusal(seven, EvaluationData(pets, classes=named)) == (f"{named}: 3 classes, and {seven} has 7")
 
 
 # ── scores, sizes, evaluations ───────────────────────────────────────────────────────────────
@@ -800,7 +955,13 @@ def test_the_size_that_fits_depends_on_the_machine(made, monkeypatch):
 def test_an_evaluation_of_task_and_support(two_towers, pets, named):
     folder = two_towers("clip")
     other = READERS["clip"].build(2)
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[int | None, int | None]] = []
+
+    class Following(Progress):
+        @contextmanager
+        def bar(self, total=None, text=""):
+            yield lambda text, done=None, total=None: seen.append((done, total))
+
     other.save_pretrained(folder.parent / "clip-other")
     put_tokenizer(folder.parent / "clip-other")
     support = EvaluationData(pets, classes=named, templates=("{}",), limit=6)
@@ -809,7 +970,7 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
         data=EvaluationData(pets, classes=named),
         support=support,
         against=folder,
-        on_examples=lambda *info: seen.append(info),
+        progress=Following(),
     )
     metadata = found.metadata()
     assert metadata["against"] == str(folder)
@@ -822,7 +983,7 @@ def test_an_evaluation_of_task_and_support(two_towers, pets, named):
         100 * (second["task"]["value"] - metadata["models"][0]["task"]["value"])
     )
     assert second["support"]["loss"] == measured(folder.parent / "clip-other", support).loss
-    assert seen[-1][1:] == (6, 6)
+    assert seen[-1] == (6, 6)
     assert any("nothing in its folder says" in note for note in found.notes)
     alone = transfusion.evaluate(folder, data=EvaluationData(pets, classes=named)).metadata()
     assert (alone["against"], alone["support"], alone["models"][0]["gain"]) == (None, None, None)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from transfusion.data.example_tables import read_lines
+from transfusion.data.example_tables import read_texts
 from transfusion.data.examples import Columns, Examples
 from transfusion.data.image_files import ImageFile
 from transfusion.data.read_examples import read_examples
@@ -183,7 +183,7 @@ def test_only_line_ends_end_lines(mark, end, tmp_path):
         file = tmp_path / name
         file.write_bytes((end.join(written) + end).encode())
         assert read_examples(file).texts == [(text,), ("two",)], name
-        assert list(read_lines(file)) == [text, "two"], name
+        assert list(read_texts(file)) == [text, "two"], name
 
 
 def test_lines_within_cells_and_marks_of_byte_order(tmp_path):
@@ -201,7 +201,7 @@ def test_lines_within_cells_and_marks_of_byte_order(tmp_path):
 
 def refusal_of_lines(path: Path) -> str:
     with pytest.raises(DataError) as caught:
-        list(read_lines(path))
+        list(read_texts(path))
     return caught.value.message
 
 
@@ -217,7 +217,7 @@ def refusal_of_lines(path: Path) -> str:
         (
             "a.jsonl",
             '{"text": "a", "label": 0.5}',
-            'example 1 has "0.5" in the column label, which is no class',
+            'example 1 has "0.5" in the column label, which is not a class',
         ),
         ("a.csv", "text,label\na,1\nb,\n", "example 2 has no label in the column label"),
         ("a.jsonl", '{"text": "a", "label": null}', "example 1 has no label in the column label"),
@@ -367,7 +367,7 @@ def test_a_folder_of_classes_shows_only_regular_files_in_it(kind, tmp_path):
         (place / "x.png").symlink_to(secret)
     else:
         os.mkfifo(place / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: (it leads outside|not a regular file)"):
+    with pytest.raises(DataError, match=r"x\.png: (the link leads outside|not a regular file)"):
         read_examples(tmp_path / "data")
 
 

@@ -1,4 +1,4 @@
-"""One α for every layer from a few examples: right slopes, what is harmful goes, and the file is good."""
+"""One α for every layer from a few examples: right derivatives, what is harmful goes, and the file is good."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from families import CASES, finetuned
 from test_sweep import examples, loss_of
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, MismatchError, SettingError
-from transfusion.evaluation.alpha_learning import LearningSchedule, alpha_of, groups_of, learn, slopes
+from transfusion.evaluation.alpha_learning import LearningSchedule, alpha_of, derivatives, groups_of, learn
 from transfusion.evaluation.alpha_line import AlphaLines
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
@@ -36,10 +36,10 @@ def job(made, tmp_path_factory):
 
 
 def evaluator_of(lines: AlphaLines, data, dtype=torch.float32, batch: int | None = None) -> Evaluator:
-    return EvaluationData.of(data).evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
+    return EvaluationData.of(data).evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
 
 
-# ── slopes ───────────────────────────────────────────────────────────────────────────────────
+# ── derivatives ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_slopes_are_finite_differences(job):
@@ -48,7 +48,7 @@ def test_slopes_are_finite_differences(job):
     groups = groups_of(line)
     assert list(groups) == ["default", "encoder.layer.0.*", "encoder.layer.1.*", "encoder.layer.2.*"]
     here = dict(zip(groups, (0.9, 0.2, 1.3, 0.6), strict=True))
-    loss, found = slopes(line, evaluator, alpha_of(here), groups)
+    loss, found = derivatives(line, evaluator, alpha_of(here), groups)
 
     def at(**more):
         with line.at(alpha_of({**here, **more})):
@@ -67,7 +67,9 @@ def test_batches_do_not_matter(job):
     line = lines.along(job["via"])
     groups, results = groups_of(line), []
     for batch in (70, 13):
-        loss, found = slopes(line, evaluator_of(lines, job["data"], torch.float64, batch), Alpha(0.5), groups)
+        loss, found = derivatives(
+            line, evaluator_of(lines, job["data"], torch.float64, batch), Alpha(0.5), groups
+        )
         results.append((loss, *found.tolist()))
     assert results[0] == pytest.approx(results[1], abs=1e-12)
 
@@ -82,7 +84,7 @@ def test_losses_are_those_of_texts_too(made, tmp_path):
     masked = Dataset.of("texts", {**data.inputs, "attention_mask": mask}, None)
     lines = AlphaLines.of(tuned, a, a)
     line, evaluator = lines.along(None), evaluator_of(lines, masked, batch=4)
-    assert slopes(line, evaluator, Alpha(), groups_of(line))[0] == pytest.approx(
+    assert derivatives(line, evaluator, Alpha(), groups_of(line))[0] == pytest.approx(
         loss_of(tuned, masked), abs=1e-5
     )
 
@@ -207,13 +209,14 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
     import peft
     import transformers
 
-    from test_folded import adapted, lora
+    from test_folded_adapters import adapted, lora
 
     a, b = made("llama", 1), made("llama", 2)
     adapter, data, pi = adapted(a, tmp_path / "adapter", lora()), examples(a, 8), align(a, b, advice=False)
     found = fewshot(adapter, base=a, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
     assert (found.training["examples"], found.task["examples"]) == (5, 3)
     assert found.task["metric"] == "loss"
+    assert found == fewshot(adapter, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
     lines = AlphaLines.of(adapter, a, b)
     rest = data.chosen(
         remaining_examples(evaluator := evaluator_of(lines, data), draw_shots(evaluator, 5, seed=0))
@@ -254,7 +257,7 @@ def test_refusals(job, made, tmp_path):
     assert caught.value.hint == "ask for 1 or fewer, or give more examples"
     with pytest.raises(DataError, match=r"fewer of class 6 \(0\)") as caught:
         fewshot(**{**job, "data": job["data"].limited(6)}, shots=1)
-    assert caught.value.hint == "give examples of every class that the model tells apart"
+    assert caught.value.hint == "give examples of every class of the model"
     with pytest.raises(DataError, match="none is left to test on"):
         fewshot(**job, shots=10)
     for wrong, text in (

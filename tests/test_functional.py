@@ -536,7 +536,7 @@ def test_auto_goes_by_weights_where_the_library_is_missing(plants, without_trans
 
 @pytest.mark.parametrize("choice", [{"probes": 0}, {"probes": -1}, {"samples": 1}])
 def test_choices_by_which_nothing_would_be_computed_are_refused(choice):
-    with pytest.raises(SettingError, match="too few to find anything"):
+    with pytest.raises(SettingError, match="too few to fit maps"):
         preset("functional").changed(**choice)
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from transfusion.cli.grouped_options import given
+from transfusion.cli.option_checks import given
 
 Port = Annotated[int, typer.Option(min=1, help="Where it listens.")]
 

@@ -249,7 +249,7 @@ def test_other_heads_are_refused(made, tmp_path):
     model.classifier = torch.nn.Linear(model.classifier.in_features, 13)
     model.config.num_labels = 13
     model.save_pretrained(tmp_path / "b")
-    with pytest.raises(MismatchError, match=r"have heads of other shapes: classifier\.weight"):
+    with pytest.raises(MismatchError, match=r"have task heads of other shapes: classifier\.weight"):
         barrier(a, tmp_path / "b", via=None, data=examples(a))
 
 

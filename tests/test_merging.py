@@ -123,11 +123,11 @@ def test_settings_that_make_no_sense_are_refused(inputs):
         merge(inputs["tuned"], **one, density=0, how="ties")
     with pytest.raises(SettingError, match="density = 0.5: sum keeps everything"):
         merge(inputs["tuned"], **one, density=0.5)
-    with pytest.raises(SettingError, match="full: the fine-tunes are whole models already"):
+    with pytest.raises(SettingError, match="`full`: the fine-tunes are whole models already"):
         merge(inputs["tuned"], **one, full=True)
     with pytest.raises(SettingError, match="and not a list"):
         merge(str(inputs["tuned"][0]), **one)
-    with pytest.raises(SettingError, match="alhpa: says how to align, and via is aligned already"):
+    with pytest.raises(SettingError, match="`alhpa` says how to align, and `via` is aligned already"):
         merge(inputs["tuned"], **one, alhpa=0.5)
     with pytest.raises(SettingError, match="how = median is not a choice"):
         merge(inputs["tuned"], **one, how="median")
@@ -135,9 +135,9 @@ def test_settings_that_make_no_sense_are_refused(inputs):
         merge(inputs["tuned"], **one, how="mean", weights=(1, -2, 1))
     with pytest.raises(SettingError, match="nothing to merge"):
         merge([], **one)
-    with pytest.raises(SettingError, match="head = 4: there are 3"):
+    with pytest.raises(SettingError, match="head = 3: there are 3"):
         merge(inputs["tuned"], **one, head=3)
-    with pytest.raises(SettingError, match="rank: the result is a model"):
+    with pytest.raises(SettingError, match="`rank`: the result is a model"):
         merge(inputs["tuned"], **one, rank=4)
 
 

@@ -45,7 +45,7 @@ def test_without_a_configuration_nothing_is_guessed(case, made, tmp_path):
 def test_what_shapes_cannot_tell_about_a_timm_model_is_refused(made, tmp_path):
     weights = tmp_path / "alone.safetensors"
     weights.write_bytes((made("timm-vit") / "model.safetensors").read_bytes())
-    with pytest.raises(ArchitectureError, match="the number of attention heads cannot be told"):
+    with pytest.raises(ArchitectureError, match="the number of attention heads does not follow"):
         Model.open(weights)
     config = json.loads((made("timm-vit") / "config.json").read_text())
     (tmp_path / "rotary.json").write_text(json.dumps(config | {"architecture": "vit_pe_spatial_tiny"}))
@@ -94,14 +94,14 @@ def test_a_timm_architecture_without_a_table_is_refused_by_its_name(made):
     assert Model.open(folder).why == 'config.json says architecture "vit_tiny_patch16_224"'
     other = json.loads((folder / "config.json").read_text()) | {"architecture": "resnet50"}
     (folder.parent / "resnet.json").write_text(json.dumps(other))
-    with pytest.raises(ArchitectureError, match="no table for architecture 'resnet50'"):
+    with pytest.raises(ArchitectureError, match="'resnet50' is not supported"):
         Model.open(folder, config=folder.parent / "resnet.json")
 
 
 def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
     weights = tmp_path / "alone.safetensors"
     weights.write_bytes((made("llama") / "model.safetensors").read_bytes())
-    with pytest.raises(ArchitectureError, match="the number of attention heads cannot be told") as caught:
+    with pytest.raises(ArchitectureError, match="the number of attention heads does not follow") as caught:
         Model.open(weights)
     assert "--config" in str(caught.value.hint)
     given = Model.open(weights, config=made("llama") / "config.json")
@@ -115,12 +115,26 @@ def test_unknown_names_without_a_configuration_are_refused(tmp_path):
     assert "config.json" in str(caught.value.hint)
 
 
-def test_an_unknown_model_type_names_the_known_ones(tmp_path):
-    save_file({"x": torch.zeros(2)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ArchitectureError, match="no table for model_type 'mamba'") as caught:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("smollm3", "'smollm3' is not supported. Nearest: llama. See docs/your-own.md"),
+        ("mamba", "'mamba' is not supported. See docs/your-own.md"),
+        (
+            "distilbert2",
+            "'distilbert2' is not supported. Nearest: distilbert. See docs/your-own.md",
+        ),
+    ],
+)
+def test_an_unknown_model_type_is_told_the_nearest_family(kind, said, made, tmp_path):
+    """By the tensors' names, or else by its own name."""
+    names = Model.open(made("llama")).checkpoint.tensors if kind == "smollm3" else ["x"]
+    save_file({name: torch.zeros(2) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ArchitectureError) as caught:
         Model.open(tmp_path)
-    assert "llama" in str(caught.value.hint)
+    assert caught.value.message.endswith(said)
+    assert "inspect MODEL --propose" in str(caught.value.hint)
 
 
 # ── what a table does not know ───────────────────────────────────────────────────────────────

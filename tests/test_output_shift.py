@@ -115,7 +115,7 @@ def test_keep_support_reaches_the_output(exact, tuned):
     [
         ({"keep_support": 0.0}, "it must be a number above 0"),
         ({"keep_support": -1.0}, "it must be a number above 0"),
-        ({"keep_support": 0.1, "alpha": {"encoder.*": 0.5}}, "α has been given for every layer"),
+        ({"keep_support": 0.1, "alpha": {"encoder.*": 0.5}}, "α was given for every layer"),
     ],
 )
 def test_bounds_that_cannot_be_kept_are_refused(exact, tuned, asked, message):
@@ -200,7 +200,7 @@ def test_verify_fails_where_nothing_is_predicted(cli, made, tmp_path):
     pi.save(tmp_path / "pi.safetensors")
     code, _, err = cli("verify", a, "--via", tmp_path / "pi.safetensors")
     assert code == 3
-    assert "π does not tell what B computes" in err
+    assert "π does not predict B's activations" in err
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_inputs_that_nothing_would_look_at_are_refused(cli, shuffled, tuned, tmp
     verb, *flags = arguments
     code, _, err = cli(verb, tuned, "--base", a, "--onto", b, "-o", tmp_path / "out", *flags)
     assert code == 2
-    assert "--calibrate is for" in err.replace("\n", " ")
+    assert "--calibrate: nothing would use these inputs" in err.replace("\n", " ")
 
 
 def test_alpha_and_calibration_on_the_command_line(cli, shuffled, tuned, tmp_path):
@@ -253,5 +253,5 @@ def test_own_inputs_are_for_the_alignment_too(shuffled, tuned, tmp_path):
     held_out = predict(a, b, via=moved.alignment, calibrate=own)
     advice = moved.alignment.provenance.advice
     assert held_out.mean.found == pytest.approx(advice["found"], abs=1e-6), "the same inputs were held out"
-    with pytest.raises(SettingError, match="nothing would look at these inputs"):
+    with pytest.raises(SettingError, match="nothing would use these inputs"):
         transport(tuned, base=a, onto=b, method="naive", calibrate=own)

@@ -73,8 +73,9 @@ def test_every_preset_finds_something_that_can_be_kept_and_used(method, case, fo
     moved = transport(tuned(case), base=made(case, 1), onto=made(case, 2), via=pi).save(tmp_path / "moved")
     result, target, base = (Model.open(path) for path in (moved, made(case, 2), made(case, 1)))
     fine, folding = Model.open(tuned(case)), NormFolding(pi)
-    for name, layout in base.under(pi.provenance.policy).architecture.backbone.items():
-        if name in pi.folds or folding.is_part(name) or folding.is_diagonal(name, layout):
+    architecture = base.under(pi.provenance.policy).architecture
+    for name, layout in architecture.backbone.items():
+        if name in pi.folds or folding.is_part(name) or folding.is_rotated_scale(name, architecture):
             continue  # moved together with a norm: test_functional
         task = fine.read(name) - base.read(name)
         assert np.allclose(result.read(name), target.read(name) + pi.move(task, layout), atol=1e-6), name

@@ -455,7 +455,7 @@ def test_whisper_hears_sounds_and_says_something_else(made):
     heard = joined(probes, "input_features")
     assert heard.shape[1:] == (subject.settings["num_mel_bins"], 2 * subject.settings["max_source_positions"])
     assert (joined(probes, "decoder_input_ids")[:, 0] == subject.settings["decoder_start_token_id"]).all()
-    assert probes.about.startswith("8 made-up sounds; 8 sequences of random frequent tokens")
+    assert probes.about.startswith("8 synthetic sounds; 8 sequences of random frequent tokens")
 
 
 def test_images_of_two_models_of_one_architecture_are_the_same(made):

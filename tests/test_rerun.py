@@ -65,7 +65,19 @@ def test_the_story_of_a_repetition_is_as_good(cli, inputs, tmp_path):
 def test_with_a_pi_or_without_it(cli, inputs, tmp_path):
     """The file of π is used if it is there, and the same π is found again if it is gone."""
     pi = tmp_path / "pi.safetensors"
-    cli("align", inputs["a"], inputs["b"], "-o", pi, "--method", "tied", "--restarts", "1", "--sweeps", "3")
+    cli(
+        "align",
+        inputs["a"],
+        inputs["b"],
+        "-o",
+        pi,
+        "--method",
+        "tied",
+        "--restarts",
+        "1",
+        "--max-sweeps",
+        "3",
+    )
     code, _, err = run(cli, inputs, "--via", pi, "-o", tmp_path / "first")
     assert code == 0, err
     metadata = tmp_path / "first" / "transfusion.json"
@@ -121,7 +133,7 @@ def test_an_output_that_comes_out_otherwise_fails_the_verification(cli, inputs, 
     metadata.write_text(json.dumps(info))
     code, _, err = cli("transport", "--from", metadata, "-o", tmp_path / "again")
     assert code == VerificationError.exit_code == 3
-    assert "model.safetensors came out otherwise" in err
+    assert "model.safetensors differ from the files that" in err
     assert not (tmp_path / "again").exists()
 
 
@@ -139,7 +151,7 @@ def test_moved_inputs_are_found_by_their_full_path(inputs, tmp_path, monkeypatch
 
 
 def test_what_is_no_story_is_refused(cli, inputs, tmp_path):
-    with pytest.raises(CheckpointError, match="not the story"):
+    with pytest.raises(CheckpointError, match="not the metadata"):
         Rerun.of(inputs["a"] / "config.json")
     with pytest.raises(CheckpointError, match="no such file"):
         Rerun.of(tmp_path / "nowhere.json")
@@ -155,7 +167,7 @@ def test_whatever_a_story_says_itself_is_refused_beside_it(said, cli, inputs, tm
     run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
     code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again", *said)
     assert code == 2
-    assert f"--from says already what {said[0]} is" in err
+    assert f"--from decides {said[0]}" in err
 
 
 def test_a_dry_run_of_a_repetition_writes_nothing(cli, inputs, tmp_path):
@@ -188,12 +200,12 @@ def test_inputs_that_were_moved_are_given_by_their_new_places(cli, inputs, tmp_p
     assert weights(tmp_path / "again") == weights(tmp_path / "first")
     code, _, err = cli("transport", "--from", metadata, *new, "-o", tmp_path / "third")
     assert code == 0, err
-    assert "so it is found again" in err
+    assert "so A and B are aligned again" in err
 
 
 def test_as_many_fine_tunes_as_the_story_tells_of(cli, inputs, tmp_path):
     run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
-    with pytest.raises(SettingError, match=r"2 fine-tune\(s\) given, and .* tells of 1"):
+    with pytest.raises(SettingError, match=r"2 fine-tune\(s\) given, and .* records 1"):
         Rerun.of(tmp_path / "first", finetuned=["one", "two"])
 
 

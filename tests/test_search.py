@@ -33,6 +33,7 @@ from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.threads import Threads
 
 TINY = ("vit", "bert", "bert-pretraining", "llama", "gpt2")
@@ -127,7 +128,10 @@ def test_guarded_goes_home_if_all_its_starts_end_below_the_identity(searching, m
 def test_the_number_of_threads_changes_nothing(method, case, opened):
     a, b = opened(case, 1), opened(case, 2)
     advice = method == "guarded"
-    found = [align(a, b, method=method, jobs=jobs, seed=4, advice=advice) for jobs in (1, 2, 3, 1)]
+    found = [
+        align(a, b, method=method, resources=Resources(jobs=jobs), seed=4, advice=advice)
+        for jobs in (1, 2, 3, 1)
+    ]
     assert len({pi.digest for pi in found}) == 1
     assert len({pi.provenance.objective for pi in found}) == 1
     assert all(pi.provenance.advice == found[0].provenance.advice for pi in found)
@@ -136,7 +140,7 @@ def test_the_number_of_threads_changes_nothing(method, case, opened):
 
 def test_threads_are_given_back(opened):
     before = torch.get_num_threads()
-    align(opened("vit", 1), opened("vit", 2), method="transfusion", jobs=2)
+    align(opened("vit", 1), opened("vit", 2), method="transfusion", resources=Resources(jobs=2))
     assert torch.get_num_threads() == before
 
 
@@ -179,14 +183,14 @@ def test_each_restart_goes_another_way_and_the_best_is_told(searching):
 def proposals(monkeypatch):
     """Every proposal that is asked for: the trial's maps at the time, by block."""
     made = []
-    propose = block_solutions._propose
+    propose = block_solutions._solve
 
     def noted(context, task):
         block, now = task
         made.append((block, dict(now.maps)))
         return propose(context, task)
 
-    monkeypatch.setattr(block_solutions, "_propose", noted)
+    monkeypatch.setattr(block_solutions, "_solve", noted)
     return made
 
 
@@ -372,7 +376,7 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
         turn["now"] += 1
         return BlockSolution({"layer.0.y": states[turn["now"] % 3]})
 
-    monkeypatch.setattr(block_solutions, "_propose", propose)
+    monkeypatch.setattr(block_solutions, "_solve", propose)
     monkeypatch.setattr(search, "_due", lambda trial, block: True)
     found = search.run()
     assert found.still

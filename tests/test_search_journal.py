@@ -96,13 +96,13 @@ def test_no_sweep_of_a_resumed_search_looks_at_more_than_the_undisturbed_one(
     name, made, tmp_path, monkeypatch
 ):
     asked = []
-    propose = block_solutions._propose
+    propose = block_solutions._solve
 
     def noted(context, task):
         asked.append(str(task[0]))
         return propose(context, task)
 
-    monkeypatch.setattr(block_solutions, "_propose", noted)
+    monkeypatch.setattr(block_solutions, "_solve", noted)
     models = made("vit", 1), made("vit", 2)
     steps = Stopping()
     align(*models, method=METHODS[name], on_step=steps, advice=False)

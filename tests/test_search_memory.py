@@ -1,4 +1,4 @@
-"""Budgets: how much memory aligning takes, and that a limit changes nothing but that."""
+"""The memory of a search: what is planned from headers, and that a limit changes nothing but memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import parse_bytes
 from transfusion.runtime.engines import LocalEngine
-from transfusion.runtime.resources import PROGRAM, WORKER
+from transfusion.runtime.memory_budget import PROGRAM, WORKER, MemoryBudget
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.threads import Threads
 
 GUARDED = preset("guarded")
@@ -49,7 +50,7 @@ def test_threads_come_first_and_kept_gains_have_the_rest(weights, threads):
     free = SearchMemory.of(weights, GUARDED, 7)
     for spare in (0, 1000, free.block - 1):
         memory = PROGRAM + threads * free.block + spare
-        budget = SearchMemory.of(weights, GUARDED, 7, memory)
+        budget = SearchMemory.of(weights, GUARDED, 7, MemoryBudget(memory))
         assert budget.threads == threads
         assert budget.total <= memory
         assert budget.kept == min(
@@ -59,17 +60,18 @@ def test_threads_come_first_and_kept_gains_have_the_rest(weights, threads):
 
 def test_too_little_memory_is_refused_with_the_least_that_would_do(weights):
     least = PROGRAM + SearchMemory.of(weights, GUARDED, 1).block
-    SearchMemory.of(weights, GUARDED, 1, least)
-    with pytest.raises(SettingError, match="is too little: .* at a time, and the program") as info:
-        SearchMemory.of(weights, GUARDED, 1, least - 1)
-    SearchMemory.of(weights, GUARDED, 1, parse_bytes(info.value.hint.removeprefix("give at least ")))
+    SearchMemory.of(weights, GUARDED, 1, MemoryBudget(least))
+    with pytest.raises(SettingError, match="is too little: .* takes .*, and the program itself") as info:
+        SearchMemory.of(weights, GUARDED, 1, MemoryBudget(least - 1))
+    enough = parse_bytes(info.value.hint.removeprefix("give at least "))
+    SearchMemory.of(weights, GUARDED, 1, MemoryBudget(enough))
 
 
 def test_a_limit_changes_nothing_but_the_memory(llamas):
     least = PROGRAM + SearchMemory.of(WeightPair(*llamas), GUARDED, 1).block
-    free = align(*llamas, jobs=2)
+    free = align(*llamas, resources=Resources(jobs=2))
     for memory in (least, 2 * least):
-        found = align(*llamas, memory=memory, jobs=2)
+        found = align(*llamas, resources=Resources(jobs=2, memory=memory))
         assert found.digest == free.digest
         assert found.provenance == free.provenance
 
@@ -93,7 +95,7 @@ def test_a_plan_is_known_from_the_headers(llamas, monkeypatch):
 )
 def test_what_holds_whole_models_cannot_be_limited_nor_sent(method, asked, named, llamas):
     with pytest.raises(SettingError, match=f"{named}: the method {method} holds whole models"):
-        align(*llamas, method=method, **asked)
+        align(*llamas, method=method, resources=Resources(**asked))
 
 
 def test_workers_elsewhere_have_no_device(weights):
@@ -108,7 +110,7 @@ def test_an_engine_that_is_there_must_fit(llamas):
         pytest.raises(SettingError, match=r"enough for 1 thread\(s\), and the engine has 2"),
         Threads.opened(2) as two,
     ):
-        align(*llamas, memory=least, engine=LocalEngine(two))
+        align(*llamas, resources=Resources(LocalEngine(two), memory=least))
 
 
 def test_the_command_line_plans_and_keeps_to_it(cli, made, tmp_path):
@@ -136,7 +138,7 @@ def test_what_does_not_fit_is_spilled_and_comes_out_the_same(case, made, monkeyp
         monkeypatch.setattr(place, "HUGE", 24)
     monkeypatch.setattr(gains_on_disk, "PER_UNIT", 0)
     models = made(case, 1), made(case, 2)
-    free = align(*models, jobs=1)
+    free = align(*models, resources=Resources(jobs=1))
     spilt = []
     honest = gains_on_disk.rows_at_a_time
 
@@ -147,7 +149,7 @@ def test_what_does_not_fit_is_spilled_and_comes_out_the_same(case, made, monkeyp
 
     for place in ("blocks", "block_solutions"):
         monkeypatch.setattr(f"transfusion.matching.{place}.rows_at_a_time", tight)
-    found = align(*models, jobs=2)
+    found = align(*models, resources=Resources(jobs=2))
     assert spilt
     assert found.digest == free.digest
 
@@ -208,14 +210,15 @@ sys.path.insert(0, "benchmarks")
 from scale.models import Size, pair
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.matching.alignment_run import align
-from transfusion.runtime.resources import PROGRAM
+from transfusion.runtime.memory_budget import PROGRAM
 from transfusion.matching.search_memory import SearchMemory
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 a, b = pair(Path(sys.argv[1]), Size("s", 6, 640, 2560, 10, 5, 32000), related=True)
 free = SearchMemory.of(WeightPair(Model.open(a), Model.open(b)), preset("guarded"), 1)
 memory = int((PROGRAM + free.block) * float(sys.argv[2]))
-align(a, b, memory=memory)
+align(a, b, resources=Resources(memory=memory))
 peak = next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmHWM"))
 print(memory, peak)
 """

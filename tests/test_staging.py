@@ -24,6 +24,7 @@ from transfusion.checkpoint.staging import StagingFolder, open_staging
 from transfusion.errors import CheckpointError, OutputError
 from transfusion.live.building import build
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.transport_run import transport
 
@@ -109,7 +110,7 @@ def test_the_output_has_the_shards_of_b(inputs, undisturbed):
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_any_number_of_threads_writes_the_same(jobs, inputs, undisturbed, tmp_path):
-    prepared(inputs).save(tmp_path / "moved", jobs=jobs)
+    prepared(inputs).save(tmp_path / "moved", resources=Resources(jobs=jobs))
     assert content(tmp_path / "moved") == content(undisturbed)
 
 
@@ -227,13 +228,13 @@ def test_killed_at_any_moment_the_old_output_is_whole_and_the_next_run_goes_on(
     place = written_by_us(tmp_path / "moved", {"config.json": "the old one"})
     with monkeypatch.context() as patch:
         kill_at(patch, owner, name, call, after=after)
-        dies(lambda: prepared(inputs).save(place, force=True, jobs=1))
+        dies(lambda: prepared(inputs).save(place, force=True, resources=Resources(jobs=1)))
     published = name == "publish" and after
     if published:
         assert content(place) == content(undisturbed)
     else:
         assert (place / "config.json").read_text() == "the old one"
-    prepared(inputs).save(place, force=True, jobs=1)
+    prepared(inputs).save(place, force=True, resources=Resources(jobs=1))
     assert content(place) == content(undisturbed)
     assert [path.name for path in tmp_path.iterdir()] == ["moved"], "something was left behind"
 
@@ -245,7 +246,7 @@ def test_an_output_that_was_replaced_is_not_taken_for_a_finished_one(
     place = prepared(inputs, alpha=0.5).save(tmp_path / "moved")
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "publish", 1, after=True)
-        dies(lambda: prepared(inputs).save(place, force=True, jobs=1))
+        dies(lambda: prepared(inputs).save(place, force=True, resources=Resources(jobs=1)))
     assert content(place) == content(undisturbed)
     prepared(inputs).save(place, force=True)
     assert content(place) == content(undisturbed)
@@ -254,7 +255,7 @@ def test_an_output_that_was_replaced_is_not_taken_for_a_finished_one(
 def test_what_was_finished_is_not_made_again(inputs, undisturbed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "finish", 3, after=True)
-        dies(lambda: prepared(inputs).save(tmp_path / "moved", jobs=1))
+        dies(lambda: prepared(inputs).save(tmp_path / "moved", resources=Resources(jobs=1)))
     made: list[str] = []
     moved = prepared(inputs)
     moved.save(tmp_path / "moved", on_tensor=made.append)
@@ -271,7 +272,7 @@ def test_a_shard_made_from_other_inputs_is_never_used(changed, inputs, made, tmp
     """Between the two runs something changed: the output is that of a run with the new inputs alone."""
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "finish", 3, after=True)
-        dies(lambda: prepared(inputs).save(tmp_path / "moved", jobs=1))
+        dies(lambda: prepared(inputs).save(tmp_path / "moved", resources=Resources(jobs=1)))
     now, more = dict(inputs), {}
     if changed == "alpha":
         more = {"alpha": 0.5}
@@ -345,7 +346,7 @@ def _slightly_other(folder: Path, place: Path) -> Path:
 def test_a_damaged_journal_is_believed_up_to_the_damage(damage, inputs, undisturbed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "finish", 2, after=True)
-        dies(lambda: prepared(inputs).save(tmp_path / "moved", jobs=1))
+        dies(lambda: prepared(inputs).save(tmp_path / "moved", resources=Resources(jobs=1)))
     journal = tmp_path / ".moved.partial" / "journal.jsonl"
     journal.write_text(damage(journal.read_text()))
     prepared(inputs).save(tmp_path / "moved")
@@ -355,7 +356,7 @@ def test_a_damaged_journal_is_believed_up_to_the_damage(damage, inputs, undistur
 def test_a_truncated_shard_is_made_again(inputs, undisturbed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "finish", 2, after=True)
-        dies(lambda: prepared(inputs).save(tmp_path / "moved", jobs=1))
+        dies(lambda: prepared(inputs).save(tmp_path / "moved", resources=Resources(jobs=1)))
     shard = sorted((tmp_path / ".moved.partial" / "output").glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-1])
     prepared(inputs).save(tmp_path / "moved")

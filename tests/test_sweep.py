@@ -95,7 +95,7 @@ def test_a_head_of_its_own_comes_along_whole(made, tmp_path):
 
 
 def test_an_adapter_is_folded_in(made, tmp_path):
-    from test_folded import adapted, lora
+    from test_folded_adapters import adapted, lora
 
     a, b = made("llama", 1), made("llama", 2)
     adapter = adapted(a, tmp_path / "adapter", lora())
@@ -106,6 +106,10 @@ def test_an_adapter_is_folded_in(made, tmp_path):
         whole = transport(adapter, base=a, onto=b, via=pi, alpha=point.alpha, full=True)
         saved = whole.save(tmp_path / f"{point.alpha}")
         assert point.scores.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
+    again = sweep(adapter, onto=b, via=pi, data=data, alphas=[0.5, 1], naive=False)
+    assert again == found  # A is the base that the adapter's configuration names
+    with pytest.raises(SettingError, match="`base`: the model that was fine-tuned is not given"):
+        sweep(b, onto=b, via=pi, data=data)
 
 
 def test_models_in_memory_and_a_rotation(made, tmp_path):
@@ -182,7 +186,7 @@ def test_refusals(made, tmp_path):
         sweep(tuned, **job, alphas=[-1])
     with pytest.raises(SettingError, match="too coarse"):
         sweep(tuned, **job, dtype=torch.float16)
-    with pytest.raises(SettingError, match="residual: says how to align"):
+    with pytest.raises(SettingError, match="`residual` says how to align"):
         sweep(tuned, **job, via=align(a, b, advice=False), residual="tied")
     with pytest.raises(MismatchError, match="there is nothing to move"):
         sweep(a, **job, via=align(a, b, advice=False), trust_base=True)

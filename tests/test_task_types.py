@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from families import CASES
-from test_folded import adapted, lora
+from test_folded_adapters import adapted, lora
 from transfusion.architecture.families import all_families
 from transfusion.architecture.naming import Naming
 from transfusion.data.dataset import Dataset

@@ -16,6 +16,7 @@ from transfusion.errors import AlignmentError, MismatchError, OutputError, Setti
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import Action
 from transfusion.transportation.task_vector import TaskVector
@@ -346,7 +347,7 @@ def test_an_alpha_that_makes_no_sense_is_refused(alpha, made):
         ({"residual": "loose"}, "residual = 'loose' is not a choice"),
         ({"inner": "loose"}, "inner = 'loose' is not a choice"),
         ({"seed": -1}, "a seed cannot be negative"),
-        ({"device": "moon"}, "device 'moon' cannot be used here"),
+        ({"resources": Resources(device="moon")}, "device 'moon' cannot be used here"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting, shown, made):
@@ -437,7 +438,7 @@ def test_applying_an_untied_pi_is_refused_with_the_reason(made):
     pi = align(made("vit"), made("vit"), method="random", residual="untied")
     with pytest.raises(AlignmentError, match="different maps before and after 6 shortcut") as caught:
         apply(pi, made("vit"))
-    assert "--residual tied" in str(caught.value.hint)
+    assert '`residual="tied"`' in str(caught.value.hint)
 
 
 def test_applying_to_other_weights_is_refused(made, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import transfusion
-from test_proposal import GRAIN, Mills
+from test_drafting import GRAIN, Mills
 from transfusion.architecture import families
 from transfusion.architecture.families import register_file
 from transfusion.errors import ArchitectureError, CheckpointError

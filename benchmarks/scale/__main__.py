@@ -30,7 +30,7 @@ from scale.comparing import between, floor, predicted
 from scale.models import SIZES, pair
 from scale.running import Task
 from scale.watching import Run, watched
-from transfusion.transportation.planning.machine_benchmark import measure
+from transfusion.runtime.machine import Machine
 
 LIMITS = {"tiny": 400_000_000, "0.1B": 1_000_000_000, "0.3B": 1_000_000_000, "1.1B": 3_000_000_000}
 """Bytes that a run gets by with."""
@@ -82,7 +82,7 @@ def about() -> dict[str, Any]:
 
 def on_threads(folder: Path, name: str, sweeps: int) -> list[dict[str, Any]]:
     """Without a limit, within one, and where there is something to be found."""
-    before = measure(folder)
+    before = Machine.measure(folder)
     runs = []
     planted = [] if name == LARGE else [("planted", True, None)]
     for what, related, memory in (
@@ -95,7 +95,7 @@ def on_threads(folder: Path, name: str, sweeps: int) -> list[dict[str, Any]]:
         runs.append((what, watched(task)))
         say(f"{name} {what}", runs[-1][1])
     require_same(runs[0][1], runs[1][1], f"{name} in little memory")
-    machine = between(before, measure(folder))
+    machine = between(before, Machine.measure(folder))
     lowest = floor(a, b, SIZES[name], machine, THREADS).as_dict()
     return [
         {

@@ -1,11 +1,11 @@
-"""What runs are compared with: the floor, the plan, and each other."""
+"""What runs are compared with: the floor, the estimate of `transfusion plan`, and each other."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,17 @@ import torch
 
 from scale.models import Size
 from scale.watching import Run
-from transfusion.matching.methods import SearchStart, preset
-from transfusion.matching.search import Search
+from transfusion.matching.blocks import blocks
+from transfusion.matching.methods import preset
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.engines import LocalEngine
-from transfusion.runtime.threads import Threads
-from transfusion.transportation.planning.cost_plan import plan
-from transfusion.transportation.planning.costs import Costs
-from transfusion.transportation.planning.machine import Machine
-from transfusion.transportation.planning.sweep_cost import Rehearsed
+from transfusion.runtime.machine import Machine
+from transfusion.transportation.estimate import assignments_of, plan, products_of
 
 
 @dataclass(frozen=True)
 class Floor:
-    """One pass of all gains at the speed of this machine's products, and one of assignments."""
+    """The least that a sweep can take: all products and all assignments once, at this machine's speed."""
 
     operations: float
     speed: float
@@ -46,19 +42,17 @@ class Floor:
 
 
 def floor(a: Path, b: Path, size: Size, machine: Machine, threads: int) -> Floor:
-    """No sweep that looks at everything can take less."""
+    """Return the floor of a sweep that visits every block."""
     method = preset("guarded")
     weights = WeightPair(*(Model.open(place).under(method.policy) for place in (a, b)))
-    search = Search(weights, method, seed=0, engine=LocalEngine(Threads(1)))
-    blocks = Rehearsed(search, Costs(weights), set()).sweep(SearchStart.IDENTITY).parallel_groups
-    works = [task.work for parallel_group in blocks for task in parallel_group]
-    assigned = sum(n * machine.assigning(size) for work in works for size, n in work.assignments.items())
-    operations = sum(work.flops for work in works)
+    found = blocks(weights, method)
+    operations = sum(products_of(weights, block) for block in found)
+    assigned = sum(assignments_of(weights, block) for block in found) / machine.operations_per_second
     return Floor(operations, _speed(size, threads), assigned / threads)
 
 
 def _speed(size: Size, threads: int) -> float:
-    """The best of three products as large as those of this size."""
+    """Return the operations per second of the best of three products as large as those of this size."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     left, right = torch.randn(size.ffn, size.width), torch.randn(size.ffn, size.width)
@@ -72,29 +66,36 @@ def _speed(size: Size, threads: int) -> float:
 
 
 def predicted(run: Run, machine: Machine) -> dict[str, Any]:
-    """What a plan says of a run on threads: the seconds that pass, those of one core, and the memory."""
+    """Return the estimate of a run on threads: the seconds that pass, those of one core, and the memory."""
     task = run.task
     asked: dict[str, Any] = {"machine": machine, "sweeps": max(1, run.sweeps), "memory": task.memory}
-    if task.related:
-        asked["moving"] = (0.0,)
     both = [plan(task.a, task.b, cores=cores, **asked) for cores in (task.jobs, 1)]
-    seconds, busy = ({one.name: one.seconds for one in each.phases if one.counted} for each in both)
+    seconds, busy = ({phase.name: phase.seconds for phase in each.phases} for each in both)
     return {"seconds": seconds, "busy": busy, "memory": both[0].memory["total"]}
 
 
+def in_phases(measured: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a run by the phases of an estimate."""
+    names = {"opening": "", "sweep 1": "first sweep", "advice": "advice"}
+    total: dict[str, float] = {}
+    for name, seconds in measured.items():
+        other = "later sweeps" if name.startswith("sweep") else "hash and compare"
+        if phase := names.get(name, other):
+            total[phase] = total.get(phase, 0.0) + seconds
+    return total
+
+
 def between(one: Machine, other: Machine) -> Machine:
-    """The middle of two measurements."""
-    times = ("assignments", "candidates")
-    names = [each.name for each in fields(Machine) if each.name not in ("cores", *times)]
-    middle: dict[str, Any] = {name: math.sqrt(getattr(one, name) * getattr(other, name)) for name in names}
-    for name in times:
-        first, second = getattr(one, name), getattr(other, name)
-        middle[name] = {size: math.sqrt(first[size] * second[size]) for size in first}
-    return replace(one, **middle)
+    """Return the geometric mean of two measurements."""
+    return Machine(
+        one.cores,
+        math.sqrt(one.operations_per_second * other.operations_per_second),
+        math.sqrt(one.bytes_per_second * other.bytes_per_second),
+    )
 
 
 def growth(points: Sequence[tuple[float, float]]) -> float | None:
-    """The power of the first by which the second grows: a line through the logarithms."""
+    """Return the power of the first by which the second grows: a line through the logarithms."""
     if len(points) < 2:
         return None
     xs, ys = ([math.log(value) for value in column] for column in zip(*points, strict=True))
@@ -103,7 +104,7 @@ def growth(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def ratios(info: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Predicted over measured, phase by phase, and of all together."""
+    """Return predicted over measured seconds, by phase and of all together."""
     both = [name for name in measured if name in info]
     found = {name: info[name] / measured[name] for name in both}
     return {**found, "all": sum(info[name] for name in both) / sum(measured[name] for name in both)}

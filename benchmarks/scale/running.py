@@ -83,7 +83,7 @@ def run(task: Task) -> None:
             on_sweep=lambda trial: watch.done(f"sweep {trial.sweeps}"),
         )
         assert search.in_place
-        watch.done("kinship")
+        watch.done("in place")
         assert search.identity
         watch.done("identity")
         trial = search.run()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scale.comparing import growth, ratios
+from scale.comparing import growth, in_phases, ratios
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = {"scale": DOCS / "scale.md", "plan": DOCS / "verbs" / "plan.md"}
@@ -38,7 +38,7 @@ def threads(info: dict[str, Any]) -> str:
         rows.append(
             (
                 f"{one['size']} {one['what']}",
-                *(_s(run["seconds"].get(name)) for name in ("hashing", "kinship", "identity")),
+                *(_s(run["seconds"].get(name)) for name in ("hashing", "in place", "identity")),
                 ", ".join(f"{seconds:.1f}" for seconds in sweeps.values()),
                 _s(run["seconds"].get("advice")),
                 _gb(run["peak"]),
@@ -48,7 +48,7 @@ def threads(info: dict[str, Any]) -> str:
                 f"{run['found']:.1%}" if run["found"] is not None else "",
             )
         )
-    head = "pair, hashing, kinship, identity, sweeps (s), advice, peak memory, limit, floor of a sweep"
+    head = "pair, hashing, in place, identity, sweeps (s), advice, peak memory, limit, floor of a sweep"
     return table([*head.split(", "), "share of the floor, dearest sweep", "units found"], rows)
 
 
@@ -90,20 +90,22 @@ def cluster(info: dict[str, Any]) -> str:
 
 
 def compared(info: dict[str, Any]) -> str:
-    """Predicted beside measured: seconds that passed, and seconds of one core's work."""
+    """Return estimates beside measurements: seconds that passed, and seconds of one core's work."""
     rows = []
     for one in info["local"]:
         run, plan = one["run"], one["predicted"]
-        wall, busy = (ratios(plan[kind], run[kind]) for kind in ("seconds", "busy"))
+        measured = in_phases(run["seconds"])
+        wall = ratios(plan["seconds"], measured)
+        busy = ratios(plan["busy"], in_phases(run["busy"]))
         for name in wall:
-            told_s, real = (
+            estimated, real = (
                 sum(times[each] for each in wall if each != "all") if name == "all" else times[name]
-                for times in (plan["seconds"], run["seconds"])
+                for times in (plan["seconds"], measured)
             )
             what = f"{one['size']} {one['what']}"
-            rows.append((what, name, _s(told_s), _s(real), f"{wall[name]:.2f}", f"{busy[name]:.2f}"))
+            rows.append((what, name, _s(estimated), _s(real), f"{wall[name]:.2f}", f"{busy[name]:.2f}"))
         rows.append((what, "memory", _gb(plan["memory"]), _gb(run["peak"]), _ratio(plan, run), ""))
-    head = ("pair", "phase", "predicted", "measured", "ratio", "ratio of processor seconds")
+    head = ("pair", "phase", "estimated", "measured", "ratio", "ratio of processor seconds")
     return table(head, rows)
 
 

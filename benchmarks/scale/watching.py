@@ -116,7 +116,7 @@ def hands(pid: int) -> list[int]:
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and (stat := _stat(place)) is not None:
             parents[int(place.name)] = int(stat[1])
-            if _command(place).startswith("ray::Hand"):
+            if _command(place).startswith("ray::RayWorker"):
                 named.append(int(place.name))
     return [one for one in named if pid in _ancestors(one, parents)]
 

@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from transfusion.model.model import Model
     from transfusion.reporting.build_report import report
     from transfusion.reporting.description import inspect
+    from transfusion.runtime.resources import Resources
     from transfusion.transportation.applied_model import apply
-    from transfusion.transportation.planning.cost_plan import plan
+    from transfusion.transportation.estimate import plan
+    from transfusion.transportation.rerun import rerun
     from transfusion.transportation.transport_run import merge, transport
     from transfusion.verification.equivalence import predict, verify
 
 __all__ = [
     "Alignment",
     "Model",
+    "Resources",
     "TransfusionError",
     "__version__",
     "align",
@@ -43,6 +46,7 @@ __all__ = [
     "plan",
     "predict",
     "report",
+    "rerun",
     "sweep",
     "transport",
     "verify",
@@ -51,6 +55,7 @@ __all__ = [
 _HOMES = {
     "Alignment": "alignment.alignment",
     "Model": "model.model",
+    "Resources": "runtime.resources",
     "TransfusionError": "errors",
     "align": "matching.alignment_run",
     "apply": "transportation.applied_model",
@@ -59,9 +64,10 @@ _HOMES = {
     "fewshot": "evaluation.fewshot_alpha",
     "inspect": "reporting.description",
     "merge": "transportation.transport_run",
-    "plan": "transportation.planning.cost_plan",
+    "plan": "transportation.estimate",
     "predict": "verification.equivalence",
     "report": "reporting.build_report",
+    "rerun": "transportation.rerun",
     "sweep": "evaluation.alpha_sweep",
     "transport": "transportation.transport_run",
     "verify": "verification.equivalence",

@@ -2,16 +2,16 @@
 
     TransfusionError
     ├── LayoutError        a layout string, or a tensor that does not fit its layout
-    ├── ArchitectureError  a model that no table describes, or that a table describes wrongly
+    ├── ArchitectureError  a model that no table describes, or a wrong table
     ├── CheckpointError    a file or folder that cannot be read as a model
     ├── MismatchError      two inputs that do not belong together
     ├── AlignmentError     a file of π that is damaged, or made for something else
     ├── AdapterError       an adapter that cannot be moved
     ├── DataError          examples that a model cannot be measured on
-    ├── OutputError        a place that cannot, or must not, be written
-    ├── SettingError       an argument that makes no sense
+    ├── OutputError        a path that cannot, or must not, be written
+    ├── SettingError       an argument that is wrong
     ├── LibraryError       an optional library that is needed and not installed
-    ├── ClusterError       workers elsewhere that cannot be had, or do not last
+    ├── ClusterError       workers that cannot be started, or that died
     └── VerificationError  two computations that should agree and do not
 
 The command line prints the message and the hint, never a traceback (unless
@@ -74,11 +74,11 @@ class DataError(TransfusionError):
 
 
 class OutputError(TransfusionError):
-    """A place that cannot, or must not, be written."""
+    """A path that cannot, or must not, be written."""
 
 
 class SettingError(TransfusionError):
-    """An argument that makes no sense, whatever the models."""
+    """An argument that is wrong, whatever the models."""
 
     exit_code = 2
 
@@ -88,7 +88,7 @@ class LibraryError(TransfusionError):
 
 
 class ClusterError(TransfusionError):
-    """Workers in other processes or on other machines that cannot be had, or do not last."""
+    """Workers in other processes or on other machines that cannot be started, or that died."""
 
 
 class VerificationError(TransfusionError):
@@ -98,7 +98,7 @@ class VerificationError(TransfusionError):
 
 
 def listing(items: Iterable[object], limit: int = 8) -> str:
-    """The first few of ``items`` for an error text, and how many were left out."""
+    """Join the first few of ``items`` for an error message, and say how many were left out."""
     texts = [str(item) for item in items]
     shown = ", ".join(texts[:limit])
     return f"{shown} and {len(texts) - limit} more" if len(texts) > limit else shown

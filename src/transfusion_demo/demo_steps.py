@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transfusion.alignment.alignment import Alignment
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.output_record import OutputRecord
-from transfusion.transportation.transport_plan import TransportPlan
-from transfusion.verification.equivalence import predict, verified_model
+from transfusion.transportation.transport_run import transport
+from transfusion.verification.equivalence import predict
 from transfusion_demo.output_folder import write_result
 from transfusion_demo.results import DemoRow, DemoScores, DemoTests, evaluation, measure_curve, sweep
 
@@ -21,15 +18,11 @@ REPORTED_METHOD = "functional"
 
 
 def move(folder: Path, finetuned: str, method: str, onto: str) -> Path:
-    """Transport a fine-tune of A onto a base in the folder; π and the output record their times."""
+    """Align A with a base in the folder, transport a fine-tune of A onto it, and return the output's path."""
     base, target, pi = folder / "a", folder / onto, pi_path(folder, onto, method)
-    record = RunRecord("align")
-    found = align(base, target, method=method)
-    replace(found, provenance=replace(found.provenance, run=record.run())).save(pi)
-    record = RunRecord("transport")
-    output_record = OutputRecord(settings={"via": str(pi.resolve())}, record=record)
-    moved = TransportPlan.between(base, target, pi).transport(folder / finetuned, output_record=output_record)
-    output: Path = moved.save(folder / f"{onto}-{method}")
+    output = folder / f"{onto}-{method}"
+    align(base, target, method=method, output=pi)
+    transport(folder / finetuned, base=base, onto=target, via=pi, output=output)
     return output
 
 
@@ -74,8 +67,6 @@ def sweep_alpha(
 
 
 def predict_activations(folder: Path) -> None:
-    """Measure how much of B's activations the reported π predicts, and write it, as `verify` would."""
-    record, pi_file = RunRecord("verify"), pi_path(folder, "b", REPORTED_METHOD)
-    a, b, pi = folder / "a", folder / "b", Alignment.load(pi_file)
-    found = predict(a, b, via=pi)
-    write_result(folder, record, {**verified_model(str(a), pi, pi_file), "b": str(b), **found.metadata()})
+    """Measure how much of B's activations the reported π predicts, and write it as `verify` does."""
+    pi = pi_path(folder, "b", REPORTED_METHOD)
+    predict(folder / "a", folder / "b", via=pi, output=folder / "verify.json")

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import write_json
-from transfusion.evaluation.interpolation import alignment_records, barrier
+from transfusion.evaluation.barrier_run import barriers
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.applied_model import apply
 from transfusion.verification.equivalence import verify
 from transfusion_demo.demo_steps import evaluate_models, move, pi_path, predict_activations, sweep_alpha
-from transfusion_demo.output_folder import write_result
 from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
 from transfusion_demo.training import TrainingSchedule, draw, fit
 
@@ -252,27 +250,20 @@ def run(
     onto_successor = demo.evaluate("successor", shuffled, moved_on, own, "evaluation-successor")
     say("measuring other values of α, and the barrier between A and B …")
     by_alpha = demo.sweep(b, moved)
-    barriers = measure_barrier(folder)
+    ends, data, pi = (
+        (folder / "a", folder / "b"),
+        folder / "support.safetensors",
+        pi_path(folder, "b", "guarded"),
+    )
+    between = barriers(*ends, data=data, via=pi, points=7, output=folder / "barrier.json")
     predict_activations(folder)
     return {
         "onto_b": onto_b,
         "onto_successor": onto_successor,
         "sweep": by_alpha,
-        "barrier": {curve["label"]: curve["height"] for curve in barriers["curves"]},
+        "barrier": {curve["label"]: curve["height"] for curve in between.metadata()["curves"]},
         "proof": difference,
     }
-
-
-def measure_barrier(folder: Path) -> dict[str, Any]:
-    """Measure the loss between A and B, and between π(A) and B."""
-    record, ends = RunRecord("barrier"), (folder / "a", folder / "b")
-    plain, moved = (
-        barrier(*ends, via=pi, data=folder / "support.safetensors", points=7)
-        for pi in (None, pi_path(folder, "b", "guarded"))
-    )
-    metadata = alignment_records({"vanilla": plain, "guarded": moved})
-    write_result(folder, record, metadata)
-    return metadata
 
 
 def load(folder: Path) -> Any:

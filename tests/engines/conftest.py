@@ -53,6 +53,6 @@ def two_workers(ray):
 def two(two_workers):
     """Both workers, however long they take to come; one that dies on the way is an error."""
     while two_workers._expected:
-        for info in two_workers._on_result([*two_workers._expected], None):
+        for info in two_workers._wait([*two_workers._expected], None):
             two_workers._welcome(info)
     return two_workers

@@ -25,6 +25,7 @@ from transfusion.model.model import Model, take_hashes
 from transfusion.runtime import ray_engine
 from transfusion.runtime.engines import LocalEngine, open_engine
 from transfusion.runtime.ray_cluster import start
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.threads import Threads
 
 # ── what workers are asked in these tests ────────────────────────────────────────────────────
@@ -100,11 +101,11 @@ def test_a_worker_that_dies_costs_its_piece_only(two, tmp_path):
 
 def test_a_piece_that_kills_every_worker_is_given_up(two, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, "ATTEMPTS", 2)
-    with pytest.raises(ClusterError, match="2 workers died at one piece"):
+    with pytest.raises(ClusterError, match="2 workers died at one task"):
         two.each("always", dying, [tmp_path / "one"])
 
 
-def test_a_complaint_says_where_it_comes_from(two):
+def test_an_error_says_where_it_comes_from(two):
     with pytest.raises(CheckpointError, match=r"^on \S+: x is broken") as info:
         two.each("", complaining, ["x"])
     assert info.value.hint == "mend it"
@@ -193,7 +194,7 @@ def waiting(ray: Waiting) -> ray_engine.RayEngine:
 def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog, monkeypatch):
     ray = Waiting()
     monkeypatch.setattr(ray_engine, "PATIENCE", 100.0)
-    with pytest.raises(ClusterError, match="no worker came within 120 seconds"):
+    with pytest.raises(ClusterError, match="no worker started within 120 seconds"):
         waiting(ray)._next([1], anybody=False)
     assert ray.times == [20.0, 100.0]
     assert "the cluster has no free core" in caplog.text
@@ -239,7 +240,11 @@ def test_a_model_in_memory_cannot_be_sent(made, two):
     states = [Model.open(made("vit", seed)).checkpoint for seed in (1, 2)]
     a, b = ({name: one.read(name) for name in one.tensors} for one in states)
     with pytest.raises(CheckpointError, match="a model in memory cannot be read by other processes"):
-        align(Model.open(a, config=states[0].config), Model.open(b, config=states[0].config), engine=two)
+        align(
+            Model.open(a, config=states[0].config),
+            Model.open(b, config=states[0].config),
+            resources=Resources(two),
+        )
 
 
 # ── alignments ───────────────────────────────────────────────────────────────────────────────
@@ -259,8 +264,8 @@ METHODS = {
 )
 def test_an_alignment_is_the_same_on_every_engine(case, name, made, two):
     models, method = (made(case, 1), made(case, 2)), METHODS[name]
-    here = align(*models, method=method, jobs=2)
-    there = align(*models, method=method, engine=two)
+    here = align(*models, method=method, resources=Resources(jobs=2))
+    there = align(*models, method=method, resources=Resources(two))
     assert there.digest == here.digest
     assert there.provenance == here.provenance
 
@@ -278,9 +283,9 @@ def test_a_gain_that_is_divided_among_workers_is_the_same(made, two, monkeypatch
         ][1],
     )
     models = made("llama", 1), made("llama", 2)
-    there = align(*models, engine=two, advice=False)
+    there = align(*models, resources=Resources(two), advice=False)
     assert max(divided) == 2
-    assert there.digest == align(*models, jobs=1, advice=False).digest
+    assert there.digest == align(*models, resources=Resources(jobs=1), advice=False).digest
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 3), (512, 2), (513, 2), (5632, 4), (14336, 100)])
@@ -313,9 +318,9 @@ def test_a_worker_killed_in_the_middle_of_a_search_changes_nothing(after, made, 
         killed.append(here[0])
         os.kill(here[0], signal.SIGKILL)
 
-    found = align(*models, engine=two, on_step=Interfering(after, kill))
+    found = align(*models, resources=Resources(two), on_step=Interfering(after, kill))
     assert killed
-    assert found.digest == align(*models, jobs=1).digest
+    assert found.digest == align(*models, resources=Resources(jobs=1)).digest
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
@@ -324,7 +329,7 @@ def test_a_file_that_changes_during_the_run_is_noticed(where, made, two, tmp_pat
     a, b = (Path(shutil.copytree(made("llama", seed), tmp_path / str(seed))) for seed in (1, 2))
     file = next(b.glob("*.safetensors"))
     with pytest.raises(CheckpointError, match=f"{file.name}.* changed while it was being read"):
-        align(a, b, engine=engine, on_step=Interfering(3, lambda: os.utime(file, (1, 1))))
+        align(a, b, resources=Resources(engine), on_step=Interfering(3, lambda: os.utime(file, (1, 1))))
 
 
 def test_storage_that_a_worker_does_not_see_is_named(made, two, tmp_path):

@@ -22,13 +22,14 @@ import torch
 import transporting
 from families import CASES, finetuned
 from test_merging import lora
-from test_workshop import in_shards
+from test_staging import in_shards
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Rotation
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model, take_hashes
-from transfusion.runtime.resources import PROGRAM, WORKER, Resources
+from transfusion.runtime.memory_budget import PROGRAM, WORKER
+from transfusion.runtime.resources import Resources
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.output_memory import OutputMemory
@@ -92,7 +93,7 @@ def test_without_ray_one_line_says_how_to_get_it(inputs, tmp_path, cli, monkeypa
     assert "transfusion[ray]" in said
     assert not list(tmp_path.iterdir())
     with pytest.raises(LibraryError):
-        moved(inputs).save(out, engine="ray")
+        moved(inputs).save(out, resources=Resources("ray"))
     assert not list(tmp_path.iterdir())
 
 
@@ -156,7 +157,7 @@ def test_threads_are_as_many_as_fit():
             "threads": threads,
             "memory_in_all": PROGRAM + 1000 + 100 * threads,
         }
-    with pytest.raises(SettingError, match=r"1.1 kB on one thread \(w asks for most\)"):
+    with pytest.raises(SettingError, match=r"one thread \(most of it for w\) takes 1.1 kB"):
         bound.within(Resources(jobs=8, memory=PROGRAM + 1099))
 
 
@@ -179,7 +180,7 @@ def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
     assert code == 0
     assert info["threads"] < 3
     code, text, _ = cli(*begin, "--memory", least, "--dry-run")
-    assert f"of memory for tensors on {info['threads']} thread" in text
+    assert f"of memory on {info['threads']} thread" in text
     more = json.loads(cli(*begin, "--dry-run", "--json")[1])
     assert more["threads"] == 3
     assert more["memory_in_all"] - more["memory"] == info["memory_in_all"] - info["memory"] == PROGRAM
@@ -221,7 +222,7 @@ def test_any_number_of_workers_writes_the_same_files(workers, inputs, tmp_path, 
             monkeypatch.undo()
         on_result: list[str] = []
         output = moved(inputs)
-        output.save(tmp_path / f"by-{jobs}", engine="ray", jobs=jobs, on_tensor=on_result.append)
+        output.save(tmp_path / f"by-{jobs}", resources=Resources("ray", jobs), on_tensor=on_result.append)
         assert hashes(tmp_path / f"by-{jobs}") == wanted
         assert sorted(on_result) == sorted(entry.name for entry in output.entries)
         metadata = json.loads((tmp_path / f"by-{jobs}/transfusion.json").read_text())
@@ -242,7 +243,7 @@ def test_every_kind_of_output_is_the_same(workers, inputs, tmp_path, cli):
     }
     for name, prepare in outputs.items():
         here = prepare().save(tmp_path / "here" / name)
-        there = prepare().save(tmp_path / "there" / name, engine="ray", jobs=2)
+        there = prepare().save(tmp_path / "there" / name, resources=Resources("ray", 2))
         assert here.is_file() == there.is_file() == name.endswith(".safetensors")
         assert hashes(here.parent if here.is_file() else here) == hashes(
             there.parent if there.is_file() else there
@@ -308,7 +309,7 @@ def test_a_worker_that_is_killed_costs_its_shard_only(workers, inputs, tmp_path)
     output = Watched.of(moved(inputs), tmp_path / "signs")
     killer, begun = killing(output, tmp_path / ".there.partial/making")
     on_result: list[str] = []
-    output.save(tmp_path / "there", engine="ray", jobs=2, on_tensor=on_result.append)
+    output.save(tmp_path / "there", resources=Resources("ray", 2), on_tensor=on_result.append)
     killer.join()
     assert any(name.endswith((output.signs / "pid").read_text()) for name in begun)  # half-written
     assert hashes(tmp_path / "there") == wanted
@@ -322,14 +323,14 @@ def test_a_run_that_is_interrupted_is_taken_up_by_any_engine(workers, inputs, tm
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        moved(inputs).save(tmp_path / "there", engine="ray", jobs=2, on_tensor=interrupt)
+        moved(inputs).save(tmp_path / "there", resources=Resources("ray", 2), on_tensor=interrupt)
     kept = tmp_path / ".there.partial/output"
     finished = {file.name: file.stat().st_mtime_ns for file in kept.iterdir()}
     assert 0 < len(finished) < len([name for name in wanted if name.endswith(".safetensors")])
     assert not (tmp_path / "there").exists()
     on_result: list[str] = []
     last = moved(inputs)
-    last.save(tmp_path / "there", jobs=1, on_tensor=on_result.append)
+    last.save(tmp_path / "there", resources=Resources(jobs=1), on_tensor=on_result.append)
     assert hashes(tmp_path / "there") == wanted
     assert len(on_result) < len(last.entries)
     assert last.metadata()["moved"] == len(last.entries)  # what workers had remarked is known
@@ -345,7 +346,7 @@ def test_an_input_that_changes_spoils_the_run(workers, inputs, tmp_path):
         os.utime(sorted(now["tuned"].glob("*.safetensors"))[0], ns=(1, 1))
 
     with pytest.raises(CheckpointError, match="changed while it was being read"):
-        moved({**inputs, **now}).save(tmp_path / "out", engine="ray", jobs=1, on_tensor=meddle)
+        moved({**inputs, **now}).save(tmp_path / "out", resources=Resources("ray", 1), on_tensor=meddle)
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -355,7 +356,7 @@ def test_storage_that_a_worker_does_not_see_is_named(workers, inputs, tmp_path):
     take_hashes(*output.models)
     place.rename(tmp_path / "unmounted")
     with pytest.raises(CheckpointError, match="on .*: .*b/model-00001.* cannot be seen\n.*is not mounted"):
-        output.save(tmp_path / "out", engine="ray", jobs=1)
+        output.save(tmp_path / "out", resources=Resources("ray", 1))
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -365,10 +366,10 @@ def test_a_place_that_a_worker_cannot_write_is_named_and_the_run_goes_on(workers
     with pytest.raises(
         OutputError, match=r"(?s)out could not be written \(No such file .* on .*the same command"
     ):
-        output.save(tmp_path / "out", engine="ray", jobs=1)
+        output.save(tmp_path / "out", resources=Resources("ray", 1))
     assert not (tmp_path / "out").exists()
     (output.signs / "remove").unlink()
-    output.save(tmp_path / "out", engine="ray", jobs=1)
+    output.save(tmp_path / "out", resources=Resources("ray", 1))
     assert hashes(tmp_path / "out") == hashes(moved(inputs).save(tmp_path / "here"))
 
 
@@ -384,7 +385,7 @@ def test_workers_that_do_not_come_leave_what_is_finished(workers, inputs, tmp_pa
 
     killing(output, tmp_path / ".out.partial/making")
     with pytest.raises(ClusterError, match="the same command goes on from"):
-        output.save(tmp_path / "out", engine="ray", jobs=2)
+        output.save(tmp_path / "out", resources=Resources("ray", 2))
     assert any((tmp_path / ".out.partial/output").iterdir())
 
 
@@ -394,7 +395,7 @@ def test_a_model_in_memory_cannot_be_sent(workers, inputs, tmp_path):
     tuned = transformers.LlamaForCausalLM.from_pretrained(inputs["tuned"])
     output = transport(tuned, base=inputs["a"], onto=inputs["b"], via=inputs["pi"])
     with pytest.raises(CheckpointError, match="in memory cannot be read by other processes"):
-        output.save(tmp_path / "out", engine="ray", jobs=1)
+        output.save(tmp_path / "out", resources=Resources("ray", 1))
     assert not list(tmp_path.iterdir())
 
 

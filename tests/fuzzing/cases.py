@@ -88,7 +88,7 @@ class Place:
     def align(self, a: object = None, b: object = None, *more: object, refused: bool = False) -> Command:
         output = self.outputs / "pi.safetensors"
         a, b = a or self.world.seed("a"), b or self.world.seed("b")
-        quick = ("--no-advice", "--sweeps", 1, "--jobs", 1, "-q")
+        quick = ("--no-advice", "--max-sweeps", 1, "--jobs", 1, "-q")
         return Command(_words("align", a, b, "-o", output, *quick, *more), output, refused=refused)
 
     def apply(self, pi: object = None, a: object = None, *more: object, refused: bool = False) -> Command:

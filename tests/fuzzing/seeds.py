@@ -363,14 +363,9 @@ def _reader(world: World, path: Path) -> None:
 
 
 def _machine(world: World, path: Path) -> None:
-    from dataclasses import fields
+    from transfusion.runtime.machine import Machine
 
-    from transfusion.transportation.planning.machine import Machine
-
-    speeds = {one.name: 1e9 for one in fields(Machine)}
-    times = {64: 1e-4, 256: 1e-3}
-    info = Machine(**{**speeds, "cores": 2, "together": 0.9, "assignments": times, "candidates": times})
-    path.write_text(as_json(info.as_dict()))
+    path.write_text(as_json(Machine(2, 1e11, 1e9).as_dict()))
 
 
 def _pictures(world: World, path: Path) -> None:

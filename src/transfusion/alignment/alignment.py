@@ -1,4 +1,4 @@
-"""π: a map for every axis, with the story of how it was made; moves tensors, saves and loads."""
+"""π: a map for every axis, with its provenance. Moves tensors; is saved to and loaded from a file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Alignment:
         return cls(dict(maps), architecture.sizes, architecture.parents, provenance, dict(folds or {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is only remembered, which other processes find themselves."""
+        """Pickle without caches, which other processes fill themselves."""
         return {**self.__dict__, "_movers": {}}
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Alignment:
         return move_tensor(tensor, layout, here, sizes, self.parents)
 
     def turn(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """π of one tensor, whose directions move and whose size stays."""
+        """Return π of one tensor without the scales of its rotations."""
         rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
         ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}
         return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
@@ -103,7 +103,7 @@ class Alignment:
         return moves_by_rows(layout, self.maps, self.parents)
 
     def scatters(self, layout: Layout) -> bool:
-        """Whether rows that lie side by side after a move come from all over the tensor."""
+        """Return whether neighbouring rows of the moved tensor come from distant rows."""
         return any(axis in self.maps for item in layout.items[:1] for axis in names_in(item))
 
     def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
@@ -189,7 +189,9 @@ class Alignment:
         for id in sorted(self.maps):
             total.update(f"{id}:{self.maps[id].kind}:".encode())
             total.update(tensor_digest(self.maps[id].to_tensor()))
-        for tensor, fold in sorted(self.folds.items()):  # spelled out: a hash must not depend on a class's name
+        for tensor, fold in sorted(
+            self.folds.items()
+        ):  # spelled out: a hash must not depend on a class's name
             total.update(f"{tensor}:Fold(norm={fold.norm!r}, offset={fold.offset!r})".encode())
         return total.hexdigest()
 
@@ -304,7 +306,7 @@ class _Folded(TypedDict):
 
 
 class _AlignmentHeader(TypedDict):
-    """What a file of π says beside its maps."""
+    """The metadata of a file of π."""
 
     format: int
     digest: str
@@ -320,17 +322,17 @@ def _damaged(path: str | Path, what: str) -> AlignmentError:
 
 
 def _header(path: str | Path, metadata: Mapping[str, str]) -> _AlignmentHeader:
-    """What a file says, checked; who is whose parent comes to an end."""
+    """Return the checked metadata of a file; refuse axes that are their own ancestors."""
     if _KEY not in metadata:
         what = "a safetensors file, but not one of π"
         raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
-    info = parse_json(metadata[_KEY], f"{path}: its story cannot be read", AlignmentError)
+    info = parse_json(metadata[_KEY], f"{path}: its metadata cannot be read", AlignmentError)
     if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] != FORMAT:
         raise AlignmentError(
             f"{path}: written in format {info['format']}, and this version reads {FORMAT}",
             hint="make it again with this version, or install the version that wrote it",
         )
-    where = f"{path}: its story cannot be read, the file is damaged"
+    where = f"{path}: its metadata cannot be read, the file is damaged"
     provenance = validate(info, _AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
     sizes, parents = provenance["sizes"], provenance["parents"]
     if strange := [id for id in (*provenance["kinds"], *parents, *parents.values()) if id not in sizes]:
@@ -364,7 +366,7 @@ def _require_shapes(path: str | Path, provenance: _AlignmentHeader, opened: Any)
 
 
 def is_alignment(path: str | Path) -> bool:
-    """Whether a path is a file of π, whatever else may be wrong with it."""
+    """Return whether a path is a file of π, damaged or not."""
     if not isfile(path):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The kinds of maps: a permutation, a plan that mixes, a rotation with sizes."""
+"""The kinds of maps: permutation, transport plan, rotation with scales."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class TransportMap(_Matrices):
 class Rotation(_Matrices):
     """Unit j of row i is ``matrix[i, j]`` in the units of the source: a rotation, or a reflection.
 
-    What B produces there may be larger than what A does, and what it reads from there too. All numbers are
+    Scales account for activations that are larger in B than in A. All numbers are
     kept in float64 if the matrix comes in it, and in float32 otherwise.
     """
 

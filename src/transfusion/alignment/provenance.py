@@ -133,12 +133,12 @@ class Provenance:
     """The largest share by which a better assignment of any one axis may exist, given all others: a bound
     from prices. Small axes are assigned exactly."""
     version: str = __version__
-    run: Mapping[str, Any] = field(default_factory=dict)
-    """How long it took and on what, if somebody looked."""
+    run: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The record of the run: seconds, memory and machine."""
 
     @classmethod
     def from_json(cls, info: Mapping[str, Any]) -> Provenance:
-        """What a file tells."""
+        """Read the provenance from the metadata of a file."""
         asked = info["policy"]
         policy = Policy(Residual(asked["residual"]), InnerPolicy(asked["inner"]), HeadPolicy(asked["heads"]))
         return cls(**{**info, "policy": policy, "objective": tuple(info["objective"])})

@@ -1,7 +1,7 @@
-"""Planes: the pairs of units that rotary positions turn, each by its own angle.
+"""The pairs of units that rotary positions rotate, each pair by its own angle.
 
-Rotations of one plane commute, so q and k may both be turned in every plane by an angle of one's own choice,
-before the positions turn them: their products stay the same.
+Rotations of one plane commute: q and k may both be rotated in every plane by any angle before the positions
+rotate them, and their products stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moving: tensors by the maps of their axes, whole or some rows at a time."""
+"""Move tensors by the maps of their axes, whole or some rows at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def moves_by_rows(layout: Layout, maps: Mapping[str, Map], parents: Mapping[str,
 
 
 class RowMover:
-    """Moves some rows of a tensor at a time. Where everything goes is found once, and kept.
+    """Moves some rows of a tensor at a time; the indices are computed once.
 
     For layouts that `moves_by_rows` affirms.
     """
@@ -70,7 +70,7 @@ def move_dim(
 
 @dataclass(frozen=True)
 class _Dim:
-    """What becomes of one dimension."""
+    """The move of one dimension."""
 
     dim: int
     outside: Mapping[str, int]

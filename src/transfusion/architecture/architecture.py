@@ -1,9 +1,9 @@
-"""Architectures: tensors whose axes have names, and what follows from that for one checkpoint.
+"""Architectures: the named axes of all tensors of one checkpoint.
 
 An axis in one place is a `Space`: ``layer.3.head`` with a size, a parent and the group of changes of
 basis that it admits exactly. The residual stream is named by points. In a stack of n blocks with points
 x and y, block i reads ``x``, has ``y`` after its attention, and hands on ``x@next``; ``x@first`` and
-``x@last`` are the two ends. `Architecture.under` takes the quotient that a residual policy asks for.
+``x@last`` are the two ends. `Architecture.under` joins the spaces that a policy ties.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transfusion.layouts import Layout
 
 
 class Residual(StrEnum):
-    """What happens to the residual stream."""
+    """The maps of the residual stream: one for each point, one for all, or none."""
 
     UNTIED = "untied"
     TIED = "tied"
@@ -35,11 +35,11 @@ class InnerPolicy(StrEnum):
 
 
 class HeadPolicy(StrEnum):
-    """What is asked of axes that others lie within in one dimension, such as heads."""
+    """What is asked of axes that enclose others in one dimension, such as heads."""
 
     MATCHED = "matched"
     NATURAL = "natural"
-    """They stay in their order; only what lies within them moves."""
+    """They keep their order; only the axes within them move."""
     FLAT = "flat"
     """The boundaries between them are ignored, so units go from one to another. Not a symmetry."""
 
@@ -86,6 +86,8 @@ class Architecture:
     spaces: Mapping[str, Space]
     tensors: Mapping[str, Layout]
     heads: frozenset[str]
+    scales: frozenset[str]
+    """Vectors that multiply units: the weights of norms, LayerScale."""
     buffers: frozenset[str]
     shortcuts: tuple[Shortcut, ...]
     outputs: Mapping[str, str | None]
@@ -126,7 +128,7 @@ class Architecture:
         return [space for space in self.spaces.values() if space.group is not Symmetry.FIXED]
 
     def turning(self) -> list[Space]:
-        """The spaces that no permutation leaves intact, and whose units may be turned in pairs."""
+        """The spaces whose units may be rotated in pairs, and not permuted."""
         return [space for space in self.moving() if space.group.turns]
 
     def rows(self, id: str) -> int:
@@ -141,11 +143,14 @@ class Architecture:
 
     @cached_property
     def backbone_spaces(self) -> list[str]:
-        """The spaces that occur in the trunk."""
+        """The spaces that occur in the backbone."""
         return sorted({id for layout in self.backbone.values() for id in layout.names()})
 
     def digest(self) -> str:
-        """A hash of everything that decides what an alignment of this architecture means."""
+        """Return a hash of everything that decides what an alignment of this architecture means.
+
+        Which vectors are scales is left out: the shapes and layouts that π refers to do not depend on it.
+        """
         spaces = [self.spaces[id] for id in self.backbone_spaces]
         text = json.dumps(
             {
@@ -157,13 +162,13 @@ class Architecture:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def under(self, policy: Policy) -> Architecture:
-        """The quotient that a policy asks for: spaces that must move together become one."""
+        """Return the architecture under a policy: spaces that must move together become one."""
         whole = self if policy.heads is HeadPolicy.MATCHED else _without_heads(self, policy.heads)
         return _tied(whole, policy)
 
 
 def _tied(architecture: Architecture, policy: Policy) -> Architecture:
-    """One space for the stream, and for twins, where the policy says so."""
+    """Join the spaces of the stream, and axes that are tied with each other, where the policy says so."""
 
     def same(id: str) -> str:
         space = architecture.spaces[id]
@@ -207,8 +212,8 @@ def _tied(architecture: Architecture, policy: Policy) -> Architecture:
 
 
 def _without_heads(architecture: Architecture, heads: HeadPolicy) -> Architecture:
-    """Heads that keep their order; flat ones lose their boundaries too, where a layout has them side by
-    side with what lies within them. Interleaved and grouped heads have boundaries that cannot be lost.
+    """Fix the order of heads. Flat heads lose their boundaries too, where a layout has them directly
+    before the axis within them. Interleaved and grouped heads keep their boundaries.
     """
     spaces, parents = dict(architecture.spaces), architecture.parents
     layouts = architecture.tensors.values()

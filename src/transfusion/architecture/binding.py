@@ -1,4 +1,4 @@
-"""Binding: a table meets the shapes of a real checkpoint, and every tensor gets its layout.
+"""Binding: match a table with the shapes of a checkpoint, and give every tensor its layout.
 
 Every tensor must be claimed by exactly one row, every row that is not optional must find its tensor, and
 all shapes must agree about the size of every axis. Whatever does not fit is refused, by name.
@@ -28,11 +28,12 @@ class _Row:
     layout: Layout
     pattern: str
     optional: bool
+    scale: bool = False
     head: bool = False
 
 
 def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
-    """Give every tensor its layout; refuse what is unclaimed, missing, claimed twice or misfit."""
+    """Give every tensor its layout; refuse tensors that no row or two rows describe, and missing ones."""
     _refuse_nonsense(family, table, len(shapes))
     reader = _TableReader(table)
     rows: dict[str, _Row] = {}
@@ -59,6 +60,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
         spaces=spaces,
         tensors=tensors,
         heads=frozenset(name for name in tensors if rows[name].head),
+        scales=frozenset(name for name in tensors if rows[name].scale),
         buffers=buffers,
         shortcuts=tuple(reader.shortcuts()),
         outputs={
@@ -70,10 +72,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
 
 
 def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
-    """Sizes come from a configuration, and a configuration may say anything.
-
-    Every block has a tensor at least; what is deeper than that is not even spelled out.
-    """
+    """Refuse sizes that cannot be: below one, or more blocks than there are tensors."""
     for stack in table.stacks:
         for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
             if not isinstance(size, int) or size < 1:
@@ -132,7 +131,7 @@ def _sizes(
             name, layout = next(iter(undecided.items()))
             unknown = [id for id in layout.names() if id not in sizes]
             raise ArchitectureError(
-                f"{family}: the sizes of {listing(unknown)} cannot be told from any shape"
+                f"{family}: the sizes of {listing(unknown)} follow from no shape"
                 f" (for instance {name}: '{layout}', {shapes[name]})",
                 hint="give one of them in the table's sizes",
             )
@@ -208,15 +207,21 @@ class _TableReader:
                 yield from self._row(pattern, layout, stack, 0)
 
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
-        layout = parse(text.strip()).rename(lambda name: self._resolve(name, stack, i))
-        optional = pattern.endswith("?")
+        axes = text.strip().removeprefix("scale ")
+        layout = parse(axes).rename(lambda name: self._resolve(name, stack, i))
+        scale, optional = axes != text.strip(), pattern.endswith("?")
+        if scale and (layout.arrow or len(layout.items) != 1):
+            raise ArchitectureError(
+                f"the table calls {pattern} a scale, and '{layout}' is not one dimension without an arrow",
+                hint="a scale is a vector that multiplies the units of an axis; remove the word 'scale'",
+            )
         name = _BLOCK.sub(str(i), pattern.removesuffix("?"))
         if not name.endswith(".*"):
-            yield _Row(name, layout, pattern, optional)
+            yield _Row(name, layout, pattern, optional, scale)
             return
         bias = layout.part(layout.outputs) if layout.arrow else layout
         module = name.removesuffix("*")
-        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional)
+        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional, scale)
         yield _Row(f"{module}bias", bias, f"{pattern} (bias)", optional=True)
 
     def point(self, name: str) -> str:

@@ -1,7 +1,6 @@
-"""Settings: what each key of a model's configuration may say, checked once, when a model is recognised.
+"""The values that each key of a model's configuration may have, checked once, when a model is recognised.
 
-Tables, probes and libraries read the settings as they are. What is not a size where a size belongs, or too
-large to be one, is refused here by its name.
+Tables, probes and libraries can then trust the settings: sizes are integers within limits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Names: the one place that knows what libraries put before a tensor's name, or call it instead.
+"""Names: translates the names that libraries give to a tensor into the table's name.
 
 A checkpoint, a live module and an adapter may name the same tensor differently. Tables know one
-name, the canonical one; everything else is translated here on its way in, and keeps its own name on
-its way out.
+name, the canonical one. Other names are translated when a model is opened; files keep their own names.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from transfusion.architecture.table import Family
 from transfusion.errors import ArchitectureError
 
 WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
-"""What distributed training, compilation and PEFT put in front of every name."""
+"""Prefixes of distributed training, compilation and PEFT."""
 
 
 class Naming:
@@ -30,7 +29,7 @@ class Naming:
         ]
 
     def canonical(self, name: str) -> str:
-        """The table's name of a tensor or module, whoever named it."""
+        """Return the table's name of a tensor or module."""
         name = unwrapped(name)
         for prefix in self.family.prefixes:
             if name.startswith(prefix):
@@ -56,14 +55,14 @@ class Naming:
 
 
 def unwrapped(name: str) -> str:
-    """The name without what wrappers put in front of it."""
+    """Return the name without the prefixes of wrappers."""
     while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
         name = name.removeprefix(wrapper)
     return name
 
 
 def without_part(name: str) -> tuple[str, int | None]:
-    """The tensor that a name is about, and the part of it if the name says ``[part]``."""
+    """Split ``name[part]`` into the name of the tensor and the number of the part, if there is one."""
     found = re.search(r"\[(\d{1,9})\]", name)
     return (name.replace(found[0], "", 1), int(found[1])) if found else (name, None)
 

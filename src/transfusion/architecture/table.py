@@ -1,7 +1,4 @@
-"""Tables: what a family of architectures says about its tensors.
-
-Adding an architecture is writing one of these. `binding` confronts a table with a real checkpoint.
-"""
+"""Tables: the names and axes of all tensors of a family. `binding` matches a table with a checkpoint."""
 
 from __future__ import annotations
 
@@ -64,9 +61,11 @@ class Stack:
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
     and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
     a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
-    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``shortcuts`` has one line
-    per residual connection, ``entry  from -> to  branch``: the stream goes in at module *entry*, and
-    the output of module *branch* is added to it.
+    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``scale`` before a layout: a vector
+    that multiplies the units of the axis, as the weight of a norm or LayerScale; the bias of ``.*`` is not.
+
+    ``shortcuts`` has one line per residual connection, ``entry  from -> to  branch``: the stream goes in at
+    module *entry*, and the output of module *branch* is added to it.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Table:
-    """Everything a family says about models of one configuration."""
+    """The rows, axes and ends of all models of one configuration."""
 
     stacks: tuple[Stack, ...]
     axes: tuple[Axis, ...] = ()
@@ -91,7 +90,7 @@ class Table:
     heads: str = ""
     """Rows, all optional, that base models may lack and fine-tunes may have."""
     buffers: str = ""
-    """Tensors that older releases of the library stored and nobody moves."""
+    """Tensors that older releases of the library stored and that never move."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of axes that belong to no stack."""
     unified: tuple[tuple[str, str], ...] = ()
@@ -114,13 +113,13 @@ class Family:
     library: str
     table: Callable[[Config, frozenset[str]], Table]
     signature: tuple[str, ...] = ()
-    """Tensors that together give the family away when there is no configuration; the longest of several
+    """Tensors by which the family is recognised without a configuration; the longest of several matching
     signatures counts. Empty: the family is only known by its configuration."""
     from_shapes: Callable[[Shapes], dict[str, Any]] | None = None
     """A configuration read off the shapes; None where they leave anything open, such as the number of
-    heads: what cannot be known is asked for."""
+    heads."""
     fits: Callable[[Shapes], bool] = lambda shapes: True
-    """Whether the shapes speak for the family too, where another one has the same names."""
+    """Whether the shapes fit the family too, where another one has the same names."""
     complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config
     """A configuration together with what it leaves to the shapes."""
     model_types: tuple[str, ...] = ()
@@ -145,7 +144,7 @@ class Family:
     """Configuration keys that must have one of these values."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process a family is but its name: what it had to say is in the architecture already."""
+        """Pickle the name only: the architecture already has everything else."""
         return _named, (self.name, self.library)
 
 

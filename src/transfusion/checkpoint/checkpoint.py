@@ -1,4 +1,4 @@
-"""Checkpoints: headers first, bytes when asked for.
+"""Checkpoints: read the headers first, and tensors when they are needed.
 
 A safetensors file, a ``.pt``/``.bin`` file, or a folder in the style of transformers, open_clip or timm.
 Opening one reads the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through
@@ -51,7 +51,7 @@ __all__ = [
 
 CONFIGS = ("config.json", "open_clip_config.json")
 MEMORY = Path("<memory>")
-"""Where a checkpoint is that no file holds."""
+"""The root of a checkpoint in memory."""
 
 
 @dataclass
@@ -69,11 +69,13 @@ class Checkpoint:
     config_name: str | None = None
     module: nn.Module | None = field(default=None, repr=False)
     """The module whose tensors these are, if it was given in memory."""
+    auxiliary_folder: Path | None = None
+    """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The pickles that are in memory, or mapped."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to read the same files; it opens them itself."""
+        """Pickle the paths only: another process opens the files itself."""
         if self.in_memory:
             raise CheckpointError(
                 f"{self.label}: a model in memory cannot be read by other processes",
@@ -90,7 +92,7 @@ class Checkpoint:
         }
 
     def require_unchanged(self) -> None:
-        """Refuse files that somebody has changed since they were opened, here or in another process."""
+        """Refuse files that have changed since they were opened, here or in another process."""
         opened = {info.file: info.stamp for info in self.tensors.values() if info.stamp}
         now = {file: _stamp(file) for file in opened}
         if unseen := [file for file in opened if now[file] is None]:
@@ -102,11 +104,11 @@ class Checkpoint:
         if changed:
             raise CheckpointError(
                 f"{self.label}: {listing(changed)} changed while it was being read",
-                hint="run again when nobody is writing to it",
+                hint="run again when no other program is writing to it",
             )
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        """One tensor, or some of its rows, as it is stored; refused if the file has changed."""
+        """Read one tensor, or some of its rows, as stored; refuse a file that has changed."""
         info = self.tensors[name]
         try:
             if info.file.suffix not in PICKLES:
@@ -115,7 +117,7 @@ class Checkpoint:
         except (OSError, KeyError) as error:
             raise CheckpointError(
                 f"{info.file}: {name} cannot be read ({error})",
-                hint="run again when nobody is writing to it, or fetch the file again",
+                hint="run again when no other program is writing to it, or fetch the file again",
             ) from error
         if rows is None:
             return tensor
@@ -127,7 +129,7 @@ class Checkpoint:
         return self._pickles[file]
 
     def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
-        """One tensor, or some of its rows; values that are not numbers are refused."""
+        """Read one tensor, or some of its rows; refuse NaN and infinite values."""
         tensor = self.read(name, rows)
         if tensor.is_floating_point() and not all_finite(tensor):
             raise CheckpointError(
@@ -142,8 +144,8 @@ class Checkpoint:
         return self.root == MEMORY
 
     @property
-    def told_by(self) -> str | None:
-        """What the configuration is called in messages."""
+    def config_label(self) -> str | None:
+        """The name of the configuration in messages."""
         return "its configuration" if self.in_memory else self.config_name
 
     @property
@@ -197,7 +199,7 @@ class Checkpoint:
         label: str = "a state dict in memory",
         module: nn.Module | None = None,
     ) -> Checkpoint:
-        """Tensors in memory as a checkpoint; they are shared, not copied."""
+        """Return tensors in memory as a checkpoint; they are shared, not copied."""
         _refuse_what_holds_no_values(tensors, label)
         checkpoint = cls(label, MEMORY, {}, (), module=module)
         if config is not None:

@@ -1,4 +1,4 @@
-"""A model put together in the shape of another: the same shards, index and companions, new tensors."""
+"""Write a model in the files of another: the same shards, index and auxiliary files, new tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Files: TypeAlias = dict[str, dict[str, LazyTensor]]
 
 
 def output_shard_name(shards: Mapping[Path, dict[str, LazyTensor]], path: Path, library: str) -> Files:
-    """What goes into each of the original's files, by the names under which this library looks for them.
+    """Return the tensors of each output file, by the file names that the library expects.
 
     An output that ends in ``.safetensors`` becomes that single file, any other a folder.
     """
@@ -34,9 +34,9 @@ def output_shard_name(shards: Mapping[Path, dict[str, LazyTensor]], path: Path, 
 def write_shards(
     staging: StagingFolder, files: Files, *, changed_tensors: set[str], workers: Threads | None = None
 ) -> None:
-    """Write the weights into a workshop that has begun; finished shards are not made again.
+    """Write the weights into a staging folder; finished shards are not made again.
 
-    What is remarked while shards are made is kept with them.
+    The names of changed tensors are kept with each shard.
     """
     changed_tensors |= changed_tensors_in(staging)
     for name, parts in files.items():
@@ -47,7 +47,7 @@ def write_shards(
 
 
 def changed_tensors_in(staging: StagingFolder) -> set[str]:
-    """What was remarked while the finished shards were made."""
+    """Return the changed tensors of the finished shards."""
     return {changed for info in staging.finished.values() for changed in info["changed_tensors"]}
 
 
@@ -60,8 +60,9 @@ def complete_model(
     auxiliary_files: Iterable[Path],
     texts: Callable[[Mapping[str, str]], Mapping[str, str]],
 ) -> None:
-    """Write what belongs beside the weights; ``texts`` gets the SHA-256 of every shard, and gives the text
-    of further files.
+    """Write the configuration, the index and the auxiliary files.
+
+    ``texts`` gets the SHA-256 of every shard and returns the text of further files.
     """
     info = texts({name: info["sha256"] for name, info in staging.finished.items()})
     if staging.path.suffix == ".safetensors":

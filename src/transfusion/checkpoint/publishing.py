@@ -1,4 +1,4 @@
-"""Places: what may be written where, and files that appear whole or not at all."""
+"""Publishing: check that an output may be written, and write files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKER = "transfusion.json"
 """In every folder that this program writes. It lists the folder's files under `CONTENTS`."""
 CONTENTS = "contents"
 _LITTER = {".DS_Store", "Thumbs.db"}
-"""Files that systems leave behind, which nobody misses."""
+"""Files that operating systems leave behind; they may be deleted."""
 _LONGEST_NAME = 255
 """In bytes, on all common file systems."""
 
@@ -124,7 +124,7 @@ def publish_file(path: Path, write: Callable[[Path], object], *, force: bool) ->
 
 @contextmanager
 def report_os_errors(path: Path) -> Iterator[None]:
-    """Within the block, errors of the operating system are told as ours."""
+    """Within the block, turn errors of the operating system into `OutputError`."""
     try:
         yield
     except OSError as error:
@@ -148,7 +148,7 @@ def _temporary(path: Path, process: int) -> Path:
 
 
 def _sweep_leftovers(path: Path) -> None:
-    """Remove what runs that were killed have left beside this file."""
+    """Remove temporary files that killed runs have left beside this file."""
     for leftover in path.parent.iterdir():
         process = leftover.name.removesuffix(".partial").rsplit(".", 1)[-1]
         if process.isdecimal() and leftover == _temporary(path, int(process)) and not _alive(int(process)):
@@ -166,22 +166,22 @@ def _alive(process: int) -> bool:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON file, for people to read too."""
+    """Write a JSON file with indentation."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A small safetensors file. It is written here, and not by the library, so that a full disk is told."""
+    """Write a small safetensors file; unlike the library's writer, report a full disk as an `OutputError`."""
     path.write_bytes(save(tensors, metadata))
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file. What UTF-8 cannot say, as in names of files that are not text, is written as in JSON."""
+    """Write a text file; characters that UTF-8 cannot encode are escaped as in JSON."""
     path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def umask() -> int:
-    """What this process withholds from the rights of new files."""
+    """Return the umask of this process."""
     current = os.umask(0)
     os.umask(current)
     return current

@@ -32,7 +32,7 @@ Block: TypeAlias = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is yet to be made: what a header says about it, and how to get it."""
+    """A tensor that is computed when its shard is written: its header entry and its source."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -45,12 +45,12 @@ class LazyTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyTensor:
-        """A tensor that is there already."""
+        """Wrap a tensor that is in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: [lambda: tensor])
 
 
 def write_shard(path: Path, tensors: Mapping[str, LazyTensor], workers: Threads | None = None) -> str:
-    """One safetensors file, marked as torch's, as the libraries expect; gives its SHA-256."""
+    """Write one safetensors file, marked as torch's, and return its SHA-256."""
     wide_first = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ordered = {name: tensors[name] for name in wide_first}  # so that every tensor is aligned
     blocks = (block for lazy_tensor in ordered.values() for block in lazy_tensor.blocks())

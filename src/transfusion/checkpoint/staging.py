@@ -1,4 +1,4 @@
-"""The workshop: a hidden folder beside an output, in which the output is made and from which it is resumed.
+"""Staging: a hidden folder beside an output, in which the output is written and from which a run resumes.
 
 ``.NAME.partial`` holds the output so far, and a journal of the shards that are finished and of the recipe
 they were made by. A run that is killed leaves it behind. The next run of the same recipe goes on with what
@@ -79,7 +79,7 @@ class StagingFolder:
         return self.root / "journal.jsonl"
 
     def begin(self, recipe: Mapping[str, Any] | None = None) -> None:
-        """Take up what an earlier run of the same recipe has finished, or begin anew."""
+        """Resume an earlier run of the same recipe, or start from nothing."""
         first, *lines = [*_lines(self._journal), None]
         same = recipe is not None and first == {"recipe": json.loads(json.dumps(recipe))}
         self.finished = {
@@ -109,7 +109,7 @@ class StagingFolder:
     def publish(self) -> None:
         """Put the output in its place in one step.
 
-        The journal goes first: after the exchange an older output lies here, and nobody may go on with that.
+        The journal goes first: after the exchange an older output lies here, and no run may resume that.
         """
         self._require_all_tensors()
         single = self.output / self.path.name
@@ -161,7 +161,7 @@ class StagingFolder:
 
 @contextmanager
 def open_staging(path: Path, *, force: bool) -> Iterator[StagingFolder]:
-    """A workshop whose output takes the place of ``path`` when the block ends without an error."""
+    """Open a staging folder whose output replaces ``path`` when the block ends without an error."""
     _restore(path)
     require_writable(path, force=force, folder=path.suffix != ".safetensors")
     with report_os_errors(path):
@@ -177,7 +177,7 @@ def open_staging(path: Path, *, force: bool) -> Iterator[StagingFolder]:
 
 @contextmanager
 def staged_folder(path: Path, *, force: bool) -> Iterator[Path]:
-    """A temporary folder that takes the place of ``path`` when the block ends without an error."""
+    """Open a temporary folder that replaces ``path`` when the block ends without an error."""
     with open_staging(path, force=force) as staging:
         staging.begin()
         yield staging.output
@@ -259,7 +259,7 @@ def _line(value: Mapping[str, Any]) -> str:
 
 
 def _lines(journal: Path) -> Iterator[Any]:
-    """What a journal says, up to a line that was cut off."""
+    """Return the entries of a journal, up to a line that was cut off."""
     try:
         for line in read_text(journal).splitlines():
             yield parse_json(line, journal)
@@ -268,7 +268,7 @@ def _lines(journal: Path) -> Iterator[Any]:
 
 
 def _finished(lines: Iterable[Any]) -> Iterator[FinishedShard]:
-    """The files that a journal calls finished, up to anything that it cannot have meant."""
+    """Return the finished files of a journal, up to the first invalid entry."""
     try:
         for line in lines:
             yield validate(line, FinishedShard, "the journal", hint="")

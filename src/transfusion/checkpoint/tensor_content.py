@@ -1,4 +1,4 @@
-"""The numbers of a tensor: whether they are any, some rows at a time, their bytes and their hash."""
+"""The content of a tensor: finite values, blocks of rows, bytes and hash."""
 
 from __future__ import annotations
 

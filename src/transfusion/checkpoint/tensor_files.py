@@ -72,7 +72,7 @@ class TensorInfo:
 
 
 def headers(file: Path) -> dict[str, TensorInfo]:
-    """What a file of weights says that it holds."""
+    """Return the name, shape and type of every tensor in a file of weights."""
     details = stamp(require_regular(file))
     if file.suffix in PICKLES:
         return {
@@ -105,7 +105,7 @@ def headers(file: Path) -> dict[str, TensorInfo]:
 
 
 def _offsets(file: Path) -> dict[str, int]:
-    """Where every tensor begins, in a header that the library has checked. It does not tell this itself."""
+    """Return the offset of every tensor, from a header that safetensors has checked."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > min(_LARGEST_HEADER, file.stat().st_size):
@@ -119,7 +119,7 @@ def _offsets(file: Path) -> dict[str, int]:
 
 
 def stamp(file: Path | int) -> Stamp:
-    """What tells whether a file, by its path or its descriptor, is still the one whose header was read."""
+    """Return a stamp that changes when a file, given by path or descriptor, is replaced or written."""
     details = os.stat(file)
     return details.st_size, details.st_mtime_ns, details.st_ctime_ns
 
@@ -194,7 +194,7 @@ class _Reader:
 
 
 def unpickle(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle; one that would execute code is not loaded."""
+    """Load the tensors of a pickle; refuse a pickle that would execute code."""
     try:
         with warnings.catch_warnings(action="ignore"):
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))

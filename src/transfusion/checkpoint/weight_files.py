@@ -1,9 +1,9 @@
-"""Where the weights of a model are: a folder of whatever style, an index and its shards, a single file."""
+"""Find the weights of a model: in a folder of any style, in an index and its shards, or in a single file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,12 +22,32 @@ WEIGHTS = (
 _KINDS = PICKLES | {".safetensors"}
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
 Shard: TypeAlias = Mapping[str, TensorInfo]
+_LORAS = {
+    "kohya": re.compile(r"^lora_(unet|te\d?|transformer)_|\.lora_(down|up)\.weight$"),
+    "diffusers": re.compile(r"^(unet|text_encoder\w*|transformer)\..*[._](lora_[AB]|lora\.(down|up))\."),
+}
+_ADAPTER_FOLDER = "give the adapter's folder, which also holds its adapter_config.json"
 _MIXED = "index and shards are of different models; fetch the folder again"
 
 
 def weights_in(root: Path) -> dict[str, TensorInfo]:
-    """The tensors of a folder or of a file, in the order of its files."""
-    return _in_folder(root) if root.is_dir() else _in_file(root)
+    """Return the tensors of a folder or of a file, in the order of its files."""
+    tensors = _in_folder(root) if root.is_dir() else _in_file(root)
+    refuse_image_lora(root, tensors)
+    if tensors and all(".lora_" in name for name in tensors):
+        raise CheckpointError(f"{root}: these are the weights of an adapter", hint=_ADAPTER_FOLDER)
+    return tensors
+
+
+def refuse_image_lora(path: Path, names: Iterable[str]) -> None:
+    """Refuse a LoRA in the format of kohya or diffusers, recognised by the names of its tensors."""
+    for kind, pattern in _LORAS.items():
+        if any(pattern.search(name) for name in names):
+            raise CheckpointError(
+                f"{path}: a LoRA in {kind}'s format (for image models), which is not supported yet",
+                hint="give an adapter that peft saved for a language, vision or audio model: a folder with"
+                " adapter_config.json",
+            )
 
 
 def _in_folder(root: Path) -> dict[str, TensorInfo]:
@@ -108,7 +128,7 @@ def _only_weights(root: Path) -> Path:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """The file of every tensor."""
+    """Return the file of every tensor."""
     found = read_json(index)
     if "weight_map" not in found:
         raise CheckpointError(f"{index}: there is no weight_map in it", hint="fetch the file again")
@@ -143,6 +163,6 @@ def _in_file(path: Path) -> dict[str, TensorInfo]:
     if path.name.startswith("adapter_model"):
         raise CheckpointError(
             f"{path}: these are the weights of an adapter",
-            hint="give the adapter's folder, which also holds its adapter_config.json",
+            hint=_ADAPTER_FOLDER,
         )
     return headers(path)

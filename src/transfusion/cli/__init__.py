@@ -1,8 +1,9 @@
-"""The command line: results on stdout, everything else on stderr, exit codes that mean something."""
+"""The command line: results on stdout, everything else on stderr, and documented exit codes."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from io import TextIOWrapper
@@ -13,7 +14,7 @@ from transfusion.errors import TransfusionError
 
 
 class Interrupted(BaseException):
-    """Somebody asked the program to stop; whatever it was writing is withdrawn on the way out."""
+    """The user asked the program to stop; unfinished outputs are withdrawn on the way out."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _run(arguments)
     except (Interrupted, Exception) as error:
-        if signals:  # whatever native code has made of the exception that it was interrupted by
+        if signals:  # native code may have turned the interrupt into another exception
             _stop(error, signals[0])
         _fail(error)
     finally:
@@ -41,12 +42,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str] | None) -> None:
     from transfusion.cli.app import app
-    from transfusion.cli.console import typed
+    from transfusion.runtime.run_record import COMMAND
 
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # names of files need not be text
+        if isinstance(stream, TextIOWrapper):  # names of files may not be UTF-8
             stream.reconfigure(errors="backslashreplace")
-    typed.set(sys.argv[1:] if arguments is None else arguments)
+    COMMAND.set(shlex.join(["transfusion", *(sys.argv[1:] if arguments is None else arguments)]))
     app(arguments)
 
 
@@ -67,7 +68,7 @@ def _fail(error: BaseException) -> NoReturn:
 
 
 def _known(error: BaseException) -> TransfusionError:
-    """An error in the form that users see."""
+    """Return the error that the user sees."""
     match error:
         case TransfusionError():
             return error

@@ -1,23 +1,20 @@
-"""The flags about examples: what a model is asked, and what it could do before."""
+"""The options about examples: the task, and the support."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transfusion.cli.grouped_options import given
-from transfusion.cli.option_checks import one_of
-from transfusion.cli.options import PRECISE
+from transfusion.cli.option_checks import given, one_of
 
 if TYPE_CHECKING:
     from transfusion.evaluation.evaluation_data import EvaluationData
 
 METRICS = ("accuracy", "f1", "matthews", "loss", "perplexity")
-_EXAMPLES = "The examples"
-_SUPPORT = "The support"
+_EXAMPLES = "Examples"
+_SUPPORT = "Support: what the base could do before"
 
 TaskData = Annotated[
     str,
@@ -31,7 +28,10 @@ TaskData = Annotated[
 SupportData = Annotated[
     str | None,
     typer.Option(
-        "--support", show_default=False, help="What the base could do before.", rich_help_panel=_SUPPORT
+        "--support",
+        show_default=False,
+        help="Examples of what the base could do before, as --data.",
+        rich_help_panel=_SUPPORT,
     ),
 ]
 ClassesOption = Annotated[
@@ -57,12 +57,14 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         show_default=False,
-        help="Borrow a head: of a fine-tuned model, or a linear one in a .safetensors (weight, bias).",
+        help="The task head (classifier) to measure with: that of a fine-tuned model, or a linear one in a"
+        " .safetensors (weight, bias).",
         rich_help_panel=_EXAMPLES,
     ),
 ]
 SplitOption = Annotated[
-    str | None, typer.Option("--split", show_default=False, help="Which split.", rich_help_panel=_EXAMPLES)
+    str | None,
+    typer.Option("--split", show_default=False, help="The split of a dataset.", rich_help_panel=_EXAMPLES),
 ]
 TextOption = Annotated[
     str | None,
@@ -86,7 +88,7 @@ MetricOption = Annotated[
     typer.Option(
         "--metric",
         show_default="accuracy, the task's, or loss",
-        help=f"The headline of the task: {', '.join(METRICS)}.",
+        help=f"The metric of the task: {', '.join(METRICS)}.",
         callback=one_of(METRICS),
         rich_help_panel=_EXAMPLES,
     ),
@@ -96,19 +98,23 @@ Limit = Annotated[
     typer.Option(
         min=1,
         show_default="all",
-        help="Only so many examples: the first, of images as many of every class.",
+        help="The number of examples: the first ones; of images, as many of every class.",
         rich_help_panel=_EXAMPLES,
     ),
 ]
 Truncate = Annotated[
     bool,
-    typer.Option(
-        "--truncate", help="Cut texts that are longer than the model takes.", rich_help_panel=_EXAMPLES
-    ),
+    typer.Option("--truncate", help="Cut texts that are too long for the model.", rich_help_panel=_EXAMPLES),
 ]
 BatchOption = Annotated[
     int | None,
-    typer.Option("--batch", min=1, show_default="what fits", help="How many examples at a time."),
+    typer.Option(
+        "--batch",
+        min=1,
+        show_default="what fits",
+        help="The number of examples at a time.",
+        rich_help_panel="Resources",
+    ),
 ]
 SupportClasses = Annotated[
     str | None,
@@ -121,9 +127,7 @@ SupportSplit = Annotated[
 SupportHead = Annotated[
     str | None, typer.Option(show_default=False, help="As --head, of the support.", rich_help_panel=_SUPPORT)
 ]
-Precision = Annotated[
-    str, typer.Option("--dtype", help=f"Compute in {' or '.join(PRECISE)}.", callback=one_of(PRECISE))
-]
+Naive = Annotated[bool, typer.Option("--naive/--no-naive", help="Also measure B + α·τ, with nothing moved.")]
 
 
 def examples(
@@ -138,7 +142,7 @@ def examples(
     limit: Limit = None,
     truncate: Truncate = False,
 ) -> EvaluationData:
-    """Examples as the flags describe them."""
+    """Return the examples that the options describe."""
     from transfusion.evaluation.evaluation_data import EvaluationData
 
     return EvaluationData(
@@ -150,28 +154,28 @@ def examples(
         classes=classes,
         templates=tuple(template or ()),
         limit=limit,
-        head=head,
+        task_head=head,
         truncate=truncate,
     )
 
 
 @given(asked=examples)
 def task(asked: EvaluationData, metric: MetricOption = None) -> EvaluationData:
-    """A task: examples, and what counts."""
+    """Return the task: examples and metric."""
     return replace(asked, metric=metric)
 
 
 @dataclass(frozen=True)
 class Support:
-    """What the user said about the support; all else is as the task has it, columns by their names."""
+    """The options of the support; everything else is as in the task."""
 
     reference: str | None
     split: str | None
     classes: str | None
-    head: str | None
+    task_head: str | None
 
     def beside(self, task: EvaluationData) -> EvaluationData | None:
-        """The support of a task, if there is one."""
+        """Return the support beside a task, if there is one."""
         from transfusion.evaluation.evaluation_data import EvaluationData
 
         if self.reference is None:
@@ -182,7 +186,7 @@ class Support:
             classes=self.classes,
             templates=task.templates,
             limit=task.limit,
-            head=self.head,
+            task_head=self.task_head,
             truncate=task.truncate,
         )
 
@@ -193,13 +197,7 @@ def support(
     support_split: SupportSplit = None,
     support_head: SupportHead = None,
 ) -> Support:
-    """The support as the flags describe it."""
+    """Return the options of the support."""
     if support is None and (support_classes or support_split or support_head):
         raise typer.BadParameter("--support-… goes with --support")
     return Support(support, support_split, support_classes, support_head)
-
-
-def sources(*asked: EvaluationData | Support) -> list[str]:
-    """Whatever the flags about examples name that may be on this machine: data, class names and heads."""
-    places = [place for one in asked for place in (one.reference, one.classes, one.head)]
-    return [str(place) for place in places if isinstance(place, str | Path)]

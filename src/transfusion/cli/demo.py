@@ -1,4 +1,4 @@
-"""The verb ``demo``, and how its tables look."""
+"""The verb ``demo``, and its tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from transfusion.cli.console import Messages, command, out, print_json
-from transfusion.cli.options import Force, Json, Quiet, Seed
+from transfusion.cli.console import Messages, out, print_json
+from transfusion.cli.options import Force, Json, Quiet
+from transfusion.cli.search_options import Seed
 
 TITLES = {
     "onto_b": {
@@ -21,7 +22,7 @@ TITLES = {
     "onto_successor": {"digits": "The same onto a successor of A whose units are shuffled"},
 }
 SILENT = 0.05
-"""A gain of fewer points is neither good nor bad."""
+"""Smaller gains in points have no colour."""
 
 
 def demo(
@@ -41,11 +42,13 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train two small models on real data, fine-tune one, and move that onto the other."""
+    from transfusion.runtime.run_record import COMMAND
     from transfusion_demo import run
 
-    messages = Messages(quiet=quiet, verbose=False)
+    messages, command = Messages(quiet=quiet), COMMAND.get()
+    COMMAND.set(None)  # the steps of the demo were not typed
     result = run(
-        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command(), say=messages.note
+        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command, say=messages.note
     )
     if as_json:
         print_json(result)

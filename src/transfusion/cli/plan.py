@@ -1,62 +1,49 @@
-"""The verb ``plan``: time, memory and traffic on paper."""
+"""The verb ``plan``: a short estimate of time, memory and traffic."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transfusion.cli.console import Messages, command, out, print_json
+from transfusion.cli.console import Messages, out, print_json
 from transfusion.cli.option_checks import as_size, within
-from transfusion.cli.options import (
-    AdviceOption,
-    ArchitectureFile,
-    Force,
-    InnerOption,
-    Json,
-    MethodOption,
-    Quiet,
-    ResidualOption,
-)
+from transfusion.cli.options import ArchitectureFile, Force, Json, Quiet
+from transfusion.cli.search_options import AdviceOption, InnerOption, MethodOption, ResidualOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from transfusion.transportation.planning.cost_plan import CostPlan
+    from transfusion.runtime.machine import Machine
+    from transfusion.transportation.estimate import Estimate
 
 _AMOUNT = re.compile(r"(?P<count>\d+(\.\d+)?)\s*(?P<unit>[kMGT]?)(?P<what>[bB])")
 _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def amount(text: str) -> float:
-    """Bytes in a second, as people write them: 1GB; with a small b, bits: 10Gb."""
+    """Return bytes per second from text such as 1GB, or 10Gb for bits."""
     found = _AMOUNT.fullmatch(text.strip())
     if found is None or not float(found["count"]):
-        raise typer.BadParameter(f"{text!r} is no amount such as 1GB, or 10Gb for bits")
+        raise typer.BadParameter(f"{text!r} is not an amount such as 1GB, or 10Gb for bits")
     return float(found["count"]) * _UNITS[found["unit"]] / (8 if found["what"] == "b" else 1)
 
 
-def _shares(text: str | None) -> tuple[float, ...] | None:
-    """Shares of columns, separated by commas."""
-    if text is None:
-        return None
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = (-1.0,)
-    if not all(0 <= share <= 1 for share in found):
-        raise typer.BadParameter(f"{text!r} is no list of shares such as 1,0.2,0.1")
-    return found
-
-
-Paper = Annotated[
+BaseA = Annotated[
     str | None,
-    typer.Argument(show_default=False, help="A: a folder, a file, a hub id, or a config.json alone."),
+    typer.Argument(
+        show_default=False, help="The base A: a folder, a file, a hub id, or a config.json alone."
+    ),
 ]
-Other = Annotated[str | None, typer.Argument(show_default="like A", help="B, in the same way.")]
-Nodes = Annotated[int, typer.Option(help="How many machines share the work.", callback=within(1, 2**20))]
+BaseB = Annotated[str | None, typer.Argument(show_default="like A", help="The base B, in the same way.")]
+Nodes = Annotated[
+    int,
+    typer.Option(
+        help="How many machines share the work; several are a Ray cluster.", callback=within(1, 2**20)
+    ),
+]
 Cores = Annotated[
     int | None, typer.Option(show_default="the machine's", help="Cores of a node.", callback=within(1, 2**20))
 ]
@@ -66,27 +53,18 @@ Memory = Annotated[
         metavar="SIZE",
         parser=as_size,
         show_default="no limit",
-        help="What may be taken of a node's memory, such as 16GB.",
+        help="Memory limit of a node, for example 16GB.",
     ),
 ]
 Network = Annotated[
-    str, typer.Option(help="Between storage and each node, in a second, where there are several nodes.")
+    str, typer.Option(help="Bytes (GB) or bits (Gb) per second between storage and each of several nodes.")
 ]
-PaperSweeps = Annotated[
+PlanSweeps = Annotated[
     int | None,
     typer.Option("--sweeps", show_default="5", help="How many sweeps to count.", callback=within(1, 10_000)),
 ]
-MovingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--moving",
-        show_default="1,0.22,0.107,0.07",
-        help="The share of columns that still move in the second sweep, the third, and so on; 0 where the"
-        " first sweep finds everything.",
-    ),
-]
 Finetunes = Annotated[
-    int, typer.Option(help="How many fine-tunes are moved afterwards.", callback=within(1, 2**20))
+    int, typer.Option(help="How many fine-tunes are transported afterwards.", callback=within(1, 2**20))
 ]
 MachineFile = Annotated[
     Path | None,
@@ -107,8 +85,8 @@ PlanFile = Annotated[
 
 
 def plan(
-    a: Paper = None,
-    b: Other = None,
+    a: BaseA = None,
+    b: BaseB = None,
     nodes: Nodes = 1,
     cores: Cores = None,
     memory: Memory = None,
@@ -116,8 +94,7 @@ def plan(
     method: MethodOption = None,
     residual: ResidualOption = None,
     inner: InnerOption = None,
-    sweeps: PaperSweeps = None,
-    moving: MovingOption = None,
+    sweeps: PlanSweeps = None,
     advice: AdviceOption = True,
     finetunes: Finetunes = 1,
     machine: MachineFile = None,
@@ -128,29 +105,27 @@ def plan(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict time, memory and traffic of align and transport, from configurations alone."""
+    """Estimate time, memory and traffic of align and transport, from configurations alone."""
     if measure_machine != (output is not None):
         raise typer.BadParameter("--measure-machine and --output FILE.json go together")
     if a is None and not measure_machine:
         raise typer.BadParameter("give A: a model, or its config.json")
     if measure_machine and machine is not None:
-        raise typer.BadParameter("--machine has been measured already")
+        raise typer.BadParameter("--measure-machine and --machine exclude each other")
     pace = amount(network)
-    shares = _shares(moving)
+    from transfusion.runtime.machine import Machine
     from transfusion.runtime.run_record import RunRecord
-    from transfusion.transportation.planning.assumptions import MOVING, SWEEPS
-    from transfusion.transportation.planning.cost_plan import plan as predict
-    from transfusion.transportation.planning.machine import Machine
-    from transfusion.transportation.planning.machine_benchmark import measure
+    from transfusion.transportation.estimate import SWEEPS
+    from transfusion.transportation.estimate import plan as estimate
 
-    record, messages = RunRecord("plan", command()), Messages(quiet=quiet, verbose=False)
+    record, messages = RunRecord("plan"), Messages(quiet=quiet)
     if machine is None:
         if output is not None:
-            from transfusion.cli.shared import require_json
+            from transfusion.reporting.result_files import ResultFiles
 
-            require_json(output, (), force=force)
-        messages.note("note: measuring this machine, which takes some seconds")
-    known = Machine.load(machine) if machine is not None else measure()
+            ResultFiles.checked(output, force=force)
+        messages.note("note: measuring this machine, which takes about a second")
+    known = Machine.load(machine) if machine is not None else Machine.measure()
     if output is not None:
         from transfusion.checkpoint.publishing import publish_file, write_json
 
@@ -160,11 +135,11 @@ def plan(
         if as_json:
             print_json(record.of(known.as_dict()))
         else:
-            out.print(constants(known.as_dict()))
+            out.print(constants(known))
         return
     from transfusion.matching.methods import DEFAULT
 
-    found = predict(
+    found = estimate(
         a,
         b,
         nodes=nodes,
@@ -175,7 +150,6 @@ def plan(
         residual=residual,
         inner=inner,
         sweeps=SWEEPS if sweeps is None else sweeps,
-        moving=shares or MOVING,
         finetunes=finetunes,
         advice=advice,
         machine=known,
@@ -190,43 +164,28 @@ def plan(
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:.3g} h" if seconds < 100 * 3600 else f"{seconds / 86400:.3g} days"
+    """Return seconds in a unit that suits them, with two digits."""
+    for limit, unit, length in ((100, "s", 1), (6000, "min", 60), (360_000, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds / 86400:.2g} days" if seconds < 8_640_000 else f"{seconds / 86400:.0f} days"
 
 
-def constants(info: dict[str, Any]) -> RenderableType:
-    """A machine's constants."""
+def constants(machine: Machine) -> RenderableType:
+    """Return a table of a machine's constants."""
     from rich.table import Table
 
     from transfusion.cli.views import size
 
-    units = {
-        "product": "operations",
-        "reading": "B",
-        "hashing": "B",
-        "fresh": "B",
-        "storage": "B",
-        "writing": "B",
-    }
-    table = Table("of one core, in a second", "", box=None, header_style="bold")
-    for name, value in info.items():
-        if name in ("assignments", "candidates"):
-            times = ", ".join(f"{n}: {duration(seconds)}" for n, seconds in value.items())
-            table.add_row(f"{name}, by size", times)
-        elif name in ("cores", "together"):
-            what = {"cores": "cores", "together": "speed kept when all cores work"}[name]
-            table.add_row(what, f"{value:.0%}" if name == "together" else str(value))
-        elif name != "transfusion-machine":
-            table.add_row(name, f"{size(int(value))} {units.get(name, '')}".strip())
+    table = Table("of each core, per second", "", box=None, header_style="bold")
+    table.add_row("operations of matrix products", size(int(machine.operations_per_second)))
+    table.add_row("weights read and hashed", f"{size(int(machine.bytes_per_second))}B")
+    table.add_row("cores", str(machine.cores))
     return table
 
 
-def view(found: CostPlan) -> RenderableType:
-    """A plan: what it is of, how long it takes, and what goes where."""
+def view(found: Estimate) -> RenderableType:
+    """Return an estimate as tables: the models, the time by phase, and memory and traffic by verb."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -244,16 +203,13 @@ def view(found: CostPlan) -> RenderableType:
             "models",
             f"{found.family}, {size(found.parameters)} parameters each, {size(found.bytes)}B together",
         ),
-        ("where", where + (f" with {size(int(cluster.memory))}B each" if cluster.memory else "")),
+        ("where", where + (f" with {size(cluster.memory)}B each" if cluster.memory else "")),
     ):
         about.add_row(Text(name, style="bold"), Text(value))
-    times = Table(
-        "phase", "time", "products", "weights looked at", "from storage", box=None, header_style="bold"
-    )
+    times = Table("phase", "time, about", "operations", "weights read", box=None, header_style="bold")
     for phase in found.phases:
-        numbers = (size(int(phase.flops)), f"{size(int(phase.read))}B", f"{size(int(phase.stored))}B")
-        name = phase.name if phase.counted else f"({phase.name}, if some units are at home)"
-        times.add_row(name, duration(phase.seconds), *numbers, style=None if phase.counted else "dim")
+        numbers = size(int(phase.operations)), f"{size(int(phase.bytes))}B"
+        times.add_row(phase.name, duration(phase.seconds), *numbers)
     times.add_row(Text("align", style="bold"), Text(duration(found.seconds), style="bold"))
     moved, seconds = int(found.transport["finetunes"]), found.transport["seconds"]
     times.add_row(Text(f"transport of {moved}", style="bold"), Text(duration(seconds), style="bold"))

@@ -1,4 +1,4 @@
-"""The verb that makes a page of a run."""
+"""The verb ``report``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from transfusion.cli.console import show
 from transfusion.cli.options import ArchitectureFile, Force, Json
-from transfusion.cli.shared import show
 
 
 def report(
@@ -36,15 +36,10 @@ def report(
     as_json: Json = False,
     force: Force = False,
 ) -> None:
-    """Make one page of HTML of a run: advice, layers, heads, curves, scores, time; nothing else is needed."""
-    from transfusion.checkpoint.publishing import require_writable
+    """Write a run as one self-contained HTML page: advice, layers, heads, curves, scores and time."""
     from transfusion.reporting.build_report import report as make
-    from transfusion.reporting.report_inputs import inputs_of
 
-    inputs = inputs_of(run, *(results or ()), via, ceiling)
-    require_writable(output, force=force, inputs=inputs, folder=False)
-    page = make(run, results or (), via=via, ceiling=ceiling)
-    page.save(output, force=force)
+    page = make(run, results or (), via=via, ceiling=ceiling, output=output, force=force)
     info = {
         "written": str(output),
         "title": page.hero.title,

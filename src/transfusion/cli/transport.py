@@ -1,235 +1,214 @@
-"""The verbs that write something for B: transport, and merge."""
+"""The verb ``transport``, and the output that it has in common with ``merge``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transfusion.cli.console import Messages, command
+from transfusion.cli.console import Messages, results_apart, show
+from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
-    AddressOption,
-    AlphaOfMerge,
-    AlphaOption,
     ArchitectureFile,
-    Base,
-    CalibrateOption,
     Config,
-    Device,
     DryRun,
-    EngineOption,
     Force,
     From,
-    HowOption,
-    InnerOption,
-    Jobs,
     Json,
-    KeepSupport,
-    MemoryOption,
-    MethodOption,
+    MaybeBase,
+    MaybeOnto,
     NewTokensOption,
-    Onto,
     Output,
     Quiet,
-    ResidualOption,
-    Seed,
     StoredDtype,
     TrustBase,
     Verbose,
     Via,
+    computing,
 )
-from transfusion.cli.output_run import OutputRun, as_numbers, as_settings, refuse_beside_from
-from transfusion.cli.shared import AlignChoices, calibrated, open_bases, open_finetune
+from transfusion.cli.search_options import CalibrateOption, Seed, aligning
+from transfusion.errors import listing
+from transfusion.runtime.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
+    from transfusion.runtime.resources import Resources
     from transfusion.transportation.adapters.adapter_output import AdapterOutput
     from transfusion.transportation.dense_transport import DenseTransport
-    from transfusion.transportation.transport_plan import TransportPlan
 
 
+@given(aligning=aligning, resources=computing)
 def transport(
+    *,
     context: typer.Context,
     output: Output,
+    resources: Resources,
     finetuned: Annotated[
-        str | None, typer.Argument(show_default=False, help="A model, or a PEFT adapter.")
+        str | None,
+        typer.Argument(show_default=False, help="The fine-tune of A: a model, or a PEFT adapter."),
     ] = None,
-    base: Base = None,
-    onto: Onto = None,
+    base: MaybeBase = None,
+    onto: MaybeOnto = None,
     via: Via = None,
-    alpha: AlphaOption = "1.0",
-    keep_support: KeepSupport = None,
+    alpha: Annotated[
+        str,
+        typer.Option(
+            "--alpha",
+            help="How much of the change to add: a number, a file with one number per layer, or auto: as much"
+            " as changes B's outputs on synthetic inputs the way the fine-tune changed A's.",
+        ),
+    ] = "1.0",
+    aligning: dict[str, Any],
+    keep_support: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-support",
+            show_default="no bound",
+            help="Protect what B could do before: take a smaller α, so that B's outputs on synthetic inputs"
+            " move by no more than this share of their own spread.",
+        ),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--merge", help="Of an adapter: write the whole model, with the adapter in it.")
     ] = False,
-    new_tokens: NewTokensOption = "refuse",
     repeat: From = None,
-    method: MethodOption = None,
-    residual: ResidualOption = None,
-    inner: InnerOption = None,
-    calibrate: CalibrateOption = None,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    dtype: StoredDtype = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    memory: MemoryOption = None,
-    trust_base: TrustBase = False,
     dry_run: DryRun = False,
     as_json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    seed: Seed = 0,
+    calibrate: CalibrateOption = None,
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+    new_tokens: NewTokensOption = "refuse",
+    trust_base: TrustBase = False,
+    dtype: StoredDtype = None,
 ) -> None:
     """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
-    from transfusion.runtime.resources import Resources
-    from transfusion.runtime.run_record import RunRecord
-    from transfusion.transportation.output_record import OutputRecord
+    from transfusion.transportation.transport_run import transport as run
 
-    record = RunRecord("transport")
-    messages = Messages(quiet=quiet, verbose=verbose)
-    moving = OutputRun(output, messages, dry_run, as_json, force, Resources(engine, jobs, address, memory))
+    common: dict[str, Any] = {"base": base, "onto": onto, "via": via, "output": output, "force": force}
+    common |= {"dry_run": dry_run, "resources": resources}
+    common |= {"progress": Messages(quiet=quiet, verbose=verbose)}
     if repeat is not None:
-        refuse_beside_from(context)
-        moving.again(repeat, [finetuned] if finetuned else [], base, onto, via)
+        show_rerun(context, repeat, [finetuned] if finetuned else [], common, as_json)
         return
     if finetuned is None or base is None or onto is None:
         raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
-    tries = alpha == "auto" or keep_support is not None
-    shown = calibrated(calibrate, method, via, tries, " and for --alpha auto and --keep-support")
-    choices = AlignChoices(
-        method, residual, inner, None, device, seed, jobs, shown, True, engine, address, memory
-    )
-    if via is not None:
-        choices.refuse_beside_via()
-    models = open_bases(base, onto, config, messages)
-    tuned = open_finetune(finetuned, base, config, messages)
-    settings = as_settings(
-        via=via and str(Path(via).resolve()),
-        new_tokens=new_tokens,
-        full=full,
-        config=config,
-        architecture=architecture,
-        calibrate=calibrate,
-        keep_support=keep_support,
-    )
-    output_record = OutputRecord("transport", command=command(), settings=settings, record=record)
-
-    def prepare(plan: TransportPlan) -> DenseTransport | AdapterOutput:
-        return plan.transport(
-            tuned,
+    with results_apart():
+        moved = run(
+            finetuned,
             alpha=alpha,
-            dtype=dtype,
-            full=full,
-            trust_base=trust_base or dry_run,
-            new_tokens=new_tokens,
             keep_support=keep_support,
             calibrate=calibrate,
-            output_record=output_record,
-        )
-
-    moving.go(models, (finetuned, base, onto), via, choices, prepare)
-
-
-def merge(
-    context: typer.Context,
-    output: Output,
-    finetuned: Annotated[
-        list[str] | None, typer.Argument(show_default=False, help="Models, or PEFT adapters.")
-    ] = None,
-    base: Base = None,
-    onto: Onto = None,
-    how: HowOption = "sum",
-    weights: Annotated[
-        str | None, typer.Option(show_default="all alike", help="One for each fine-tune: 0.5,1,2.")
-    ] = None,
-    density: Annotated[
-        float | None,
-        typer.Option(show_default="0.2", help="The share of each change that ties and dare keep."),
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option(min=1, show_default=False, help="Keep the heads of this fine-tune, counted from 1."),
-    ] = None,
-    via: Via = None,
-    alpha: AlphaOfMerge = "1.0",
-    full: Annotated[
-        bool, typer.Option("--full", help="Of adapters: write the whole model, with them in it.")
-    ] = False,
-    new_tokens: NewTokensOption = "refuse",
-    rank: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="the sum of theirs", help="Of adapters: the rank of the result."),
-    ] = None,
-    repeat: From = None,
-    method: MethodOption = None,
-    residual: ResidualOption = None,
-    inner: InnerOption = None,
-    calibrate: CalibrateOption = None,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    dtype: StoredDtype = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    memory: MemoryOption = None,
-    trust_base: TrustBase = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
-    from transfusion.runtime.resources import Resources
-    from transfusion.runtime.run_record import RunRecord
-    from transfusion.transportation.merge_rules import MergeRule
-    from transfusion.transportation.output_record import OutputRecord
-
-    record = RunRecord("merge")
-    messages = Messages(quiet=quiet, verbose=verbose)
-    moving = OutputRun(output, messages, dry_run, as_json, force, Resources(engine, jobs, address, memory))
-    if repeat is not None:
-        refuse_beside_from(context)
-        moving.again(repeat, finetuned or [], base, onto, via)
-        return
-    if not finetuned or base is None or onto is None:
-        raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
-    shown = calibrated(calibrate, method, via)
-    choices = AlignChoices(
-        method, residual, inner, None, device, seed, jobs, shown, True, engine, address, memory
-    )
-    if via is not None:
-        choices.refuse_beside_via()
-    models = open_bases(base, onto, config, messages)
-    tuned = [open_finetune(one, base, config, messages) for one in finetuned]
-    settings = as_settings(
-        via=via and str(Path(via).resolve()),
-        head=None if head is None else head - 1,
-        full=full,
-        rank=rank,
-        new_tokens=new_tokens,
-        config=config,
-        architecture=architecture,
-    )
-    output_record = OutputRecord("merge", command=command(), settings=settings, record=record)
-
-    def prepare(plan: TransportPlan) -> DenseTransport | AdapterOutput:
-        return plan.merge(
-            tuned,
-            merging=MergeRule.asked(how, as_numbers(weights), density, seed, plan.alpha(alpha)),
-            head=None if head is None else head - 1,
-            full=full,
-            rank=rank,
-            new_tokens=new_tokens,
             dtype=dtype,
-            trust_base=trust_base or dry_run,
-            output_record=output_record,
+            full=full,
+            new_tokens=new_tokens,
+            trust_base=trust_base,
+            seed=seed,
+            config=config,
+            architecture=architecture,
+            **common,
+            **aligning,
         )
+    show_output(moved, output, resources if dry_run else None, as_json)
 
-    moving.go(models, (*finetuned, base, onto), via, choices, prepare)
+
+_BESIDE_FROM = {
+    *("output", "finetuned", "base", "onto", "via", "repeat", "architecture"),
+    *("jobs", "engine", "address", "memory", "device", "dry_run", "as_json", "force", "quiet", "verbose"),
+}
+
+
+def show_rerun(
+    context: typer.Context, file: Path, finetuned: list[str], common: Mapping[str, Any], as_json: bool
+) -> None:
+    """Repeat a recorded run, and print its output; refuse options that the record decides."""
+    from transfusion.transportation.rerun import rerun
+
+    named = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    decided = [
+        named[name]
+        for name in context.params
+        if name not in _BESIDE_FROM and str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+    ]
+    if decided:
+        raise typer.BadParameter(f"--from decides {', '.join(decided)}; leave it out")
+    with results_apart():
+        moved = rerun(file, finetuned=finetuned, **common)
+    show_output(moved, common["output"], common["resources"] if common["dry_run"] else None, as_json)
+
+
+def show_output(
+    moved: DenseTransport | AdapterOutput, output: Path, planned: Resources | None, as_json: bool
+) -> None:
+    """Print what was written; or, with the resources of a dry run, what would be."""
+    if planned is not None:
+        _show_plan(moved.plan(planned), output, planned, as_json)
+        return
+    metadata = moved.metadata()
+    show(
+        {"written": str(output), **metadata}, as_json, "\n".join([*_lines(metadata), f"written to {output}"])
+    )
+
+
+_COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
+
+
+def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_json: bool) -> None:
+    from transfusion.runtime.memory_budget import memory_line
+
+    counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
+    memory = memory_line(plan["memory_in_all"], plan["threads"], local=resources.shared, bounded=True)
+    text = (
+        f"would write {output}: {counts}; read {format_bytes(plan['bytes_to_read'])}, write"
+        f" {format_bytes(plan['bytes_to_write'])}\n"
+        f"{memory}: {format_bytes(plan['memory'])} for tensors, and the program"
+    )
+    show({"would_write": str(output), **plan}, as_json, text)
+
+
+def _lines(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the metadata of an output, line by line; the verdict on π last."""
+    from transfusion.transportation.alpha import Alpha
+
+    first = f"{metadata['moved']} tensors moved onto {metadata['onto']['name']}"
+    first += f" with α = {Alpha.of(metadata['alpha'])}"
+    if metadata["verb"] == "merge":
+        names = listing([one["name"] for one in metadata["finetuned"]], 3)
+        first += f"; {len(metadata['finetuned'])} fine-tunes combined by {metadata['how']}: {names}"
+    if metadata.get("unchanged"):
+        first += f"; {metadata['unchanged']} more are as in B"
+    lines = [first]
+    lines += _named("carried over from the fine-tune, where B has nothing to add to", metadata["carried"])
+    if metadata.get("kept") is not None:
+        kept = f"keeps at least {metadata['kept']:.1%} of the change of every module"
+        lines.append(f"factored to rank {metadata['rank']}, which {kept}")
+    if metadata.get("new_tokens"):
+        lines.append(f"{metadata['new_tokens']} new token(s) of the fine-tune follow those of B")
+    if metadata.get("lost_tokens"):
+        lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
+    lines += _shift(metadata.get("output_shift") or {})
+    lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
+    if advice := metadata["alignment"]["advice"]:
+        lines.append(f"{advice['verdict']}: {advice['text']}")
+    return lines
+
+
+def _shift(output_shift: Mapping[str, Any]) -> list[str]:
+    """How much of the change was measured in B's outputs, or why it was not."""
+    if "not_tried" in output_shift:
+        return [f"α was taken from the weights alone: {output_shift['not_tried']}"]
+    if not output_shift:
+        return []
+    cosine, size = output_shift["direction"], output_shift["size"]
+    return [
+        f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with that of"
+        f" A's, and {size:.2f} of its size"
+    ]
+
+
+def _named(what: str, names: Iterable[str]) -> list[str]:
+    return [f"{what}: {listing(names)}"] if names else []

@@ -1,145 +1,144 @@
-"""What ``verify`` and ``inspect --propose`` do: claims about symmetries, tried on live models."""
+"""The verb ``verify``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
-from transfusion.cli.console import command, err, out, print_json
-from transfusion.cli.shared import files_of, require_json
+import typer
+
+from transfusion.cli.console import out, print_json
+from transfusion.cli.options import ArchitectureFile, Config, Force, Json, Result
+from transfusion.cli.search_options import CalibrateOption
 from transfusion.errors import VerificationError
 
-if TYPE_CHECKING:
-    from transfusion.runtime.run_record import RunRecord
+
+def verify(
+    a: Annotated[
+        str | None, typer.Argument(metavar="A", show_default=False, help="The model: a folder or a hub id.")
+    ] = None,
+    via: Annotated[str | None, typer.Option(metavar="PI", show_default=False, help="The file of π.")] = None,
+    onto: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B", show_default="as π names it", help="Measure how much of B's activations π predicts."
+        ),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="The largest difference that passes.")] = 1e-9,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            show_default=False,
+            help="The class to certify a table on: module:Class or Class.",
+        ),
+    ] = None,
+    output: Result = None,
+    as_json: Json = False,
+    force: Force = False,
+    calibrate: CalibrateOption = None,
+    config: Config = None,
+    architecture: ArchitectureFile = None,
+) -> None:
+    """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
+
+    With --onto B, or if π rotates units, which is no symmetry: measure how much of B's activations π predicts
+    from A's, axis by axis, on inputs that π was not found on; exit 3 if it is no more than chance.
+
+    With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
+    """
+    if a is not None and via is not None and model is None:
+        if onto is not None or _rotates(via):
+            _predict(a, onto, via, config, calibrate, output, force, as_json)
+        elif calibrate is not None:
+            raise typer.BadParameter("--calibrate goes with --onto")
+        else:
+            _compare(a, via, config, tolerance, output, force, as_json)
+    elif architecture is not None and model is not None and a is None and via is None:
+        _certify(architecture, model, config, output, force, as_json)
+    else:
+        raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
 
-@dataclass(frozen=True)
-class VerifyRun:
-    """What becomes of a result of ``verify``: a proof that fails is a result, too."""
-
-    output: Path | None
-    force: bool
-    as_json: bool
-    record: RunRecord
-
-    @classmethod
-    def begun(cls, output: Path | None, inputs: Iterable[Path], force: bool, as_json: bool) -> VerifyRun:
-        """Before the work: the place is looked at, and the time."""
-        from transfusion.runtime.run_record import RunRecord
-
-        require_json(output, inputs, force=force)
-        return cls(output, force, as_json, RunRecord("verify", command()))
-
-    def info(self, result: dict[str, Any]) -> None:
-        """Write it, and print it for programs, as far as that was asked for; people have read it by now."""
-        from transfusion.checkpoint.publishing import publish_file, write_json
-
-        whole = self.record.of(result)
-        if self.output is not None:
-            publish_file(self.output, lambda staged: write_json(staged, whole), force=self.force)
-        if self.as_json:
-            print_json(whole)
-        elif self.output is not None:
-            out.print(f"written to {self.output}", markup=False)
-
-
-def draft(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
-    """Propose a table, and write or print it with its certificate."""
-    from transfusion.checkpoint.publishing import publish_file, require_writable, write_text
-    from transfusion.verification.drafting.draft_from_folder import propose_for
-
-    if output is not None:
-        require_writable(output, force=force, inputs=files_of(model), folder=False)
-    proposal = propose_for(model, config=config).require()
-    checks = proposal.certificate.checks
-    if output is not None:
-        publish_file(output, lambda staged: write_text(staged, proposal.text), force=force)
-    if as_json:
-        written = {} if output is None else {"written": str(output)}
-        info = [{**asdict(check), "passed": check.passed} for check in checks]
-        print_json({**written, "certified_on": proposal.certified_on, "checks": info, "text": proposal.text})
-        return
-    if output is None:
-        print(proposal.text, end="")
-    messages = err if output is None else out
-    for check in checks:
-        messages.print(f"✓ {check}", markup=False)
-    messages.print(f"certified on {proposal.certified_on}", markup=False)
-    if output is not None:
-        out.print(f"draft written to {output}", markup=False)
-
-
-def prove(a: str, via: str, config: Path | None, tolerance: float, proof: VerifyRun) -> None:
-    """Run A and π(A), and fail if they differ."""
-    from transfusion.alignment.alignment import Alignment
-    from transfusion.verification.equivalence import verified_model
+def _compare(
+    a: str,
+    via: str,
+    config: Path | None,
+    tolerance: float,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Print how A and π(A) compare, and fail if they differ."""
     from transfusion.verification.equivalence import verify as run
 
-    pi = Alignment.load(via)
-    found = run(a, via=pi, tolerance=tolerance, config=config)
-    aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
-    text = (
-        f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
-        f" over {', '.join(found.outputs)}"
-    )
-    if found.equal and not proof.as_json:
-        out.print(text, markup=False)
-    proof.info({**verified_model(a, pi, via), **found.metadata()})
-    if not found.equal:
-        raise VerificationError(
-            f"π(A) does not compute what A computes: largest difference {found.difference:.3g}"
-            + (f", first in {found.parting}" if found.parting else ""),
-            hint=found.reason
-            if found.difference > 1e-9
-            else "float64 itself is no more exact than this; allow a larger --tolerance",
+    found = run(a, via=via, tolerance=tolerance, config=config, output=output, force=force)
+    if as_json:
+        print_json(found.record)
+    elif found.equal:
+        aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
+        out.print(
+            f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
+            f" over {', '.join(found.outputs)}",
+            markup=False,
         )
+    _written(output, as_json)
+    found.require()
 
 
-def predict_activations(
-    a: str, onto: str | None, via: str, config: Path | None, calibrate: Path | None, proof: VerifyRun
+def _predict(
+    a: str,
+    onto: str | None,
+    via: str,
+    config: Path | None,
+    calibrate: Path | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Run A and B, and fail if π does not predict what B computes."""
-    from transfusion.alignment.alignment import Alignment
+    """Print how much of B's activations π predicts, and fail if it is no more than chance."""
     from transfusion.cli import views
-    from transfusion.verification.equivalence import predict, verified_model
+    from transfusion.verification.equivalence import predict
 
-    pi = Alignment.load(via)
-    b = onto or pi.provenance.target
-    found = predict(a, b, via=pi, calibrate=calibrate, config=config)
-    info = found.metadata()
-    if found.holds and not proof.as_json:
-        out.print(views.prediction(info["axes"]))
-        out.print(f"{found.mean}; shown: {found.probes}", markup=False)
-    proof.info({**verified_model(a, pi, via), "b": b, **info})
-    if not found.holds:
+    found = predict(a, onto, via=via, calibrate=calibrate, config=config, output=output, force=force)
+    if as_json:
+        print_json(found.record)
+    elif found.holds:
+        out.print(views.prediction(found.record["axes"]))
+        out.print(f"{found.mean}; inputs: {found.probes}", markup=False)
+    _written(output, as_json)
+    found.require()
+
+
+def _certify(
+    file: Path, class_name: str, config: Path | None, output: Path | None, force: bool, as_json: bool
+) -> None:
+    """Print the certificate of a table, and fail if a check does."""
+    from transfusion.verification.certification import certify_file
+
+    found = certify_file(file, class_name, config, output=output, force=force)
+    if as_json:
+        print_json(found.record)
+    else:
+        for check in found.checks:
+            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
+    _written(output, as_json)
+    if not found.passed:
         raise VerificationError(
-            f"π does not tell what B computes: {found.mean}", hint="the two models may have nothing in common"
+            f"the table in {file} is wrong about {class_name}:"
+            f" {len(found.failures)} of {len(found.checks)} checks failed",
+            hint="; ".join(check.what for check in found.failures),
         )
 
 
-def turns(via: str) -> bool:
-    """Whether a file of π turns units, so that no equality can be proved."""
+def _written(output: Path | None, as_json: bool) -> None:
+    if output is not None and not as_json:
+        out.print(f"written to {output}", markup=False)
+
+
+def _rotates(via: str) -> bool:
+    """Whether a file of π rotates units, so that no equality can be proved."""
     from transfusion.alignment.alignment import Alignment
     from transfusion.alignment.maps import Rotation
 
     return any(isinstance(map_, Rotation) for map_ in Alignment.load(via).maps.values())
-
-
-def certify(file: Path, class_name: str, config: Path | None, proof: VerifyRun) -> None:
-    """Certify a table of one's own on a small model, and fail if it does not hold."""
-    from transfusion.verification.certification import certify_file
-
-    certificate = certify_file(file, class_name, config)
-    checks = [{**asdict(check), "passed": check.passed} for check in certificate.checks]
-    if not proof.as_json:
-        for check in certificate.checks:
-            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
-    proof.info({"architecture": str(file), "passed": certificate.passed, "checks": checks})
-    if not certificate.passed:
-        raise VerificationError(
-            f"the table in {file} does not tell the truth about {class_name}:"
-            f" {len(certificate.failures)} of {len(certificate.checks)} checks failed",
-            hint="; ".join(check.what for check in certificate.failures),
-        )

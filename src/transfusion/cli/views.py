@@ -1,4 +1,4 @@
-"""How descriptions look on a terminal."""
+"""Results as tables and trees for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 
 def size(count: int) -> str:
-    """A number of parameters or bytes as people say it."""
+    """Return a number of parameters or bytes with a unit."""
     value = float(count)
     for unit in ("", "k", "M", "G"):
         if value < 1000:
@@ -22,7 +22,7 @@ def size(count: int) -> str:
 
 
 def model(description: dict[str, Any]) -> RenderableType:
-    """A model as a tree: axes, and below each the tensors it occurs in."""
+    """Show a model as a tree: its axes, and below each the tensors that have it."""
     tree = Tree(Text(description["model"], style="bold"))
     tree.add(f"family      {description['family']} ({description['library']})")
     tree.add(Text(f"recognised  {description['recognised_by']}"))
@@ -63,7 +63,7 @@ def _branch(tree: Tree, axes: list[dict[str, Any]]) -> None:
 
 
 def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
-    """Shares of what is predicted, by axis: with π, with nothing moved, by chance."""
+    """Show the share of B's activations that is predicted, by axis: by π, with nothing moved, by chance."""
     table = Table("axis", "predicted", "nothing moved", "by chance", box=None, header_style="bold")
     for id, quality in axes.items():
         shares = (quality["found"], quality["identity"], quality["null"])
@@ -72,7 +72,7 @@ def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
 
 
 def alignment(description: dict[str, Any]) -> RenderableType:
-    """A π: where it comes from, what moved, and where the heads went."""
+    """Show a π: its models, what moved, and where the heads went."""
     about = Table.grid(padding=(0, 2))
     source, target = description["source"], description["target"]
     for name, value in (
@@ -107,9 +107,9 @@ def alignment(description: dict[str, Any]) -> RenderableType:
 
 
 def _margins(margins: dict[str, dict[str, float | None]]) -> Table:
-    """How well what belongs to each kind of axis agrees, beside nothing moving and beside chance."""
+    """Show the agreement of each kind of axis, beside nothing moved and beside chance."""
     table = Table("kind of axis", box=None, header_style="bold")
-    for title in ("at home as it is", "above chance", "agreement found", "in a null", "beyond the null"):
+    for title in ("unmoved", "above chance", "agreement found", "in a null", "beyond the null"):
         table.add_column(title, justify="right")
     for kind, margin in margins.items():
         found, null, beyond = margin["found"], margin["null"], margin["beyond"]
@@ -131,8 +131,8 @@ def _objective(trace: list[float]) -> str:
     return f"{trace[0]:.6g} with nothing moved → {trace[-1]:.6g} after {sweeps} sweep{'s' * (sweeps != 1)}"
 
 
-def barrier(result: dict[str, Any]) -> RenderableType:
-    """Loss and accuracy on every way, α by α, and below them how high each barrier is."""
+def barrier(result: Mapping[str, Any]) -> RenderableType:
+    """Show loss and accuracy of every curve, α by α, and the height of each barrier."""
     curves = result["curves"]
     table = Table(show_footer=True)
     table.add_column("α", "barrier", justify="right")
@@ -158,8 +158,8 @@ def barrier(result: dict[str, Any]) -> RenderableType:
     return Group(table, Text("\n".join(lines), style="dim"))
 
 
-def evaluation(result: dict[str, Any]) -> RenderableType:
-    """Models row by row: the task, the support, and the gains over the reference."""
+def evaluation(result: Mapping[str, Any]) -> RenderableType:
+    """Show models row by row: the task, the support, and the gains over the reference."""
     shown = [part for part in ("task", "support") if result[part]]
     table = Table()
     table.add_column("model")
@@ -187,7 +187,7 @@ def evaluation(result: dict[str, Any]) -> RenderableType:
 
 
 FALLING = ("loss", "perplexity")
-"""Metrics of which less is better."""
+"""Metrics where less is better."""
 
 
 def _metric_name(metric: str) -> str:
@@ -199,7 +199,7 @@ def _metric_value(metric: str, value: float) -> str:
 
 
 def _gain(metric: str, gain: float) -> Text:
-    """A gain with its sign: green where it is better, red where it is worse."""
+    """Return a gain with its sign: green if better, red if worse."""
     text = f"{gain:+.4f}" if metric in FALLING else f"{gain:+.2f}"
     if float(text) == 0:
         return Text(text, style="dim")
@@ -213,5 +213,101 @@ def _about(part: str, info: dict[str, Any]) -> str:
 
 
 def counted(examples: int) -> str:
-    """So many examples, in words that fit one as well."""
+    """Return a number of examples, in the singular or plural."""
     return "1 example" if examples == 1 else f"{examples} examples"
+
+
+# ── sweep and fewshot ─────────────────────────────────────────────────────────────────────────
+
+
+def sweep(result: Mapping[str, Any]) -> RenderableType:
+    """Show the gains over B for every α, curve by curve; the best on the task is bold."""
+    curves = result["curves"]
+    parts = [part for part in ("task", "support") if result[part] is not None]
+    table = Table()
+    table.add_column("\nα", justify="right")
+    for curve in curves:
+        for place, part in enumerate(parts):
+            table.add_column(Text(f"{curve['label'] if place == 0 else ''}\n{part}"), justify="right")
+            table.add_column("\ngain", justify="right")
+    zero = result["at_zero"]
+    first = [curve["points"][0] for curve in curves]
+    begins = first[0]["alpha"] == 0
+    info = begins and all(point[part]["value"] == zero[part]["value"] for point in first for part in parts)
+    empty = [cell for part in parts for cell in (_score(zero[part], result[part]["metric"]), "")]
+    table.add_row("B" if begins and not info else "0", *(empty * len(curves)), style="dim")
+    for row in zip(*(curve["points"][info:] for curve in curves), strict=True):
+        cells: list[Text] = []
+        for curve, point in zip(curves, row, strict=True):
+            style = "bold" if point["alpha"] == curve["best"] else ""
+            for part in parts:
+                metric = result[part]["metric"]
+                cells += [
+                    Text(_score(point[part], metric), style=style),
+                    _small_gain(point["gain"][part], metric),
+                ]
+        table.add_row(f"{row[0]['alpha']:.3g}", *cells)
+    best = ", ".join(f"{curve['label']} {_best(curve, result['task']['metric'])}" for curve in curves)
+    lines = [*(_measured_on(part, result[part]) for part in parts), f"Best α on the task: {best}."]
+    return Group(table, Text("\n".join(lines), style="dim"))
+
+
+def _best(curve: Mapping[str, Any], metric: str) -> str:
+    """Return the best α, if it gains anything."""
+    gain = next(point["gain"]["task"] for point in curve["points"] if point["alpha"] == curve["best"])
+    better = gain < 0 if metric in FALLING else gain > 0
+    return f"{curve['best']:.3g}" if better else "– (none is better than B)"
+
+
+def fewshot(result: Mapping[str, Any]) -> RenderableType:
+    """Show B, every curve with α = 1 and with the learned coefficients, and the coefficients."""
+    metric = result["task"]["metric"]
+    table = Table()
+    for column in ("", metric if metric in FALLING else f"{metric} in %", "gain", "α by layer"):
+        table.add_column(column, justify="right" if column and "α" not in column else "left")
+    table.add_row("B as it is", _score(result["zero"], metric), "", "", style="dim")
+    for curve in result["curves"]:
+        what = f"B + α·π(τ), {curve['label']}" if curve["method"] else "B + α·τ"
+        learned = _coefficients(curve["coefficients"])
+        for how, alphas in (("plain", "1"), ("learned", learned)):
+            gain = _small_gain(curve["gain"][how], metric)
+            table.add_row(f"{what}, {_HOW[how]}", _score(curve[how], metric), gain, alphas)
+    training = result["training"]
+    lines = [
+        f"Learned from {counted(training['examples'])} of {training['data']}, {result['shots']} shots, seed"
+        f" {result['seed']}.",
+        _measured_on("test", result["task"]) + f" They are {training['test']}.",
+    ]
+    return Group(table, Text("\n".join(lines), style="dim"))
+
+
+def _coefficients(info: Mapping[str, float]) -> str:
+    """Return the coefficients of the layers in their order, then the one outside of blocks."""
+    layers = " ".join(f"{value:.2f}" for pattern, value in info.items() if pattern != _OUTSIDE)
+    if _OUTSIDE not in info:
+        return layers
+    return f"{layers}{', ' * bool(layers)}outside blocks {info[_OUTSIDE]:.2f}"
+
+
+_OUTSIDE = "default"
+_HOW = {"plain": "α = 1", "learned": "α learned"}
+
+
+def _measured_on(part: str, data: Mapping[str, Any]) -> str:
+    metric = data["metric"]
+    how = "less is better, gains are plain differences" if metric in FALLING else "gains in points"
+    return (
+        f"{part.capitalize()}: {metric} ({data['question']}) on {counted(data['examples'])} of"
+        f" {data['data']}; {how}."
+    )
+
+
+def _score(score: Mapping[str, Any], metric: str) -> str:
+    return f"{score['value']:.4f}" if metric in FALLING else f"{100 * score['value']:.1f}"
+
+
+def _small_gain(value: float, metric: str) -> Text:
+    less, least = metric in FALLING, 0.0005 if metric in FALLING else 0.05
+    if abs(value) < least:
+        return Text(f"{value:+.3f}" if less else f"{value:+.1f}", style="dim")
+    return Text(f"{value:+.3f}" if less else f"{value:+.1f}", style="green" if (value < 0) == less else "red")

@@ -1,1 +1,1 @@
-"""Data: examples that users give, and ``probes/``, the synthetic inputs that need no data."""
+"""Examples that users give, and in ``probes/`` synthetic inputs that need no data."""

@@ -1,4 +1,4 @@
-"""Columns: which of a table's hold texts, pictures and classes."""
+"""Columns of a table: which ones hold texts, images and classes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def examples_of(
     *,
     beside: Path | None = None,
     classes: Mapping[str, tuple[str, ...]] | None = None,
-    pictures: Sequence[str] = (),
+    images: Sequence[str] = (),
 ) -> Examples:
-    """Examples from columns: what was asked for, or what has a usual name.
+    """Build examples from the columns that were asked for, or that have a usual name.
 
-    Paths of images are relative to ``beside``; ``classes`` are names that the table itself gives to numbers,
-    and ``pictures`` columns of which it is known that they hold images.
+    Paths of images are relative to ``beside``. ``classes`` are the class names of columns that hold numbers,
+    and ``images`` the columns that are known to hold images.
     """
     task = known_task(label, names)
     wanted = [*asked.text, *(one for one in (asked.image, asked.label) if one)]
@@ -52,20 +52,20 @@ def examples_of(
     text = asked.text or (task.text if task else ())
     image = asked.image
     if not text and image is None:
-        image = next(iter(pictures), None) or next((one for one in IMAGES if one in names), None)
+        image = next(iter(images), None) or next((one for one in IMAGES if one in names), None)
         text = next((one for one in TEXTS if all(part in names for part in one)), ()) if not image else ()
     if not text and image is None:
         raise DataError(
             f"{label}: no column of texts or images that has a usual name; there are {listing(names, 20)}",
             hint="name the columns with --text or --image",
         )
-    right = asked.label or next((one for one in LABELS if one in names), None)
+    label_column = asked.label or next((one for one in LABELS if one in names), None)
     return Examples(
         label,
-        images=None if image is None else _pictures(label, image, column(image), beside),
+        images=None if image is None else _images(label, image, column(image), beside),
         texts=None if image is not None else _texts(label, text, column),
-        labels=None if right is None else _labels(label, right, column(right)),
-        names=(classes or {}).get(right or "") or (task.classes if task else None),
+        labels=None if label_column is None else _labels(label, label_column, column(label_column)),
+        names=(classes or {}).get(label_column or "") or (task.classes if task else None),
         task=task.name if task else None,
     )
 
@@ -84,14 +84,14 @@ def _texts(label: str, names: tuple[str, ...], column: Column) -> list[tuple[str
     return rows
 
 
-def _pictures(label: str, name: str, values: Sequence[Any], beside: Path | None) -> list[ImageFile]:
+def _images(label: str, name: str, values: Sequence[Any], beside: Path | None) -> list[ImageFile]:
     return [
-        _picture(f"{label}, example {number}", name, value, beside) for number, value in enumerate(values, 1)
+        _image(f"{label}, example {number}", name, value, beside) for number, value in enumerate(values, 1)
     ]
 
 
-def _picture(label: str, name: str, value: Any, beside: Path | None) -> ImageFile:
-    """What a cell shows: the path of a file, bytes, or either in an object, as ``datasets`` writes it."""
+def _image(label: str, name: str, value: Any, beside: Path | None) -> ImageFile:
+    """Return the image of a cell: a path, bytes, or either in an object, as ``datasets`` writes it."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):
@@ -106,7 +106,7 @@ def _picture(label: str, name: str, value: Any, beside: Path | None) -> ImageFil
 
 
 def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
-    """Numbers or names; numbers may be written as text, as in CSV."""
+    """Return class numbers or class names; numbers may be written as text, as in CSV."""
     found: list[int | str] = []
     for number, value in enumerate(values, 1):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
@@ -118,12 +118,12 @@ def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
             value = int(value)
         if isinstance(value, int) and abs(value) >= 2**63:
             raise DataError(
-                f"{label}: example {number} has a number in the column {name} that no class has",
+                f"{label}: example {number} has a number in the column {name} that is too large for a class",
                 hint="give the number or the name of a class",
             )
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise DataError(
-                f'{label}: example {number} has "{value}" in the column {name}, which is no class',
+                f'{label}: example {number} has "{value}" in the column {name}, which is not a class',
                 hint="give the number or the name of a class",
             )
         found.append(value)

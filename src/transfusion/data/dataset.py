@@ -1,4 +1,4 @@
-"""Examples to measure models on: a model's inputs by their names, and what it should answer."""
+"""Examples as tensors: a model's inputs by name, and labels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transfusion.errors import DataError, listing
 
 LABELS = "labels"
 SPARE = 2**28
-"""So many bytes an archive may unpack to, whatever its own size."""
+"""Bytes that an archive may unpack to, however small it is."""
 _HOW = "a file of examples is a .safetensors or .npz with the model's inputs by name, and labels"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples: the first dimension of every tensor counts them."""
+    """Inputs and labels; the first dimension of every tensor counts the examples."""
 
     label: str
     inputs: Mapping[str, Tensor]
@@ -31,14 +31,14 @@ class Dataset:
 
     @classmethod
     def load(cls, path: str | Path) -> Dataset:
-        """Read a file of examples; what no model could be measured on is refused."""
+        """Read a file of examples; refuse one that no model can be measured on."""
         tensors = read_tensors(Path(path))
         labels = tensors.pop(LABELS, None)
         return cls.of(str(path), tensors, labels)
 
     @classmethod
     def of(cls, label: str, inputs: Mapping[str, Tensor], labels: Tensor | None) -> Dataset:
-        """Examples in memory, held to the same rules as those in a file."""
+        """Hold examples that are in memory, under the same rules as a file."""
         if not inputs:
             what = "labels and no inputs" if labels is not None else "nothing"
             raise DataError(f"{label}: the file holds {what}", hint=_HOW)
@@ -58,7 +58,7 @@ class Dataset:
         for name, tensor in inputs.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise DataError(
-                    f"{label}: {name} contains NaN or infinite values", hint="look at how the file was made"
+                    f"{label}: {name} contains NaN or infinite values", hint="check how the file was made"
                 )
         if labels is not None and (labels.is_floating_point() or labels.dtype is torch.bool):
             raise DataError(
@@ -72,20 +72,20 @@ class Dataset:
         return len(next(iter(self.inputs.values())))
 
     def limited(self, count: int | None) -> Dataset:
-        """The first so many examples."""
+        """Return the first ``count`` examples."""
         if count is None:
             return self
         labels = None if self.labels is None else self.labels[:count]
         return replace(self, inputs={name: t[:count] for name, t in self.inputs.items()}, labels=labels)
 
-    def chosen(self, places: Sequence[int]) -> Dataset:
-        """Some of the examples, counted from 0."""
-        index = torch.as_tensor(places, dtype=torch.long)
+    def chosen(self, indices: Sequence[int]) -> Dataset:
+        """Return the examples with these indices."""
+        index = torch.as_tensor(indices, dtype=torch.long)
         labels = None if self.labels is None else self.labels[index]
         return replace(self, inputs={name: t[index] for name, t in self.inputs.items()}, labels=labels)
 
     def batches(self, size: int) -> Iterator[Dataset]:
-        """The examples, some at a time."""
+        """Iterate over the examples in batches."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             labels = None if self.labels is None else self.labels[part]
@@ -100,10 +100,10 @@ class Dataset:
         image: tuple[int, ...] | None,
         vocabulary: int | None,
     ) -> None:
-        """Refuse inputs that a model does not take, or not in this form."""
-        strange = [name for name in self.inputs if name not in takes]
-        if needs not in self.inputs or strange:
-            wrong = f"{listing(strange)}, which {model} does not take" if strange else f"no {needs}"
+        """Refuse inputs that a model does not take, or not in this shape or type."""
+        unknown = [name for name in self.inputs if name not in takes]
+        if needs not in self.inputs or unknown:
+            wrong = f"{listing(unknown)}, which {model} does not take" if unknown else f"no {needs}"
             raise DataError(
                 f"{self.label}: the file has {wrong}", hint=f"{model} wants {needs}; name the tensors so"
             )
@@ -132,7 +132,7 @@ class Dataset:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Everything that a file of examples holds, by name."""
+    """Read every tensor of a file of examples."""
     if not isfile(path):
         raise DataError(f"{path}: no such file of examples", hint=_HOW)
     if path.suffix not in (".safetensors", ".npz"):
@@ -143,13 +143,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         _refuse_bombs(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
             return {name: torch.from_numpy(_signed(opened[name])) for name in opened.files}
-    except Exception as error:  # the libraries raise whatever they like at a file that is not whole
+    except Exception as error:  # the libraries raise many types for a damaged file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path}: cannot be read as examples ({reason})", hint=_HOW) from error
 
 
 def _refuse_bombs(path: Path) -> None:
-    """Refuse an archive that unpacks to far more than it holds: examples do not compress so well."""
+    """Refuse an archive that unpacks to far more than its size: examples do not compress so well."""
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
     if size > SPARE + 200 * path.stat().st_size:
@@ -157,5 +157,5 @@ def _refuse_bombs(path: Path) -> None:
 
 
 def _signed(array: np.ndarray) -> np.ndarray:
-    """An array of whole numbers in a type that torch computes with."""
+    """Return whole numbers as int64, which torch computes with."""
     return array.astype(np.int64) if array.dtype.kind in "iu" else array

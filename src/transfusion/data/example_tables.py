@@ -1,4 +1,8 @@
-"""Tables of examples: texts line by line, CSV, JSON lines and parquet, read into columns."""
+"""Tables of examples: text lines, CSV, JSON lines and parquet, read into columns.
+
+The library ``datasets`` is not used here. It copies every file into a cache, renames a repeated column, fills
+missing cells and takes semicolons for text; here each of these is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ class ExampleTable:
 
     @classmethod
     def read(cls, path: Path, asked: tuple[str, ...] = ()) -> ExampleTable:
-        """A file of rows; what was ``asked`` for by name is a column's name and no text."""
+        """Read a file. A single cell in the first row is a column name only if it is in ``asked``."""
         if path.suffix == ".parquet":
             return cls(str(path), _parquet(path))
         if path.suffix == ".txt":
@@ -40,8 +44,8 @@ class ExampleTable:
         return cls(str(path), found)
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """The texts of a file, of which nobody says where they are: one a line, or what is called text."""
+def read_texts(path: Path) -> Iterator[str]:
+    """Iterate over the texts of a file: its lines, its column "text", or its only column of texts."""
     if path.suffix == ".txt":
         yield from _lines(path)
     elif path.suffix == ".jsonl":
@@ -63,14 +67,14 @@ def _content(path: Path) -> str:
     return text
 
 
-def _refuse_twins(path: Path, names: Sequence[str]) -> None:
-    """Of two columns of one name the last would win without a word."""
+def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
+    """Refuse a column name that occurs twice: one of the columns would be lost."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path}: several columns are called {listing(twice)}", hint="name every column once")
 
 
 def _lines(path: Path) -> list[str]:
-    """What stands between line ends; other characters that Python takes for ends belong to the texts."""
+    """Split at line ends only; other characters that Python splits at belong to the texts."""
     found = _LINE_END.split(_content(path))
     return found if found[-1] else found[:-1]
 
@@ -79,7 +83,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
-    """What every line says, with its number."""
+    """Iterate over the values of the lines, with line numbers."""
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -106,7 +110,7 @@ def _of_objects(path: Path) -> dict[str, list[Any]]:
 
 
 def _text_of(path: Path, number: int, found: Any) -> str:
-    """The text of a line: itself, its field "text", or its only field that is a text."""
+    """Return the text of a line: its value, its field "text", or its only field that is a text."""
     if isinstance(found, str):
         return found
     fields = found if isinstance(found, dict) else {}
@@ -122,7 +126,7 @@ def _text_of(path: Path, number: int, found: Any) -> str:
 
 
 def _grid(path: Path) -> list[list[str]]:
-    """The cells; in a .tsv quotes are letters like others, as in GLUE's files."""
+    """Read the cells. In a .tsv quotes have no meaning, as in GLUE's files."""
     csv.field_size_limit(2**31 - 1)
     text = StringIO(_content(path), newline="")
     tabs = path.suffix == ".tsv"
@@ -137,7 +141,7 @@ def _grid(path: Path) -> list[list[str]]:
 
 
 def _refuse_other_separators(path: Path, rows: list[str]) -> None:
-    """Refuse what is one column only because something else than a comma is between its columns."""
+    """Refuse a table whose columns are separated by semicolons or tabs instead of commas."""
     if len(rows) < 2 or "," in rows[0]:
         return
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
@@ -150,7 +154,7 @@ def _refuse_other_separators(path: Path, rows: list[str]) -> None:
 
 
 def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The columns by the names in the first row; a single column without a known name is all texts."""
+    """Return the columns by the names in the first row; a single unnamed column holds texts."""
     numbered = [(number, row) for number, row in enumerate(grid, 1) if row]
     if not numbered:
         return {}
@@ -159,7 +163,7 @@ def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[
         head = [TEXT]
     else:
         numbered = numbered[1:]
-    _refuse_twins(path, head)
+    _refuse_repeated(path, head)
     for number, row in numbered:
         if len(row) != len(head):
             columns = "is 1 column" if len(head) == 1 else f"are {len(head)} columns"
@@ -171,10 +175,10 @@ def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[
 
 
 def _text_column(path: Path, rows: list[list[str]]) -> Iterator[str]:
-    """The column "text", or the only one."""
+    """Iterate over the column "text", or over the only column."""
     head = rows[0] if rows else []
     if TEXT in head:
-        _refuse_twins(path, head)
+        _refuse_repeated(path, head)
         place, rows = head.index(TEXT), rows[1:]
     elif len(head) == 1:
         place = 0
@@ -189,12 +193,12 @@ def _text_column(path: Path, rows: list[list[str]]) -> Iterator[str]:
 def _parquet(path: Path) -> dict[str, list[Any]]:
     parquet = require_library("pyarrow.parquet", "data")
     try:
-        _refuse_twins(path, parquet.read_schema(require_regular(path, DataError)).names)
+        _refuse_repeated(path, parquet.read_schema(require_regular(path, DataError)).names)
         table = parquet.read_table(path)
         return {name: table.column(name).to_pylist() for name in table.column_names}
     except DataError:
         raise
-    except Exception as error:  # the library raises whatever it likes at a file that is not whole
+    except Exception as error:  # the library raises many types for a damaged file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path}: cannot be read as parquet ({reason})", hint="write it again") from error
 

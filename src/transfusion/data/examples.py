@@ -1,4 +1,4 @@
-"""Raw examples: what was found, before any model has had a look."""
+"""Raw examples: images or texts with labels, before a model's preparation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from transfusion.data.image_files import ImageFile
 from transfusion.errors import DataError
 
 Pair = tuple[str, ...]
-"""The text of an example, or its two texts."""
+"""One text, or a pair of texts."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what, as far as the user said so."""
+    """The columns that the user named."""
 
     text: tuple[str, ...] = ()
     image: str | None = None
@@ -23,18 +23,18 @@ class Columns:
 
 @dataclass(frozen=True)
 class Examples:
-    """Pictures or texts, and their classes."""
+    """Images or texts, and their classes."""
 
     label: str
-    """Where they come from, for people."""
+    """The source, for messages."""
     images: Sequence[ImageFile] | None = None
     texts: Sequence[Pair] | None = None
     labels: Sequence[int | str] | None = None
-    """The class of every example: a number, or a name."""
+    """The class of every example: its number or its name."""
     names: tuple[str, ...] | None = None
-    """What the numbers mean."""
+    """The class names, in the order of their numbers."""
     task: str | None = None
-    """The known task that these are examples of."""
+    """The name of the known task, if it is one."""
 
     def __post_init__(self) -> None:
         if not len(self):
@@ -44,10 +44,10 @@ class Examples:
         return len(self.images if self.images is not None else self.texts or ())
 
     def limited(self, count: int | None) -> Examples:
-        """The first so many; of a folder of classes, as many of each as keeps them even."""
+        """Return the first ``count`` examples; of labelled images, equally many of every class."""
         if count is None or count >= len(self):
             return self
-        chosen = _spread(self.labels, count) if self.images is not None and self.labels else range(count)
+        chosen = _balanced(self.labels, count) if self.images is not None and self.labels else range(count)
         return replace(
             self,
             images=None if self.images is None else [self.images[one] for one in chosen],
@@ -56,8 +56,8 @@ class Examples:
         )
 
 
-def _spread(labels: Sequence[int | str], count: int) -> list[int]:
-    """So many examples, one of every class in turn, in their order."""
+def _balanced(labels: Sequence[int | str], count: int) -> list[int]:
+    """Return the indices of ``count`` examples, taken from the classes in turn."""
     turns: dict[int | str, int] = {}
     turn: list[tuple[int, int]] = []
     for place, label in enumerate(labels):

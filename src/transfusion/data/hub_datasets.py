@@ -1,4 +1,4 @@
-"""Data of the hub, asked for once: a name that is nowhere is refused at once and quietly."""
+"""Datasets from the hub: one request decides whether the hub has the dataset."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from transfusion.errors import DataError
 from transfusion.runtime.optional_libraries import require_library
 
 SECONDS = 10
-"""How long the hub may take to say whether it has such data."""
-_TALKERS = ("huggingface_hub", "datasets", "httpx", "fsspec")
+"""Time limit for that request."""
+_LOGGERS = ("huggingface_hub", "datasets", "httpx", "fsspec")
 
 
 def fetch_dataset(label: str, repo: str, config: str | None, revision: str | None) -> Any:
-    """What the library ``datasets`` finds under a hub id; without the hub, what was fetched before."""
+    """Load a dataset of the hub with ``datasets``; if the hub does not answer, from its cache."""
     datasets = require_library("datasets", "data")
     with _quiet():
         reason = _unreachable(label, repo, revision)
         try:
             with _offline(datasets, reason is not None):
                 return datasets.load_dataset(repo, config, revision=revision)
-        except Exception as error:  # the library raises whatever its loaders and the network do
+        except Exception as error:  # the library raises many types
             _refuse(label, reason or error)
 
 
 def _unreachable(label: str, repo: str, revision: str | None) -> Exception | None:
-    """Why the hub does not answer, if it does not; if it does and has no such data, that is refused."""
+    """Return why the hub does not answer, or None. Refuse a dataset that the hub does not have."""
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -36,7 +36,7 @@ def _unreachable(label: str, repo: str, revision: str | None) -> Exception | Non
         huggingface_hub.dataset_info(repo, revision=revision, timeout=SECONDS)
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         _refuse(label, error)
-    except Exception as error:  # whatever the library that it speaks to the network with raises
+    except Exception as error:  # the network library raises many types
         return error
     return None
 
@@ -51,7 +51,7 @@ def _refuse(label: str, error: Exception) -> NoReturn:
 
 @contextmanager
 def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
-    """Keep the libraries from asking the hub again and again, where it has not answered."""
+    """Within the block, no further request is sent if ``wanted``."""
     from huggingface_hub import constants
 
     settings: tuple[Any, Any] = (datasets.config, constants)
@@ -67,8 +67,8 @@ def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hear nothing but errors from the libraries: what matters is in the message."""
-    loggers = [logging.getLogger(name) for name in _TALKERS]
+    """Within the block, the libraries log errors only."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [one.level for one in loggers]
     try:
         for one in loggers:

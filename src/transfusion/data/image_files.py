@@ -1,4 +1,4 @@
-"""Pictures, which are opened when somebody looks at them."""
+"""Image files, which are opened when their batch is prepared."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from transfusion.errors import DataError
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.untrusted_files import path_inside, require_regular
 
-PICTURES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
-"""What a file may hold, whatever it is called; others that Pillow knows call other programs."""
-LARGEST = 2**27
-"""So many pixels an image may have."""
+IMAGE_SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
+IMAGE_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+"""The formats that may be decoded; for others Pillow may start other programs."""
+MAX_PIXELS = 2**27
 
 
 @dataclass(frozen=True)
@@ -27,28 +26,28 @@ class ImageFile:
 
     @classmethod
     def at(cls, file: Path, folder: Path | None = None) -> ImageFile:
-        """The picture in a regular file, which must lie inside the folder if one is given."""
+        """Return the image in a regular file; refuse a file outside of ``folder``, if one is given."""
         if folder is not None:
             path_inside(folder, file, DataError)
         return cls(str(file), require_regular(file, DataError))
 
     def opened(self, mode: str = "RGB") -> Any:
-        """The image as Pillow has it, in this mode."""
+        """Open the image with Pillow and convert it to this mode."""
         pillow = require_library("PIL.Image", "images")
         source = self.source if isinstance(self.source, Path) else BytesIO(self.source)
         try:
-            with pillow.open(source, formats=FORMATS) as found:
-                if (pixels := found.width * found.height) > LARGEST:
-                    raise ValueError(f"{pixels} pixels, and at most {LARGEST} are looked at")
+            with pillow.open(source, formats=IMAGE_FORMATS) as found:
+                if (pixels := found.width * found.height) > MAX_PIXELS:
+                    raise ValueError(f"{pixels} pixels, and at most {MAX_PIXELS} are read")
                 return found.convert(mode)
-        except Exception as error:  # Pillow raises whatever it likes at a file that is not whole
+        except Exception as error:  # Pillow raises many types for a damaged file
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
-                f"{self.name}: cannot be read as an image ({reason})", hint="remove or mend it"
+                f"{self.name}: cannot be read as an image ({reason})", hint="remove or repair the file"
             ) from error
 
 
-def image_files_below(folder: Path) -> list[Path]:
-    """The files of images in a folder and the folders in it, by name; none that is hidden."""
-    found = (file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)
+def find_images(folder: Path) -> list[Path]:
+    """Return the image files in a folder and its sub-folders, sorted; hidden files are left out."""
+    found = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     return sorted(file for file in found if not file.name.startswith("."))

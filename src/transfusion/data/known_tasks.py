@@ -1,4 +1,4 @@
-"""Tasks that are known by name: where their texts are, what their classes are called, how they are scored."""
+"""Tasks of GLUE that are known by name: their text columns, class names and metrics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KnownTask:
-    """One task of GLUE."""
+    """One task."""
 
     name: str
     text: tuple[str, ...]
     classes: tuple[str, ...]
     """In the order of their numbers."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """The headline first."""
+    """The main metric first."""
 
 
 TASKS = {
@@ -29,12 +29,12 @@ TASKS = {
     )
 }
 
-_SPELT = {name: re.compile(rf"(?<![a-z0-9]){name.replace('2', '-?2')}(?![a-z0-9])") for name in TASKS}
+_PATTERNS = {name: re.compile(rf"(?<![a-z0-9]){name.replace('2', '-?2')}(?![a-z0-9])") for name in TASKS}
 
 
 def known_task(reference: str, columns: Collection[str]) -> KnownTask | None:
-    """The task that a path or a hub id names in its last two parts, if its columns are there."""
-    said = "/".join(reference.lower().replace("_", "-").replace("\\", "/").rstrip("/").split("/")[-2:])
-    found = [TASKS[name] for name, spelt in _SPELT.items() if spelt.search(said)]
+    """Return the task that the last two parts of a path or hub id name, if its columns exist."""
+    tail = "/".join(reference.lower().replace("_", "-").replace("\\", "/").rstrip("/").split("/")[-2:])
+    found = [TASKS[name] for name, pattern in _PATTERNS.items() if pattern.search(tail)]
     fitting = [task for task in found if all(column in columns for column in task.text)]
     return fitting[0] if len(fitting) == 1 else None

@@ -1,4 +1,4 @@
-"""Where examples are: a folder, a file, or the hub."""
+"""Read examples from a folder, a file, or the hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transfusion.data.columns import examples_of
 from transfusion.data.example_tables import TABLES, ExampleTable
 from transfusion.data.examples import Columns, Examples
 from transfusion.data.hub_datasets import fetch_dataset
-from transfusion.data.image_files import ImageFile, image_files_below
+from transfusion.data.image_files import ImageFile, find_images
 from transfusion.errors import DataError, listing
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.untrusted_files import (
@@ -30,7 +30,7 @@ _HOW = "give a folder of images, a .csv, .tsv, .jsonl, .parquet or .txt, a folde
 
 
 class _DataFile(TypedDict):
-    """A file of a saved dataset."""
+    """An entry of a saved dataset's list of files."""
 
     filename: str
 
@@ -38,7 +38,7 @@ class _DataFile(TypedDict):
 def read_examples(
     reference: str | Path, split: str | None = None, columns: Columns | None = None
 ) -> Examples:
-    """Raw examples; an existing path wins over a hub id."""
+    """Read raw examples; an existing path takes precedence over a hub id."""
     path, asked = Path(expanduser(reference)), columns or Columns()
     if isdir(path):
         return _folder(path, split, asked)
@@ -81,7 +81,7 @@ def _folder(path: Path, split: str | None, asked: Columns) -> Examples:
 
 
 def _split_of(path: Path, splits: list[str], asked: str | None) -> str:
-    """The split that was asked for, or the only one."""
+    """Return the split that was asked for, or the only one."""
     if asked in splits:
         return str(asked)
     if asked is None and len(splits) == 1:
@@ -93,14 +93,14 @@ def _split_of(path: Path, splits: list[str], asked: str | None) -> str:
 
 
 def _classes(path: Path) -> Examples:
-    """One folder for each class, in the order of their names."""
+    """Read one folder per class, in the order of the names."""
     places = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
-    found = {place.name: files for place in places if (files := image_files_below(place))}
+    found = {place.name: files for place in places if (files := find_images(place))}
     if not found:
-        beside = ", only images without a folder" if image_files_below(path) else ""
+        beside = ", only images without a folder" if find_images(path) else ""
         raise DataError(
             f"{path}: no images in folders of classes{beside}",
-            hint="one folder a class, and the images of that class in it",
+            hint="put the images of every class into a folder of its own",
         )
     return Examples(
         str(path),
@@ -124,7 +124,7 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
     _require_inside(path)
     try:
         found = datasets.load_from_disk(str(path))
-    except Exception as error:  # the library raises whatever it likes at a folder that is not whole
+    except Exception as error:  # the library raises many types for a damaged folder
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{path}: cannot be read as a folder of datasets ({reason})", hint="save it again"
@@ -133,7 +133,7 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
 
 
 def _require_inside(path: Path) -> None:
-    """Refuse a saved dataset, or a split of one, that names files outside: the library would read them."""
+    """Refuse a saved dataset that names files outside of its folder: the library would read them."""
     for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
         require_closed(folder, DataError)
         if (state := folder / "state.json").exists():
@@ -151,13 +151,13 @@ def _of_library(
     elif split is not None:
         _split_of(Path(label), [], split)
     classes: dict[str, tuple[str, ...]] = {}
-    pictures: list[str] = []
+    images: list[str] = []
     for name, feature in found.features.items():
         if isinstance(feature, datasets.ClassLabel):
             classes[name] = tuple(feature.names)
         elif isinstance(feature, datasets.Image):
             found = found.cast_column(name, datasets.Image(decode=False))
-            pictures.append(name)
+            images.append(name)
     return examples_of(
         label,
         found.column_names,
@@ -165,5 +165,5 @@ def _of_library(
         asked,
         beside=beside,
         classes=classes,
-        pictures=pictures,
+        images=images,
     )

@@ -1,1 +1,1 @@
-"""Evaluation: models measured on tasks, and α chosen by examples."""
+"""Scores of models on tasks, and α chosen with labelled examples."""

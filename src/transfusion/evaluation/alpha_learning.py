@@ -1,7 +1,7 @@
-"""Learning α: one coefficient for every layer, from a few examples.
+"""Learn one coefficient α for every layer from a few examples.
 
-The model is B + Σ α_l·δ_l, so the slope of the loss along α_l is the sum of ⟨∂L/∂θ, δ⟩ over the tensors of
-the layer: ordinary backward passes of the model as it is, and one number for each layer out of them.
+The model is B + Σ α_l·δ_l. The derivative of the loss by α_l is the sum of ⟨∂L/∂θ, δ⟩ over the tensors of
+layer l, so ordinary backward passes are enough.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from transfusion.evaluation.evaluator import Evaluator
 from transfusion.transportation.alpha import Alpha, layer_of
 
 START, EPOCHS, RATE = 1.0, 40, 0.05
-"""Where the coefficients begin, how often all examples are looked at, and how far Adam goes at a time."""
+"""The initial coefficients, the passes over all examples, and the learning rate of Adam."""
 OUTSIDE = "default"
-"""In the place of a pattern: tensors outside all blocks."""
+"""The key of tensors outside of all blocks."""
 _DIGITS = 6
-"""Of a coefficient, in a file."""
+"""Decimal places of a coefficient."""
 
 
 @dataclass(frozen=True)
 class LearnedAlpha:
-    """Coefficients, and the way to them."""
+    """Learned coefficients, and the losses on the way."""
 
     alpha: Alpha
     losses: tuple[float, ...]
-    """On the shots, before the first step and after each."""
+    """The loss on the shots, before the first step and after each."""
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """By pattern, as a file of α has them."""
+        """The coefficients by pattern, as in a file of α."""
         return {OUTSIDE: self.alpha.default, **self.alpha.patterns}
 
 
 @dataclass(frozen=True)
 class LearningSchedule:
-    """How to learn."""
+    """Settings of the optimisation."""
 
     epochs: int = EPOCHS
     rate: float = RATE
@@ -57,12 +57,12 @@ class LearningSchedule:
         Alpha(self.start)
 
     def metadata(self) -> dict[str, Any]:
-        """For a file or another program."""
+        """Return the settings for a file or another program."""
         return {"epochs": self.epochs, "rate": self.rate, "start": self.start}
 
 
 def groups_of(line: AlphaLine) -> dict[str, list[str]]:
-    """The parameters of every layer that changes, by the pattern that an α file has for it."""
+    """Return the parameters of every layer that changes, by the layer's pattern in a file of α."""
     groups: dict[str, list[str]] = {}
     for name in line.moved():
         layer = layer_of(line.names[name])
@@ -76,15 +76,15 @@ def groups_of(line: AlphaLine) -> dict[str, list[str]]:
 
 
 def alpha_of(coefficients: Mapping[str, float]) -> Alpha:
-    """α from one coefficient for each pattern."""
+    """Return α with one coefficient for each pattern."""
     rest = {pattern: value for pattern, value in coefficients.items() if pattern != OUTSIDE}
     return Alpha(coefficients.get(OUTSIDE, START), rest)
 
 
-def slopes(
+def derivatives(
     line: AlphaLine, evaluator: Evaluator, alpha: Alpha, groups: Mapping[str, list[str]]
 ) -> tuple[float, Tensor]:
-    """The mean loss at some α, and how it changes with the coefficient of every group."""
+    """Return the mean loss at an α, and its derivatives by the coefficients of the groups."""
     names = [name for group in groups.values() for name in group]
     parameters = [line.live.module.get_parameter(name) for name in names]
     each = dict.fromkeys(names, 0.0)
@@ -103,7 +103,7 @@ def slopes(
 
 @contextmanager
 def _only(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within the block, gradients flow to these parameters and to no others, which saves their work."""
+    """Within the block, compute gradients of these parameters only."""
     wanted = {id(parameter) for parameter in parameters}
     before = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
@@ -121,7 +121,7 @@ def learn(
     schedule: LearningSchedule,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> LearnedAlpha:
-    """Adam on the coefficients, with all examples at every step; those with the least loss are kept."""
+    """Minimise the loss with Adam, all examples at every step; keep the coefficients with the least loss."""
     groups = groups_of(line)
     values = torch.full((len(groups),), schedule.start, dtype=torch.float64)
     optimizer = torch.optim.Adam([values], lr=schedule.rate)
@@ -130,7 +130,7 @@ def learn(
     for epoch in range(schedule.epochs + 1):
         rounded = [round(value, _DIGITS) for value in values.tolist()]
         tried.append(alpha_of(dict(zip(groups, rounded, strict=True))))
-        loss, values.grad = slopes(line, evaluator, tried[-1], groups)
+        loss, values.grad = derivatives(line, evaluator, tried[-1], groups)
         losses.append(loss)
         on_epoch(epoch, loss)
         optimizer.step()

@@ -1,7 +1,7 @@
-"""Lines: B + α·π(τ) for every α, held by one live module in memory.
+"""B + α·π(τ) for any α, in one live module.
 
-The change is linear in α, whatever the fine-tune and π are, so both ends are computed once and all else lies
-on the straight lines between and behind them.
+The change is linear in α, whatever the fine-tune and π are. The weights at α = 0 and α = 1 are computed once;
+all others are interpolated.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
-from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import hold
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.runtime.devices import require_device
+from transfusion.runtime.devices import as_precision, require_device
 from transfusion.transportation.adapters.adapter import is_adapter
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.dense_transport import Action, DenseTransport
-from transfusion.transportation.transport_plan import Base, Finetune, TransportPlan
+from transfusion.transportation.finetunes import Finetune
+from transfusion.transportation.transport_plan import Base, TransportPlan
 
 NAIVE = "naive"
 
 
 @dataclass(frozen=True)
 class AlphaLine:
-    """One way of adding the fine-tune to B, for any α."""
+    """The line B + α·π(τ) for one π."""
 
     method: str | None
-    """How π was found; none for τ as it is."""
+    """The method of π; None for τ as it is."""
     live: LiveModel
     start: Mapping[str, Tensor]
-    """The parameters at α = 0, by their names in memory: those that the line passes over, and heads."""
+    """The parameters at α = 0 that change along the line, and task heads, by their names in memory."""
     end: Mapping[str, Tensor]
     """The same at α = 1."""
     names: Mapping[str, str]
-    """What the tables call them."""
+    """Their canonical names."""
     carries: bool = False
-    """Whether it brings something at α = 0 already: the fine-tune's own head, moved."""
+    """Whether α = 0 differs from B: the fine-tune's task head is there, moved by π."""
 
     @contextmanager
     def at(self, alpha: Alpha | float) -> Iterator[None]:
@@ -60,21 +61,21 @@ class AlphaLine:
             yield
 
     def moved(self) -> list[str]:
-        """The parameters that depend on α, by their names in memory."""
+        """Return the parameters that depend on α, by their names in memory."""
         return [name for name, start in self.start.items() if not torch.equal(start, self.end[name])]
 
 
 @dataclass(frozen=True)
 class AlphaLines:
-    """A fine-tune of A, and B as a live module of the kind that comes out, to be changed in place."""
+    """A fine-tune of A, and B as a live module of the fine-tune's class."""
 
     a: Model
     b: Model
     finetuned: Finetune
     live: LiveModel
-    """B, with the fine-tune's own head where B has none of the kind: α = 0."""
-    reader: Model
-    """The model whose files say how its inputs are made."""
+    """B at α = 0, with the fine-tune's task head if B has none of that kind."""
+    input_model: Model
+    """The model whose folder says how inputs are prepared."""
     naive: Alignment
     options: Mapping[str, Any]
 
@@ -90,42 +91,43 @@ class AlphaLines:
         device: str = "cpu",
         **options: Any,
     ) -> AlphaLines:
-        """Open the three models and build the live one; ``options`` are those of `Journey.transport`.
+        """Open the three models and build the live one; ``options`` are those of `TransportPlan.transport`.
 
-        If ``data`` borrows a head, the live model has it.
+        If ``data`` names a task head, the live model has it.
         """
-        if dtype not in (torch.float32, torch.float64):
-            raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+        as_precision(dtype)
         require_device(device)
         a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if not adapter and not isinstance(finetuned, Model):
             finetuned = Model.open(finetuned)
         naive = align(a, b, method=NAIVE, advice=False)
-        moved = _whole(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
+        moved = _transport(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = moved.module().to(dtype).eval()
-        known = hasattr(module, "config")  # modules of other libraries do not say what they are
-        held = Model.open(module) if known else Model.open(module, config=moved.config())
-        if data is not None and data.head is not None:
+        held = hold(module, moved)
+        if data is not None and data.task_head is not None:
             live = data.live(held, dtype, device)
         else:
             live = LiveModel(module.to(device), held.family, held.architecture, {}).drawn(held, dtype=dtype)
         grown = any(entry.added for entry in moved.entries)
-        reader = finetuned if grown and isinstance(finetuned, Model) else b
-        return cls(a, b, finetuned, live, reader, naive, options)
+        input_model = finetuned if grown and isinstance(finetuned, Model) else b
+        return cls(a, b, finetuned, live, input_model, naive, options)
 
     @property
     def label(self) -> str:
-        """The fine-tune, as the user wrote it."""
+        """The reference of the fine-tune."""
         return self.finetuned.label if isinstance(self.finetuned, Model) else str(self.finetuned)
 
     def along(self, alignment: Alignment | None) -> AlphaLine:
-        """The line that one π gives; without any, that of τ as it is."""
+        """Return the line of one π; without π, that of τ as it is."""
         example = next(self.live.module.parameters())
         plan = TransportPlan.between(self.a, self.b, alignment or self.naive)
-        moved = _whole(plan, self.finetuned, alpha=1.0, dtype=example.dtype, **self.options)
+        moved = _transport(plan, self.finetuned, alpha=1.0, dtype=example.dtype, **self.options)
         entries = {entry.name: entry for entry in moved.entries}
-        calls, arrived = _calls(self.live.module, self.live.family), _arrived(moved, example)
+        known_as, arrived = (
+            _canonical_names(self.live.module, self.live.family),
+            _output_parameters(moved, example),
+        )
         known = {*self.a.architecture.tensors, *entries}
         start: dict[str, Tensor] = {}
         end: dict[str, Tensor] = {}
@@ -133,10 +135,10 @@ class AlphaLines:
         carries = False
         for name, parameter in self.live.module.named_parameters():
             own = here = parameter.data
-            there = next((arrived[call] for call in calls[parameter] if call in arrived), None)
-            if there is None:  # of a head that is borrowed for measuring
+            there = next((arrived[call] for call in known_as[parameter] if call in arrived), None)
+            if there is None:  # of a task head that is used for measuring only
                 continue
-            wholes = [without_part(call)[0] for call in calls[parameter]]
+            wholes = [without_part(call)[0] for call in known_as[parameter]]
             names[name] = next((call for call in wholes if call in known), wholes[0])
             entry = entries.get(names[name])
             if entry is not None and entry.action is Action.CARRIED:
@@ -151,8 +153,8 @@ class AlphaLines:
         return AlphaLine(method, self.live, start, end, names, carries)
 
 
-def _calls(module: nn.Module, family: Family) -> dict[nn.Parameter, list[str]]:
-    """What the tables may call every parameter: a tied one has two names, and parts of a tensor say so."""
+def _canonical_names(module: nn.Module, family: Family) -> dict[nn.Parameter, list[str]]:
+    """Return the canonical names of every parameter; a tied parameter has two."""
     calls: dict[nn.Parameter, list[str]] = {}
     for naming in (Naming(family, live=True), Naming(family)):
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -160,15 +162,15 @@ def _calls(module: nn.Module, family: Family) -> dict[nn.Parameter, list[str]]:
     return calls
 
 
-def _arrived(moved: DenseTransport, like: Tensor) -> dict[str, Tensor]:
-    """Every parameter of the output, by all its names."""
+def _output_parameters(moved: DenseTransport, like: Tensor) -> dict[str, Tensor]:
+    """Return every parameter of the output, by all its canonical names."""
     module = moved.module().to(like)
-    calls = _calls(module, moved.onto.family)
+    calls = _canonical_names(module, moved.onto.family)
     return {call: parameter.data for parameter, names in calls.items() for call in names}
 
 
-def _whole(plan: TransportPlan, finetuned: Finetune, **options: Any) -> DenseTransport:
-    """A transport as a whole model; an adapter is folded in."""
+def _transport(plan: TransportPlan, finetuned: Finetune, **options: Any) -> DenseTransport:
+    """Prepare a transport as a whole model; an adapter is folded in."""
     adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
     made = plan.transport(finetuned, full=adapter, **options)
     assert isinstance(made, DenseTransport)

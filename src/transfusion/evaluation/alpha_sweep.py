@@ -1,9 +1,9 @@
-"""The sweep: B + α·π(τ) measured for many α, beside B + α·τ (the paper's figure of gains)."""
+"""Sweeps: B + α·π(τ) measured for many α, beside B + α·τ (the paper's figure of gains)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,28 @@ import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.model_comparison import DataReference
 from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
 from transfusion.matching.alignment_run import align
+from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.model.model import Model
+from transfusion.reporting.charts.result_figures import draw_sweep
+from transfusion.reporting.result_files import Paths, ResultFiles
+from transfusion.runtime.devices import as_precision
+from transfusion.runtime.progress import SILENT, Advance, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
+from transfusion.transportation.finetunes import Finetune, open_finetune
+from transfusion.transportation.output_run import calibrated, refuse_beside_via
 from transfusion.transportation.task_vector import NewTokens
-from transfusion.transportation.transport_plan import Base, Finetune
+from transfusion.transportation.transport_plan import Base
 
 ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
-"""The values that are measured if nobody says otherwise: the paper's range, and 1, which is τ as it is."""
+"""The default values: the paper's range, and 1, which adds all of τ."""
 
 
 @dataclass(frozen=True)
@@ -33,45 +44,45 @@ class TaskAndSupport:
     support: Score | None
 
     def metadata(self) -> dict[str, Any]:
-        """Both, for a file or another program."""
+        """Return both scores for a file or another program."""
         return {"task": self.task.metadata(), "support": self.support and self.support.metadata()}
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One model on a line, and how good it is."""
+    """The scores at one α."""
 
     alpha: float
     scores: TaskAndSupport
     task_gain: float
-    """Over α = 0."""
+    """The gain over α = 0."""
     support_gain: float | None
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         gains = {"task": self.task_gain, "support": self.support_gain}
         return {"alpha": self.alpha, **self.scores.metadata(), "gain": gains}
 
 
 @dataclass(frozen=True)
 class SweepCurve:
-    """What was measured along one line."""
+    """The scores along one line."""
 
     label: str
     method: str | None
-    """How π was found; none for τ as it is."""
+    """The method of π; None for τ as it is."""
     at_zero: TaskAndSupport
-    """At α = 0 of this line, which differs from the others' if the fine-tune's own head comes along."""
+    """The scores at α = 0 of this line. Lines begin at different models if π moves a task head."""
     points: tuple[SweepPoint, ...]
 
     @property
     def best(self) -> SweepPoint:
-        """The best point on the task; of several that are equal, the one with the least loss."""
+        """The best point on the task; among equals, the one with the least loss."""
         sign = -1 if self.points[0].scores.task.metric in LESS_IS_BETTER else 1
         return max(self.points, key=lambda one: (sign * one.scores.task.value, -one.scores.task.loss))
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "label": self.label,
             "method": self.method,
@@ -83,22 +94,24 @@ class SweepCurve:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Curves of several lines over the same α, beside one reference."""
+    """Curves of several lines over the same values of α, and one reference."""
 
     finetuned: str
     base: str
     onto: str
     task: dict[str, Any]
-    """What was measured: data, examples, question, metric."""
+    """The task: data, examples, question, metric."""
     support: dict[str, Any] | None
     at_zero: TaskAndSupport
-    """The reference of all gains: B, with the fine-tune's head as it is where B has none of the kind."""
+    """The reference of all gains: B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[SweepCurve, ...]
     notes: tuple[str, ...] = ()
-    """What the user should know about how it was measured."""
+    """Notes for the user on how it was measured."""
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "finetuned": self.finetuned,
             "base": self.base,
@@ -113,24 +126,41 @@ class Sweep:
 def sweep(
     finetuned: Finetune,
     *,
-    base: Base,
+    base: Base | None = None,
     onto: Base,
-    data: Given,
-    support: Given | None = None,
+    data: DataReference,
+    support: DataReference | None = None,
     via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
     alphas: Iterable[float] = ALPHAS,
     naive: bool = True,
     batch: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    dtype: torch.dtype | str = torch.float32,
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
-    on_point: Callable[[str, SweepPoint], None] = lambda label, point: None,
+    calibrate: str | Path | None = None,
+    seed: int = 0,
+    config: ConfigArgument = None,
+    output: Paths = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
     **aligning: Any,
 ) -> Sweep:
-    """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well. Nothing is written.
+    """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well.
 
-    Several ``via`` give a curve each. Without any, the bases are aligned first, with ``aligning`` passed on.
+    ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
+    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
+    names. ``onto`` is B, the new release.
+    ``data`` is the task, and ``support`` what B could do before: a path, a hub id, examples in memory, or an
+    `EvaluationData` that says more.
+    ``via`` is π, its file, or several, with a curve each; without it, A and B are aligned first, with
+    ``seed``, ``calibrate`` and ``aligning`` passed on to `align`.
+    ``alphas`` are the values of α.
+    ``batch`` is the number of examples at a time, ``dtype`` the type to compute in.
+    ``trust_base``, ``new_tokens`` and ``config`` are those of `transport`.
+    ``output`` is a file to write to, or several: a figure (.png, .svg, .pdf) or .json; with ``force``,
+    existing files are replaced.
+    ``resources`` are threads and device; ``progress`` follows the run.
 
     >>> found = transfusion.sweep(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
@@ -141,30 +171,63 @@ def sweep(
     >>> found.curves[1].best.task_gain == found.metadata()["curves"][1]["points"][0]["gain"]["task"]
     True
     """
+    record, dtype = RunRecord("sweep"), as_precision(dtype)
     chosen = asked_alphas(alphas)
+    base = named_base(finetuned) if base is None else base
     asked, other = EvaluationData.of(data), EvaluationData.of(support) if support is not None else None
-    if other is not None and other.head not in (None, asked.head):
+    paths = given_alignments(via)
+    aligning = aligning_for(paths, calibrate, aligning)
+    read = (finetuned, base, onto, *asked.files, *(other.files if other else ()), *paths)
+    files = ResultFiles.checked(output, force=force, inputs=read, draw=draw_sweep)
+    if other is not None and other.task_head not in (None, asked.task_head):
         raise SettingError(
-            "support: it has a head of its own, and one model is measured on both",
-            hint="give the support without a head, or sweep it on its own",
+            "`support`: it has a task head of its own, and one model is measured on both",
+            hint="give the support without a task head, or sweep it on its own",
         )
-    lines = AlphaLines.of(
-        finetuned,
-        base,
-        onto,
-        data=asked,
-        dtype=dtype,
-        device=device,
-        trust_base=trust_base,
-        new_tokens=new_tokens,
-    )
-    task = asked.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
+    a, b = open_bases(base, onto, config, progress)
+    tuned = open_finetune(finetuned, a, config, progress)
+    with resources.in_process():
+        lines = AlphaLines.of(
+            tuned,
+            a,
+            b,
+            data=asked,
+            dtype=dtype,
+            device=resources.device,
+            trust_base=trust_base,
+            new_tokens=new_tokens,
+        )
+        found = alignments(a, b, paths, {**aligning, "seed": seed}, resources, progress)
+        ways: list[Alignment | None] = [*([None] if naive else []), *found]
+        with progress.bar(len(chosen) * (len(found) + naive), "building the models") as advance:
+            swept = _sweep(lines, chosen, asked, other, ways, batch, dtype, advance)
+    for note in swept.notes:
+        progress.note(f"note: {note}")
+    return files.finish(swept, record)
+
+
+def _sweep(
+    lines: AlphaLines,
+    chosen: Sequence[float],
+    asked: EvaluationData,
+    other: EvaluationData | None,
+    ways: Sequence[Alignment | None],
+    batch: int | None,
+    dtype: torch.dtype,
+    advance: Advance,
+) -> Sweep:
+    """Measure one curve per alignment; without one, that of τ as it is."""
+
+    def on_point(label: str, point: SweepPoint) -> None:
+        advance(f"{label} · α = {point.alpha:.3g} · {point.task_gain:+.3g}")
+
+    task = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
     beside = (
-        other.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch) if other is not None else None
+        other.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+        if other is not None
+        else None
     )
     zero = measured(task, beside)
-    ways: list[Alignment | None] = [None] if naive else []
-    ways += alignments(lines, via, aligning)
     curves = tuple(
         _curve(lines.along(pi), label, chosen, (task, beside), zero, on_point)
         for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True)
@@ -174,21 +237,34 @@ def sweep(
     return Sweep(lines.label, lines.a.label, lines.b.label, task.metadata(), info, zero, curves, notes)
 
 
-def alignments(
-    lines: AlphaLines,
+def given_alignments(
     via: Alignment | str | Path | Sequence[Alignment | str | Path] | None,
-    aligning: dict[str, Any],
+) -> list[Alignment | str | Path]:
+    """Return the alignments, or their files, as a list."""
+    return [via] if isinstance(via, Alignment | str | Path) else list(via or ())
+
+
+def aligning_for(
+    via: Sequence[object], calibrate: str | Path | None, aligning: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters of `align`; refuse them beside a given π."""
+    if via:
+        refuse_beside_via(aligning)
+    return calibrated(calibrate, via or None, aligning)
+
+
+def alignments(
+    a: Model,
+    b: Model,
+    via: Sequence[Alignment | str | Path],
+    aligning: Mapping[str, Any],
+    resources: Resources,
+    progress: Progress,
 ) -> list[Alignment]:
-    """The given π; or a new one."""
-    if via is None or (isinstance(via, Sequence) and not isinstance(via, str) and not via):
-        return [align(lines.a, lines.b, **aligning)]
-    if aligning:
-        raise SettingError(
-            f"{', '.join(aligning)}: says how to align, and via is aligned already",
-            hint="leave it out; or it is misspelled",
-        )
-    given = [via] if isinstance(via, Alignment | str | Path) else list(via)
-    return [one if isinstance(one, Alignment) else Alignment.load(one) for one in given]
+    """Load the given alignments; without any, align."""
+    if not via:
+        return [align(a, b, resources=resources, progress=progress, **aligning)]
+    return [one if isinstance(one, Alignment) else Alignment.load(one) for one in via]
 
 
 def _curve(
@@ -211,12 +287,12 @@ def _curve(
 
 
 def measured(task: Evaluator, support: Evaluator | None) -> TaskAndSupport:
-    """The live model as it is at this moment."""
+    """Measure the live model with its current weights."""
     return TaskAndSupport(task.measure(), support.measure() if support is not None else None)
 
 
 def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> SweepPoint:
-    """A point with its gains over a reference."""
+    """Return a point with its gains over a reference."""
     beside = None
     if scores.support is not None and zero.support is not None:
         beside = gain(scores.support, zero.support)
@@ -224,7 +300,7 @@ def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> Swee
 
 
 def asked_alphas(given: Iterable[float | str]) -> list[float]:
-    """The values of α in rising order, each once."""
+    """Return the values of α in ascending order, without repetition."""
     try:
         values = sorted({float(alpha) for alpha in given})
     except (TypeError, ValueError) as error:
@@ -248,7 +324,7 @@ def _no_numbers(given: object) -> SettingError:
 
 
 def labels_of(ways: Sequence[Alignment | None], plain: str) -> list[str]:
-    """The methods' names; where they are the same, what their streams do, and then numbers."""
+    """Return the names of the methods; equal ones get their residual policy, then numbers."""
     records = [pi.provenance if pi is not None else None for pi in ways]
     names = [metadata.method if metadata else plain for metadata in records]
     whole = [

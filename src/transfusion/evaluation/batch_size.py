@@ -1,29 +1,29 @@
-"""How many examples at a time fit into memory."""
+"""The batch size that fits into memory."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from transfusion.evaluation.batches import Batch, Scorer
+from transfusion.runtime.memory_budget import device_memory
 
 MOST = 64
 SHARE = 0.25
-"""So much of the machine's memory may be filled by what modules give out."""
+"""The share of the machine's memory that the outputs of modules may fill."""
 
 
 def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Batch], count: int) -> int:
-    """A power of two: what one example fills is counted, module by module, and compared with all memory.
+    """Return a power of two, from the bytes of all modules' outputs for one example.
 
-    All memory, not what happens to be free: the same machine chooses the same size every time.
+    The bytes are compared with all memory, not with the free part, so that a machine always chooses the same
+    size.
     """
-    scorer.ready()  # what it reads beforehand does not depend on how many examples there are
+    scorer.ready()  # prompts do not depend on the number of examples
     filled = _filled(module, lambda: scorer.answer(heaviest()))
-    room = int(SHARE * _memory(next(module.parameters()).device)) // max(filled, 1)
+    room = int(SHARE * device_memory(next(module.parameters()).device)) // max(filled, 1)
     size = 1
     while 2 * size <= min(room, MOST) and size < count:
         size *= 2
@@ -31,7 +31,7 @@ def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Bat
 
 
 def _filled(module: nn.Module, run: Callable[[], object]) -> int:
-    """The bytes of everything that any module gives out in a run."""
+    """Return the bytes of the outputs of all modules in one run."""
     total = 0
 
     def count(_: nn.Module, __: Any, output: Any) -> None:
@@ -46,10 +46,3 @@ def _filled(module: nn.Module, run: Callable[[], object]) -> int:
         for handle in handles:
             handle.remove()
     return total
-
-
-def _memory(device: torch.device) -> int:
-    """All memory of the device, in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Asking: what a model is given at a time, and how its answers are had of it."""
+"""Batches of examples, and scorers that turn a model's outputs into logits and targets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from transfusion.live.live_model import LiveModel
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples: the model's inputs by name, and the right answers."""
+    """The model's inputs by name, and the targets."""
 
     inputs: Mapping[str, Tensor]
     targets: Tensor
 
 
 class Batches(Protocol):
-    """Examples that are made into the model's inputs when they are asked for."""
+    """Examples that become the model's inputs batch by batch."""
 
     @property
     def label(self) -> str: ...
@@ -33,11 +33,11 @@ class Batches(Protocol):
 
     @property
     def labels(self) -> Tensor | None:
-        """One class for every example; none if there is no such thing."""
+        """The class of every example; None if examples have no class of their own."""
         ...
 
-    def chosen(self, places: Sequence[int]) -> Batches:
-        """Some of the examples, counted from 0."""
+    def chosen(self, indices: Sequence[int]) -> Batches:
+        """Return the examples with these indices."""
         ...
 
     def batches(self, size: int) -> Iterator[Batch]: ...
@@ -60,63 +60,63 @@ class TensorBatches:
 
     @property
     def labels(self) -> Tensor | None:
-        """One class for every example; none where positions have classes."""
+        """The class of every example; None if positions have classes."""
         known = self.data.labels
         return known if known is not None and known.ndim == 1 else None
 
-    def chosen(self, places: Sequence[int]) -> TensorBatches:
-        """Some of the examples."""
-        return TensorBatches(self.data.chosen(places))
+    def chosen(self, indices: Sequence[int]) -> TensorBatches:
+        """Return the examples with these indices."""
+        return TensorBatches(self.data.chosen(indices))
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Some at a time."""
+        """Iterate over the batches."""
         for part in self.data.batches(size):
             yield Batch(part.inputs, targets_of(part))
 
     def heaviest(self) -> Batch:
-        """The example that takes most memory: all take the same."""
+        """Return one example; all need the same memory."""
         return next(self.batches(1))
 
 
 class Scorer(ABC):
-    """A question to a live model."""
+    """Computes logits and targets of a batch with a live model."""
 
     question: str
     classes: int | None
-    """How many answers there are to choose from; none for tokens."""
+    """The number of classes; None for tokens."""
     tokens = False
-    """Whether every token is an answer of its own."""
+    """Whether every token is a prediction of its own."""
 
     def ready(self) -> None:  # noqa: B027
-        """Prepare for a pass over the examples, in which the model does not change."""
+        """Prepare for a pass over the examples, during which the model does not change."""
 
     @abstractmethod
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """The scores (answers × classes) that the model gives at this moment, and the right answers."""
+        """Return logits (predictions × classes) with the current weights, and the targets."""
 
 
 @dataclass(frozen=True)
-class HeadScorer(Scorer):
-    """What the model's own head says."""
+class TaskHeadScorer(Scorer):
+    """Scores the outputs of the model's own task head."""
 
     live: LiveModel
     dtype: torch.dtype
-    asks: PredictionKind
+    predicts: PredictionKind
     label: str
     classes: int | None
 
     @property
     def question(self) -> str:  # type: ignore[override]
-        return self.asks
+        return self.predicts
 
     @property
     def tokens(self) -> bool:  # type: ignore[override]
-        return self.asks is PredictionKind.NEXT
+        return self.predicts is PredictionKind.NEXT
 
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """One row for every example, position or token."""
+        """Return one row for every example, position or token."""
         logits = logits_of(self.live, self.label, batch.inputs, self.dtype, gradients=gradients)
         targets = batch.targets.to(logits.device)
-        if self.asks is PredictionKind.NEXT:
+        if self.predicts is PredictionKind.NEXT:
             logits, targets = logits[:, :-1], targets[:, 1:]
         return logits.flatten(0, -2), targets.flatten()

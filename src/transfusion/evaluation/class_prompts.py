@@ -1,4 +1,4 @@
-"""Classes and prompts: what images may show, and the sentences in which a model reads of it."""
+"""Class names, and the prompts that zero-shot models read."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ _HOW = 'write {"classes": ["cat", …], "templates": ["a photo of a {}.", …]} 
 
 @dataclass(frozen=True)
 class Classes:
-    """The names of classes in their order, what folders call them, and templates to put them in."""
+    """Class names in order, the folder names of a dataset, and templates of prompts."""
 
     label: str
     names: tuple[str, ...]
     templates: tuple[str, ...]
     folders: tuple[str, ...] = ()
-    """What the data set calls them, where that is something else."""
+    """The names in the dataset, if they differ."""
 
     @classmethod
     def of(cls, given: str | Path, templates: tuple[str, ...] = ()) -> Classes:
-        """The classes in a file, or those that the package has under this name."""
-        said = str(given)
-        supplied = not exists(said) and said.lower() in SUPPLIED
+        """Read the classes of a file, or those that ship with the package under this name."""
+        label = str(given)
+        supplied = not exists(label) and label.lower() in SUPPLIED
         if supplied:
-            place = files("transfusion.evaluation").joinpath("prompts", f"{said.lower()}.json")
+            place = files("transfusion.evaluation").joinpath("prompts", f"{label.lower()}.json")
             text = place.read_text(encoding="utf-8")
         else:
             try:
-                text = read_text(Path(expanduser(said)), DataError)
+                text = read_text(Path(expanduser(label)), DataError)
             except DataError as error:
                 raise DataError(
-                    f"{said}: no file of classes ({error.message})",
+                    f"{label}: no file of classes ({error.message})",
                     hint=f"give a file, or one of {', '.join(SUPPLIED)}",
                 ) from error
         try:
-            info = parse_json(text, said, DataError)
+            info = parse_json(text, label, DataError)
         except DataError as error:
-            raise DataError(f"{said}: not JSON ({error.message})", hint=_HOW) from error
+            raise DataError(f"{label}: not JSON ({error.message})", hint=_HOW) from error
         info = {"classes": info} if isinstance(info, list) else info
-        found = cls(said, *(_words(said, info, key) for key in ("classes", "templates", "folders")))
+        found = cls(label, *(_words(label, info, key) for key in ("classes", "templates", "folders")))
         if templates:
-            found = cls(said, found.names, templates, found.folders)
+            found = cls(label, found.names, templates, found.folders)
         found.check()
         return found
 
     def check(self) -> None:
-        """Refuse classes that cannot be told apart, and templates without a place for them."""
+        """Refuse classes with equal names, and templates without exactly one placeholder."""
         if len(self.names) < 2:
             raise DataError(f"{self.label}: {len(self.names)} classes", hint="give two or more; " + _HOW)
         for names in (self.names, self.folders):
@@ -78,17 +78,17 @@ class Classes:
                 )
 
     def require_templates(self) -> None:
-        """Refuse to go on without a sentence to read."""
+        """Refuse classes without templates."""
         if not self.templates:
             raise DataError(f"{self.label}: no templates in it", hint=_HOW)
 
     def prompts(self) -> list[tuple[str, ...]]:
-        """All sentences, class by class."""
+        """Return all prompts, class by class."""
         return [(template.replace(PLACE, name),) for name in self.names for template in self.templates]
 
 
 def plain(name: object) -> str:
-    """A name without case and without what stands between its words."""
+    """Return a name without case, spaces, hyphens and underscores."""
     info = str(name).casefold()
     return "".join(one for one in info if one.isalnum()) or info.strip()
 

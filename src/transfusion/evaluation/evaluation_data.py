@@ -1,4 +1,4 @@
-"""Data: what the user asked to be measured on, and how a meter is made of it for a model."""
+"""The examples of an evaluation with their settings, and the evaluator of a model on them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transfusion.evaluation.class_prompts import Classes
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scores import ACCURACY, F1, LOSS, METRICS, PERPLEXITY, RATES
 from transfusion.evaluation.task_heads import (
-    LinearHead,
-    has_own_head,
-    head_donor_of,
-    is_linear_head,
-    with_head_of,
+    LinearTaskHead,
+    has_own_task_head,
+    is_linear_task_head,
+    open_task_head_donor,
+    with_task_head_of,
 )
 from transfusion.evaluation.tasks import Task
 from transfusion.live.live_model import LiveModel
@@ -34,50 +34,55 @@ TENSORS = (".safetensors", ".npz")
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Where the examples are, and how they are to be understood, as far as the user said so."""
+    """A reference to examples, and the settings that the user gave for them."""
 
     reference: str | Path | Dataset | Examples
     """A folder, a file or a hub id; or examples in memory."""
     split: str | None = None
     text: tuple[str, ...] = ()
-    """The columns with the text: one, or two for pairs."""
+    """The text columns: one, or two for pairs."""
     image: str | None = None
     label: str | None = None
     classes: str | Path | Classes | None = None
-    """A file of class names and templates, or the name of one that ships with the package."""
+    """A file of class names and templates, or the name of classes that ship with the package."""
     templates: tuple[str, ...] = ()
-    """Instead of the templates of the classes' file."""
+    """Templates that replace those of the file."""
     limit: int | None = None
-    head: str | Path | Model | None = None
-    """A fine-tuned model whose head is borrowed, or a file with a linear head."""
+    task_head: str | Path | Model | None = None
+    """A fine-tuned model whose task head is used, or a file with a linear one."""
     metric: str | None = None
-    """The headline, if not the usual one."""
+    """The main metric, if not the usual one."""
     truncate: bool = False
-    """Whether texts that are longer than the model are cut."""
+    """Whether texts that are too long for the model are truncated."""
+
+    @property
+    def files(self) -> list[str | Path]:
+        """The references that may be files on this machine: examples, class names and task head."""
+        return [one for one in (self.reference, self.classes, self.task_head) if isinstance(one, str | Path)]
 
     @classmethod
     def of(cls, given: str | Path | Dataset | Examples | EvaluationData) -> EvaluationData:
-        """The same, if it is that already; or data of which nothing more is said."""
+        """Return ``given`` if it has settings already; otherwise data without settings."""
         return given if isinstance(given, EvaluationData) else cls(given)
 
     def live(self, model: Model, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LiveModel:
-        """The live model to measure, with the head that was asked for."""
+        """Build the live model to measure, with the task head that was asked for."""
         require_device(device)
-        head_donor = self._lender()
-        live = LiveModel.of(model, dtype) if head_donor is None else with_head_of(head_donor, model, dtype)
+        donor = self._task_head_donor()
+        live = LiveModel.of(model, dtype) if donor is None else with_task_head_of(donor, model, dtype)
         live.module.to(device)
         return live
 
     def replaced(self, model: Model, base: Model | None) -> list[str]:
-        """A note, if a borrowed head is in the place of one that the model has and the base has not."""
-        head_donor = self._lender()
+        """Return a note if ``task_head`` replaces a task head that the model has and the base has not."""
+        donor = self._task_head_donor()
         if (
-            head_donor is None
-            or not has_own_head(model, head_donor)
-            or (base and not has_own_head(model, base))
+            donor is None
+            or not has_own_task_head(model, donor)
+            or (base and not has_own_task_head(model, base))
         ):
             return []
-        return [f"{model.label} has a head of its own; it was replaced by that of {head_donor.label}"]
+        return [f"{model.label} has a task head of its own; it was replaced by that of {donor.label}"]
 
     def evaluator(
         self,
@@ -87,21 +92,30 @@ class EvaluationData:
         dtype: torch.dtype = torch.float32,
         batch: int | None = None,
     ) -> Evaluator:
-        """A meter for a live model, which was made of this model; without ``batch``, of a size that fits.
+        """Return the evaluator of a live model; without ``batch``, with a batch size that fits.
 
-        Where a head is borrowed, the live model has to be the one that `live` makes.
+        With a ``task_head`` the live model has to be the one that `live` builds.
         """
         self._check(batch)
         found = self._read()
         if isinstance(found, Dataset):
             evaluator = Evaluator.of(live, found, dtype, batch or MOST)
             return self._scored(evaluator, None)
-        linear = LinearHead.load(Path(str(self.head))) if is_linear_head(self.head) else None
-        task_described = Task(
-            model, live, dtype, found, self._classes(), linear, self._lender(), truncate=self.truncate
+        linear = (
+            LinearTaskHead.load(Path(str(self.task_head))) if is_linear_task_head(self.task_head) else None
         )
-        batch_source, scorer, notes = task_described.asked()
-        size = 1 if task_described.alone(scorer) else batch
+        task = Task(
+            model,
+            live,
+            dtype,
+            found,
+            self._classes(),
+            linear,
+            self._task_head_donor(),
+            truncate=self.truncate,
+        )
+        batch_source, scorer, notes = task.asked()
+        size = 1 if task.alone(scorer) else batch
         size = size or batch_size_for(live.module, scorer, batch_source.heaviest, len(batch_source))
         headline = LOSS if scorer.tokens else ACCURACY
         return self._scored(Evaluator(live, batch_source, scorer, size, headline, notes=notes), found.task)
@@ -121,10 +135,10 @@ class EvaluationData:
             return self.classes
         return Classes.of(self.classes, self.templates)
 
-    def _lender(self) -> Model | None:
-        if self.head is None or isinstance(self.head, Model):
-            return self.head
-        return None if is_linear_head(self.head) else head_donor_of(self.head)
+    def _task_head_donor(self) -> Model | None:
+        if self.task_head is None or isinstance(self.task_head, Model):
+            return self.task_head
+        return None if is_linear_task_head(self.task_head) else open_task_head_donor(self.task_head)
 
     def _check(self, batch: int | None) -> None:
         if self.limit is not None and self.limit < 1:
@@ -136,9 +150,9 @@ class EvaluationData:
                 f"metric = {self.metric!r} is not a choice", hint=f"choose one of {', '.join(METRICS)}"
             )
 
-    def _scored(self, evaluator: Evaluator, task: str | None) -> Evaluator:
-        """The same meter with the metrics of a known task, and the headline that was asked for."""
-        usual = TASKS[task].metrics if task and not evaluator.scorer.tokens else (evaluator.headline,)
+    def _scored(self, evaluator: Evaluator, known: str | None) -> Evaluator:
+        """Return the evaluator with the metrics of a known task, and the main metric that was asked for."""
+        usual = TASKS[known].metrics if known and not evaluator.scorer.tokens else (evaluator.headline,)
         chosen = self.metric or usual[0]
         if (chosen == PERPLEXITY) > evaluator.scorer.tokens or (
             chosen == F1 and evaluator.scorer.classes != 2

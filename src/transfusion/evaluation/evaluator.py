@@ -1,4 +1,4 @@
-"""Meters: a live model, examples for it and a question, measured as often as one likes."""
+"""The evaluator: measures a live model on examples, with its current weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, SettingError
-from transfusion.evaluation.batches import Batches, HeadScorer, Scorer, TensorBatches
+from transfusion.evaluation.batches import Batches, Scorer, TaskHeadScorer, TensorBatches
 from transfusion.evaluation.predictions import IGNORED, PredictionKind, out_of_memory, prediction_kind
 from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Score, perplexity
 from transfusion.live.live_model import LiveModel
@@ -19,7 +19,7 @@ from transfusion.live.live_model import LiveModel
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A live model and the examples to measure it on, which have been found to fit."""
+    """A live model, and examples that fit it."""
 
     live: LiveModel
     batch_source: Batches
@@ -28,35 +28,35 @@ class Evaluator:
     headline: str = ACCURACY
     """The metric that `Score.value` is."""
     rates: tuple[str, ...] = (ACCURACY,)
-    """What else is computed from the answers."""
+    """The rates that are computed from the predictions."""
     notes: tuple[str, ...] = ()
-    """What the user should know about how it was measured."""
+    """Notes for the user on how it is measured."""
     on_examples: Callable[[int], None] = lambda count: None
 
     @classmethod
     def of(cls, live: LiveModel, data: Dataset, dtype: torch.dtype, batch: int) -> Evaluator:
-        """Find out what the examples ask of the model; refuse those that it cannot answer."""
+        """Return the evaluator of tensors; refuse examples that the model cannot be measured on."""
         if batch < 1:
             raise SettingError(f"batch = {batch}: no examples at a time", hint="give 1 or more")
         question, classes = prediction_kind(live, data, dtype)
-        spoken = question is PredictionKind.NEXT
-        scorer = HeadScorer(live, dtype, question, data.label, None if spoken else classes)
-        return cls(live, TensorBatches(data), scorer, batch, headline=LOSS if spoken else ACCURACY)
+        tokens = question is PredictionKind.NEXT
+        scorer = TaskHeadScorer(live, dtype, question, data.label, None if tokens else classes)
+        return cls(live, TensorBatches(data), scorer, batch, headline=LOSS if tokens else ACCURACY)
 
     @property
     def question(self) -> str:
-        """What is asked, in words."""
+        """What is predicted, in words."""
         return self.scorer.question
 
     def __len__(self) -> int:
         return len(self.batch_source)
 
     def following(self, on_examples: Callable[[int], None]) -> Evaluator:
-        """The same, which tells how many examples of a pass are done, batch by batch."""
+        """Return an evaluator that reports the number of examples done after every batch."""
         return replace(self, on_examples=on_examples)
 
     def metadata(self) -> dict[str, Any]:
-        """What is measured, for a file or another program."""
+        """Return what is measured, for a file or another program."""
         return {
             "data": self.batch_source.label,
             "examples": len(self),
@@ -66,7 +66,7 @@ class Evaluator:
         }
 
     def measure(self) -> Score:
-        """The model as it is at this moment, on all examples; in smaller batches, if memory does not do."""
+        """Measure the model on all examples; halve the batch if the memory is too small."""
         size = self.batch
         while True:
             try:
@@ -83,28 +83,28 @@ class Evaluator:
 
     def _measured(self, size: int) -> Score:
         loss, done = torch.zeros((), dtype=torch.float64), 0
-        said: list[Tensor] = []
+        predicted: list[Tensor] = []
         true: list[Tensor] = []
         self.scorer.ready()
         for batch in self.batch_source.batches(size):
-            logits, targets = self.scorer.answer(batch)
-            counting = targets != IGNORED
-            loss += _cross_entropy(logits, targets, "sum").double().cpu()
-            said.append(logits.argmax(-1)[counting].cpu())
-            true.append(targets[counting].cpu())
+            logits, wanted = self.scorer.answer(batch)
+            counting = wanted != IGNORED
+            loss += _cross_entropy(logits, wanted, "sum").double().cpu()
+            predicted.append(logits.argmax(-1)[counting].cpu())
+            true.append(wanted[counting].cpu())
             done += len(batch.targets)
             self.on_examples(done)
-        answers, right = torch.cat(said), torch.cat(true)
-        self._require(len(right), loss)
-        return self._score(float(loss) / len(right), answers, right)
+        predictions, targets = torch.cat(predicted), torch.cat(true)
+        self._require(len(targets), loss)
+        return self._score(float(loss) / len(targets), predictions, targets)
 
     def losses(self) -> Iterator[Tensor]:
-        """The mean loss of every batch, with gradients to the live model's parameters."""
+        """Iterate over the mean losses of the batches, with gradients to the model's parameters."""
         for loss, count in self.sums():
             yield loss / count
 
     def sums(self) -> Iterator[tuple[Tensor, int]]:
-        """The loss of every batch as a sum, with gradients, and how many answers count in it."""
+        """Iterate over the summed losses of the batches, with gradients, and their numbers of predictions."""
         for batch in self.batch_source.batches(self.batch):
             with torch.enable_grad():
                 logits, targets = self.scorer.answer(batch, gradients=True)
@@ -113,15 +113,15 @@ class Evaluator:
 
     @property
     def labels(self) -> Tensor | None:
-        """The class of every example; none where examples have no class of their own."""
+        """The class of every example; None if examples have no class of their own."""
         return None if self.scorer.classes is None else self.batch_source.labels
 
-    def chosen(self, places: Sequence[int]) -> Evaluator:
-        """The same for some of the examples only, counted from 0."""
-        return replace(self, batch_source=self.batch_source.chosen(places))
+    def chosen(self, indices: Sequence[int]) -> Evaluator:
+        """Return the evaluator of the examples with these indices."""
+        return replace(self, batch_source=self.batch_source.chosen(indices))
 
-    def _score(self, loss: float, answers: Tensor, right: Tensor) -> Score:
-        metrics = {name: RATES[name](answers, right) for name in dict.fromkeys((ACCURACY, *self.rates))}
+    def _score(self, loss: float, predictions: Tensor, targets: Tensor) -> Score:
+        metrics = {name: RATES[name](predictions, targets) for name in dict.fromkeys((ACCURACY, *self.rates))}
         metrics[LOSS] = loss
         if self.scorer.tokens:
             metrics[PERPLEXITY] = perplexity(loss)
@@ -131,13 +131,13 @@ class Evaluator:
         label = self.batch_source.label
         if not count:
             raise DataError(
-                f"{label}: nothing in it counts: every label is {IGNORED} or hidden by the mask",
-                hint="give labels for something",
+                f"{label}: every label is {IGNORED} or masked",
+                hint="give at least one label that counts",
             )
         if not torch.isfinite(loss):
             raise DataError(
                 f"{label}: the loss is not a finite number",
-                hint="look at the scale of the inputs, or compute in float64",
+                hint="check the scale of the inputs, or compute in float64",
             )
 
 

@@ -1,4 +1,4 @@
-"""Feeding: raw examples as a model's inputs, batch by batch."""
+"""Batches of images and texts, prepared when their turn comes."""
 
 from __future__ import annotations
 
@@ -18,73 +18,73 @@ from transfusion.evaluation.text_batches import TextTokenizer, Tokens
 
 @dataclass(frozen=True)
 class ImageBatches:
-    """Pictures that are opened and prepared when their turn comes."""
+    """Images that are opened and prepared batch by batch."""
 
     label: str
-    pictures: Sequence[ImageFile]
+    images: Sequence[ImageFile]
     processor: ImageProcessor
     targets: Tensor
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @property
     def labels(self) -> Tensor:
-        """One class for every picture."""
+        """The class of every image."""
         return self.targets
 
-    def chosen(self, places: Sequence[int]) -> ImageBatches:
-        """Some of the pictures."""
-        pictures = [self.pictures[place] for place in places]
-        return replace(self, pictures=pictures, targets=self.targets[list(places)])
+    def chosen(self, indices: Sequence[int]) -> ImageBatches:
+        """Return the images with these indices."""
+        images = [self.images[index] for index in indices]
+        return replace(self, images=images, targets=self.targets[list(indices)])
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Some at a time."""
+        """Iterate over the batches."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield Batch(self.processor.inputs(list(self.pictures[part])), self.targets[part])
+            yield Batch(self.processor.inputs(list(self.images[part])), self.targets[part])
 
     def heaviest(self) -> Batch:
-        """The example that takes most memory: all take the same."""
+        """Return one image; all need the same memory."""
         return next(self.batches(1))
 
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Texts that are tokens already, and are padded when their turn comes."""
+    """Tokenized texts that are padded batch by batch."""
 
     label: str
     tokens: Sequence[Tokens]
-    reader: TextTokenizer
+    tokenizer: TextTokenizer
     takes: frozenset[str]
-    """What the model's code accepts."""
+    """The arguments of the model's forward method."""
     targets: Tensor | None
-    """None where every text is its own answer."""
+    """None if the texts themselves are the targets."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def labels(self) -> Tensor | None:
-        """One class for every text, if texts have classes."""
+        """The class of every text, if texts have classes."""
         return self.targets
 
-    def chosen(self, places: Sequence[int]) -> TextBatches:
-        """Some of the texts."""
-        targets = None if self.targets is None else self.targets[list(places)]
-        return replace(self, tokens=[self.tokens[place] for place in places], targets=targets)
+    def chosen(self, indices: Sequence[int]) -> TextBatches:
+        """Return the texts with these indices."""
+        targets = None if self.targets is None else self.targets[list(indices)]
+        return replace(self, tokens=[self.tokens[index] for index in indices], targets=targets)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Some at a time, in their order."""
+        """Iterate over the batches, in order."""
         for start in range(0, len(self), size):
             yield self._batch(list(range(start, min(start + size, len(self)))))
 
     def heaviest(self) -> Batch:
-        """The longest text."""
+        """Return the longest text."""
         return self._batch([max(range(len(self)), key=lambda one: len(self.tokens[one]["input_ids"]))])
 
     def _batch(self, chosen: list[int]) -> Batch:
-        inputs = self.reader.inputs([self.tokens[one] for one in chosen])
+        inputs = self.tokenizer.inputs([self.tokens[one] for one in chosen])
         given = {name: one for name, one in inputs.items() if name in self.takes}
         if self.targets is not None:
             return Batch(given, self.targets[chosen])
@@ -93,8 +93,8 @@ class TextBatches:
         return Batch(given, ids.masked_fill(torch.arange(ids.shape[1])[None] >= real[:, None], IGNORED))
 
 
-def accepted(module: nn.Module) -> frozenset[str]:
-    """The names of what a module's code takes."""
+def accepted_inputs(module: nn.Module) -> frozenset[str]:
+    """Return the names of the inputs that a module takes."""
     found = inspect.signature(module.forward).parameters
     info = {name for name, one in found.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
     return frozenset({"input_ids", "attention_mask"} | info)

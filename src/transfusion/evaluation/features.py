@@ -1,4 +1,4 @@
-"""Features: what a model with two towers makes of images and of texts, before they are compared."""
+"""Features of images and texts: the outputs of a model's towers before they are compared."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _METHODS = {
     "transformers": {IMAGE: "get_image_features", TEXT: "get_text_features"},
 }
 _EMBEDDINGS = ("image_embeds", "text_embeds", "pooler_output")
-"""Where a tower that stands alone has its features."""
-_SEEING = ("visual.", "vision_model.", "visual_projection.")
+"""The outputs with the features of a single tower."""
+_IMAGE_PARTS = ("visual.", "vision_model.", "visual_projection.")
 
 
-def compares(live: LiveModel) -> bool:
-    """Whether a model compares images with texts."""
+def compares_images_with_texts(live: LiveModel) -> bool:
+    """Whether a model compares images with texts, as CLIP does."""
     methods = _METHODS.get(live.family.library, {})
     towers = all(callable(getattr(live.module, name, None)) for name in methods.values())
     return bool(methods) and towers and hasattr(live.module, "logit_scale")
@@ -41,7 +41,7 @@ def features(
     *,
     gradients: bool,
 ) -> Tensor:
-    """(examples, width): what the tower for this kind gives."""
+    """Return the features (examples, width) of the tower for this kind of input."""
     device = next(live.module.parameters()).device
     given = {name: one.to(device) for name, one in in_dtype(inputs, dtype).items()}
     try:
@@ -61,8 +61,8 @@ def features(
         ) from error
     if not isinstance(found, Tensor) or found.ndim != 2:
         raise ArchitectureError(
-            f"{type(live.module).__name__} gives no features of {kind}s as a whole",
-            hint="give a model such as CLIP, or one with a head of its own",
+            f"{type(live.module).__name__} gives no features of whole {kind}s",
+            hint="give a model such as CLIP, or one with a task head of its own",
         )
     return found
 
@@ -80,23 +80,23 @@ def _run(live: LiveModel, kind: str, given: dict[str, Tensor]) -> Any:
     return next((one for name in _EMBEDDINGS if (one := getattr(found, name, None)) is not None), None)
 
 
-def normal(vectors: Tensor) -> Tensor:
-    """The same directions, of length 1."""
+def unit_length(vectors: Tensor) -> Tensor:
+    """Scale vectors to length 1."""
     return nn.functional.normalize(vectors, dim=-1)
 
 
-def reading_part(live: LiveModel) -> dict[str, nn.Parameter]:
-    """The parameters that texts may meet."""
+def text_parameters(live: LiveModel) -> dict[str, nn.Parameter]:
+    """Return the parameters that the features of texts may depend on."""
     parameters = live.module.named_parameters()
-    return {name: one for name, one in parameters if not name.startswith(_SEEING)}
+    return {name: one for name, one in parameters if not name.startswith(_IMAGE_PARTS)}
 
 
 def fingerprint(live: LiveModel) -> str | None:
-    """A hash of everything that texts meet; none while somebody listens in or steps in between."""
+    """Return a hash of the parameters that texts depend on; None while hooks are registered."""
     if any(one._forward_hooks or one._forward_pre_hooks for one in live.module.modules()):
         return None
     total = hashlib.blake2b()
-    for name, parameter in reading_part(live).items():
+    for name, parameter in text_parameters(live).items():
         total.update(name.encode())
         total.update(content(parameter.detach().cpu().contiguous()))
     return total.hexdigest()

@@ -1,9 +1,9 @@
-"""Few shots: one coefficient α for every layer, learned from a few examples (the paper's table)."""
+"""One coefficient α for every layer, learned from a few examples (the paper's few-shot table)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,38 +11,49 @@ from typing import Any
 import torch
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.checkpoint.publishing import publish_file, write_json
+from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_learning import EPOCHS, RATE, START, LearnedAlpha, LearningSchedule, learn
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
-from transfusion.evaluation.alpha_sweep import alignments, labels_of
+from transfusion.evaluation.alpha_sweep import aligning_for, alignments, given_alignments, labels_of
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.model_comparison import DataReference
 from transfusion.evaluation.scores import Score, gain
 from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
+from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.reporting.charts.result_figures import draw_fewshot
+from transfusion.reporting.result_files import Paths, ResultFiles, require_places
+from transfusion.runtime.devices import as_precision
+from transfusion.runtime.progress import SILENT, Advance, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.task_vector import NewTokens
-from transfusion.transportation.transport_plan import Base, Finetune
+from transfusion.transportation.transport_plan import Base
 
 SHOTS = 10
 
 
 @dataclass(frozen=True)
 class FewShotCurve:
-    """One line, with α = 1 and with what was learned."""
+    """One line, with α = 1 and with the learned coefficients."""
 
     label: str
     method: str | None
-    """How π was found; none for τ as it is."""
+    """The method of π; None for τ as it is."""
     learned: LearnedAlpha
     before: Score
-    """On the test, with α = 1."""
+    """The score on the test with α = 1."""
     after: Score
-    """On the test, with the learned coefficients."""
+    """The score on the test with the learned coefficients."""
     gains: tuple[float, float]
-    """Of both, over B."""
+    """The gains of both over B."""
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "label": self.label,
             "method": self.method,
@@ -56,7 +67,7 @@ class FewShotCurve:
 
 @dataclass(frozen=True)
 class FewShot:
-    """What a few examples of every class are worth, on π(τ) and on τ."""
+    """Coefficients learned on π(τ) and on τ, and their scores."""
 
     finetuned: str
     base: str
@@ -65,32 +76,34 @@ class FewShot:
     seed: int
     schedule: LearningSchedule
     training: dict[str, Any]
-    """What was learned from: data, examples, and how the test was kept apart."""
+    """The training data: source, examples, and how the test was kept apart."""
     task: dict[str, Any]
-    """What was measured: data, examples, question, metric."""
+    """The test: data, examples, question, metric."""
     zero: Score
-    """B, with the fine-tune's head as it is where B has none of the kind."""
+    """The score of B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[FewShotCurve, ...]
     notes: tuple[str, ...] = ()
-    """What the user should know about how it was measured."""
+    """Notes for the user on how it was measured."""
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
     @property
     def moved(self) -> FewShotCurve:
-        """What was learned on π(τ)."""
+        """The curve of π(τ)."""
         return next(curve for curve in self.curves if curve.method is not None)
 
     @property
     def naive(self) -> FewShotCurve | None:
-        """What was learned on τ, if it was asked for."""
+        """The curve of τ, if it was asked for."""
         return next((curve for curve in self.curves if curve.method is None), None)
 
     @property
     def alpha(self) -> Alpha:
-        """The coefficients for π(τ), which `transport` takes."""
+        """The coefficients of π(τ), for `transport`."""
         return self.moved.learned.alpha
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "finetuned": self.finetuned,
             "base": self.base,
@@ -108,10 +121,10 @@ class FewShot:
 def fewshot(
     finetuned: Finetune,
     *,
-    base: Base,
+    base: Base | None = None,
     onto: Base,
-    data: Given,
-    test: Given | None = None,
+    data: DataReference,
+    test: DataReference | None = None,
     via: Alignment | str | Path | None = None,
     shots: int = SHOTS,
     epochs: int = EPOCHS,
@@ -120,18 +133,38 @@ def fewshot(
     naive: bool = True,
     seed: int = 0,
     batch: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    dtype: torch.dtype | str = torch.float32,
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
-    on_epoch: Callable[[str, int, float], None] = lambda label, epoch, loss: None,
+    calibrate: str | Path | None = None,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    naive_output: str | Path | None = None,
+    results: Paths = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
     **aligning: Any,
 ) -> FewShot:
-    """Learn one α for every layer from a few examples of every class, on B + α·π(τ) and on B + α·τ.
+    """Learn one α for every layer from a few examples of every class, for ``transport(alpha=...)``.
 
-    The examples are drawn from ``data`` by the seed, and both are measured on ``test``, with α = 1 and with
-    what was learned. Without ``test``, or if it is the same, the test is what was not drawn. The result is
-    what `transport` takes:
+    The coefficients of B + α·π(τ) and, with ``naive``, of B + α·τ are learned, and both models are measured
+    with α = 1 and with the learned coefficients.
+
+    ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
+    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
+    names. ``onto`` is B, the new release.
+    ``data`` are the examples to draw from; ``test`` are those to measure on, by default the ones that were
+    not drawn. Each is a path, a hub id, examples in memory, or an `EvaluationData` that says more.
+    ``via`` is π, or its file; without it, A and B are aligned first, with ``seed``, ``calibrate`` and
+    ``aligning`` passed on to `align`.
+    ``shots`` is the number of examples of every class, ``epochs`` the number of passes over them, ``rate``
+    the step size of Adam, ``start`` the first value of every coefficient, ``seed`` that of the draw.
+    ``batch`` is the number of examples at a time, ``dtype`` the type to compute in.
+    ``trust_base``, ``new_tokens`` and ``config`` are those of `transport`.
+    ``output`` is the file of coefficients of π(τ), ``naive_output`` that of τ; ``results`` are files for all
+    that was measured: a figure (.png, .svg, .pdf) or .json. With ``force``, existing files are replaced.
+    ``resources`` are threads and device; ``progress`` follows the run.
 
     >>> found = transfusion.fewshot(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
@@ -143,35 +176,79 @@ def fewshot(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors", alpha=found.alpha
     ... )
     """
+    record, dtype = RunRecord("fewshot"), as_precision(dtype)
     schedule = LearningSchedule(epochs, rate, start)
+    if naive_output is not None and not naive:
+        raise SettingError(
+            "`naive_output` needs the coefficients that `naive=False` leaves out",
+            hint="leave out one of them",
+        )
+    base = named_base(finetuned) if base is None else base
     asked = EvaluationData.of(data)
     asked_test = asked if test is None else EvaluationData.of(test)
-    lines = AlphaLines.of(
-        finetuned,
-        base,
-        onto,
-        data=asked,
-        dtype=dtype,
-        device=device,
-        trust_base=trust_base,
-        new_tokens=new_tokens,
-    )
-    whole = asked.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
-    places = draw_shots(whole, shots, seed)
-    training = whole.chosen(places)
+    paths = given_alignments(via)
+    aligning = aligning_for(paths, calibrate, aligning)
+    read = (finetuned, base, onto, *asked.files, *asked_test.files, *paths)
+    files = ResultFiles.checked(results, force=force, inputs=read, draw=draw_fewshot)
+    learned = [Path(path) for path in (output, naive_output) if path is not None]
+    require_places([*learned, *files.paths], read, force=force)
+    a, b = open_bases(base, onto, config, progress)
+    tuned = open_finetune(finetuned, a, config, progress)
+    with resources.in_process():
+        lines = AlphaLines.of(
+            tuned,
+            a,
+            b,
+            data=asked,
+            dtype=dtype,
+            device=resources.device,
+            trust_base=trust_base,
+            new_tokens=new_tokens,
+        )
+        found = alignments(a, b, paths, {**aligning, "seed": seed}, resources, progress)
+        ways: list[Alignment | None] = [*([None] if naive else []), *found]
+        with progress.bar((epochs + 1) * (1 + naive), "building the models") as advance:
+            result = _learn(lines, schedule, asked, asked_test, ways, shots, seed, batch, dtype, advance)
+    for note in result.notes:
+        progress.note(f"note: {note}")
+    for path, curve in ((output, result.moved), (naive_output, result.naive)):
+        if path is not None and curve is not None:
+            write = partial(write_json, value=curve.learned.coefficients)
+            publish_file(Path(path), write, force=force)
+    return files.finish(result, record)
+
+
+def _learn(
+    lines: AlphaLines,
+    schedule: LearningSchedule,
+    asked: EvaluationData,
+    asked_test: EvaluationData,
+    ways: Sequence[Alignment | None],
+    shots: int,
+    seed: int,
+    batch: int | None,
+    dtype: torch.dtype,
+    advance: Advance,
+) -> FewShot:
+    """Draw the examples, learn the coefficients of every alignment, and measure them."""
+
+    def on_epoch(label: str, epoch: int, loss: float) -> None:
+        advance(f"{label} · epoch {epoch} · loss {loss:.4g}")
+
+    whole = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    indices = draw_shots(whole, shots, seed)
+    training = whole.chosen(indices)
     same = same_examples(asked, asked_test)
     asked_test = replace(asked_test, limit=asked.limit) if same else asked_test
-    testing = asked_test.evaluator(lines.reader, lines.live, dtype=dtype, batch=batch)
-    testing = testing.chosen(remaining_examples(testing, places)) if same else testing
+    testing = asked_test.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    testing = testing.chosen(remaining_examples(testing, indices)) if same else testing
     apart = "the examples that were not drawn" if same else "other examples"
     zero = testing.measure()
-    ways: list[Alignment | None] = [None] if naive else []
-    ways += alignments(lines, via, aligning)
     curves = []
     for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True):
         line = lines.along(pi)
         found = learn(line, training, schedule, partial(on_epoch, label))
-        curves.append(_fitted(label, line, found, testing, zero))
+        curves.append(_curve(label, line, found, testing, zero))
     info = {"data": training.batch_source.label, "examples": len(training), "of": len(whole), "test": apart}
     return FewShot(
         lines.label,
@@ -188,7 +265,7 @@ def fewshot(
     )
 
 
-def _fitted(label: str, line: AlphaLine, found: LearnedAlpha, test: Evaluator, zero: Score) -> FewShotCurve:
+def _curve(label: str, line: AlphaLine, found: LearnedAlpha, test: Evaluator, zero: Score) -> FewShotCurve:
     scores = []
     for alpha in (Alpha(), found.alpha):
         with line.at(alpha):

@@ -1,8 +1,8 @@
-"""Linear mode connectivity: the loss on the straight way from π(A) to B.
+"""Linear mode connectivity: the loss on the straight line from π(A) to B.
 
-Two models lie in one basin if nothing on the straight line between them is much worse than its ends. A π
-that untangles two models should take them into one, so the barrier in between measures an alignment with
-no fine-tune at all (Section 4.2 of the paper).
+Two models lie in one basin if the loss on the straight line between them is not much above that of its ends.
+A good π brings A into the basin of B, so the barrier measures an alignment without a fine-tune (Section 4.2
+of the paper).
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from transfusion.alignment.maps import Permutation
 from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
 from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.evaluation.model_comparison import Given
+from transfusion.evaluation.model_comparison import DataReference
 from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model, Reference, require_same_shape
+from transfusion.runtime.devices import as_precision
 
 POINTS = 11
 FAITHFUL = 1e-4
-"""How much of its loss π(A) may differ from A by rounding alone."""
+"""The relative difference of the losses of π(A) and A that rounding may cause."""
 
 
 class Shortcuts(StrEnum):
-    """What residual connections carry on the way, where the stream has other maps before than behind."""
+    """What residual connections carry where the stream has different maps before and after a branch."""
 
     INTERPOLATED = "interpolated"
-    """(1 − α)·P_out P_inᵀ + α·I, as the paper has it: like every weight, from A's to B's."""
+    """(1 − α)·P_out P_inᵀ + α·I, as in the paper: interpolated like the weights."""
     PLAIN = "plain"
-    """I everywhere: π(A) as plain weights, which compute something else than A."""
+    """I everywhere: π(A) as plain weights, which do not compute the function of A."""
     ROUNDED = "rounded"
-    """The permutation nearest to the interpolated matrix: P_out P_inᵀ before the middle, I from there on.
+    """The permutation nearest to the interpolated matrix: P_out P_inᵀ for α < ½, I otherwise.
 
-    Nearest is the one with the largest inner product. A row in which P_out P_inᵀ and I differ gives 1 − α to
-    the first and α to the second, whatever the other rows do; at α = ½ both are equally near, and so is
-    every mixture of them, and we take I.
+    The nearest permutation has the largest inner product. A row in which P_out P_inᵀ and I differ adds 1 − α
+    for the first and α for the second; at α = ½ both are equally near, and I is taken.
     """
 
     def share(self, alpha: float) -> float:
-        """How much of P_out P_inᵀ − I is added to the identity."""
+        """Return the share of P_out P_inᵀ − I that is added to the identity."""
         match self:
             case Shortcuts.INTERPOLATED:
                 return 1.0 - alpha
@@ -61,27 +61,27 @@ class Shortcuts(StrEnum):
 
 @dataclass(frozen=True)
 class BarrierPoint:
-    """One model on the way, and how good it is."""
+    """The loss and accuracy at one α."""
 
     alpha: float
     loss: float
     accuracy: float
-    """The share of right answers, from 0 to 1."""
+    """From 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """The way from π(A) to B, and what was measured on it."""
+    """The scores on the line from π(A) to B."""
 
     points: tuple[BarrierPoint, ...]
     method: str | None
-    """How π was found; none if nothing was moved."""
+    """The method of π; None without π."""
     residual: str | None
     shortcuts: Shortcuts
     rotated: int
-    """Residual connections that the choice of shortcuts is about."""
+    """The number of residual connections whose maps before and after the branch differ."""
     loss_of_a: float
-    """The loss of A as it is, which an exact π does not change."""
+    """The loss of A, which an exact π does not change."""
     a: str
     b: str
     data: str
@@ -91,17 +91,17 @@ class Barrier:
 
     @property
     def faithful(self) -> bool:
-        """Whether the way begins at A's own loss; if not, its height is no measure of the way from A."""
+        """Whether π(A) has the loss of A; if not, the height says nothing about the line from A."""
         return abs(self.points[0].loss - self.loss_of_a) <= FAITHFUL * max(1.0, abs(self.loss_of_a))
 
     @property
     def summit(self) -> BarrierPoint:
-        """Where the loss is furthest above the straight line between its ends."""
+        """The point whose loss is furthest above the straight line between the ends."""
         return max(self.points, key=self._above)
 
     @property
     def height(self) -> float:
-        """How far the loss rises above the straight line between its ends, at most."""
+        """The largest distance of the loss above the straight line between its ends."""
         return self._above(self.summit)
 
     def _above(self, point: BarrierPoint) -> float:
@@ -109,7 +109,7 @@ class Barrier:
         return point.loss - ((1 - point.alpha) * first + point.alpha * last)
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "height": self.height,
             "summit": self.summit.alpha,
@@ -123,28 +123,36 @@ def barrier(
     b: Model | Reference,
     *,
     via: Alignment | str | Path | None,
-    data: Given,
+    data: DataReference,
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
     batch: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     on_point: Callable[[BarrierPoint], None] = lambda point: None,
 ) -> Barrier:
-    """Loss and accuracy of (1 − α)·π(A) + α·B for α from 0 to 1; without π, of A and B as they are.
+    """Measure (1 − α)·π(A) + α·B for α from 0 to 1.
 
-    ``points`` counts them, or lists the values of α. Without ``shortcuts`` they are interpolated, unless π
-    was made for plain ones.
+    Args:
+        a: A: a folder, a hub id, a module or a `Model`.
+        b: B, of the same architecture.
+        via: π: a file or an `Alignment`. None measures the line from A as it is.
+        data: Labelled examples: a path, a hub id, or an `EvaluationData` with further settings.
+        points: The number of values of α, or the values.
+        shortcuts: What residual connections carry: ``interpolated``, ``plain`` or ``rounded``. Without it,
+            interpolated, unless π was made for plain ones.
+        batch: Examples per forward pass. Without it, as many as fit into memory.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        on_point: Called with every point that was measured.
 
     >>> pi = transfusion.Alignment.load("pi.safetensors")
-    >>> way = transfusion.barrier("models/a", "models/b", via=pi, data="data.safetensors", points=3)
-    >>> [point.alpha for point in way.points]
+    >>> found = transfusion.barrier("models/a", "models/b", via=pi, data="data.safetensors", points=3)
+    >>> [point.alpha for point in found.points]
     [0.0, 0.5, 1.0]
-    >>> way.height < 1e-5  # π(A) and B are one model here, so nothing lies between them
+    >>> found.height < 1e-5  # π(A) equals B here
     True
     """
     alphas = _alphas(points)
-    if dtype not in (torch.float32, torch.float64):
-        raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+    dtype = as_precision(dtype)
     alignment = via if isinstance(via, Alignment | None) else Alignment.load(via)
     chosen = _shortcuts(shortcuts, alignment)
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (a, b))
@@ -156,12 +164,12 @@ def barrier(
         if chosen is Shortcuts.ROUNDED:
             _require_permutations(alignment, a.architecture)
     asked = EvaluationData.of(data)
-    way = _Way.between(a, b, asked, alignment, chosen, dtype)
-    evaluator = asked.evaluator(a, way.live, dtype=dtype, batch=batch)
+    line = _Interpolation.between(a, b, asked, alignment, chosen, dtype)
+    evaluator = asked.evaluator(a, line.live, dtype=dtype, batch=batch)
     loss_of_a = evaluator.measure().loss
     measured: list[BarrierPoint] = []
     for alpha in alphas:
-        with way.at(alpha):
+        with line.at(alpha):
             score = evaluator.measure()
         measured.append(BarrierPoint(alpha, score.loss, score.accuracy or 0.0))
         on_point(measured[-1])
@@ -182,8 +190,8 @@ def barrier(
     )
 
 
-def alignment_records(curves: Mapping[str, Barrier]) -> dict[str, Any]:
-    """Several ways between the same models as one result; what they have in common is said once."""
+def curves_metadata(curves: Mapping[str, Barrier]) -> dict[str, Any]:
+    """Join several curves between the same models to one result; common fields occur once."""
     info = {label: curve.metadata() for label, curve in curves.items()}
     common = ("a", "b", "data", "examples", "question", "dtype")
     first = next(iter(info.values()))
@@ -197,8 +205,8 @@ def alignment_records(curves: Mapping[str, Barrier]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """The live A, and the two ends between which its parameters are blended."""
+class _Interpolation:
+    """The live A, and the two ends between which its parameters are interpolated."""
 
     live: LiveModel
     first: dict[str, Tensor]
@@ -215,9 +223,9 @@ class _Way:
         alignment: Alignment | None,
         shortcuts: Shortcuts,
         dtype: torch.dtype,
-    ) -> _Way:
+    ) -> _Interpolation:
         live, other = data.live(a, dtype), data.live(b, dtype)
-        if alignment is not None:  # a head that is borrowed does not know of it
+        if alignment is not None:  # the table of a task head from elsewhere has another policy
             policy = alignment.provenance.policy
             live = replace(live, architecture=live.architecture.under(policy))
         first = {name: parameter.data for name, parameter in live.module.named_parameters()}
@@ -229,9 +237,9 @@ class _Way:
 
     @contextmanager
     def at(self, alpha: float) -> Iterator[None]:
-        """Within the block, the live model is the blend; its ends are exactly π(A) and B."""
-        blend = {name: torch.lerp(self.first[name], self.last[name], alpha) for name in self.first}
-        with self.live.holding(blend):
+        """Within the block, the live model is interpolated; the ends are exactly π(A) and B."""
+        weights = {name: torch.lerp(self.first[name], self.last[name], alpha) for name in self.first}
+        with self.live.holding(weights):
             if self.alignment is None:
                 yield
             else:
@@ -248,7 +256,7 @@ def _alphas(points: int | Sequence[float]) -> list[float]:
     rising = all(first < second for first, second in pairwise(alphas))
     if not rising or not all(map(isfinite, alphas)) or len(alphas) < 2 or alphas[0] != 0 or alphas[-1] != 1:
         raise SettingError(
-            f"points = {listing(alphas)}: not a way from 0 to 1",
+            f"points = {listing(alphas)}: not a line from 0 to 1",
             hint="list values of α that begin with 0, rise, and end with 1",
         )
     return alphas
@@ -267,7 +275,7 @@ def _shortcuts(asked: Shortcuts | str | None, alignment: Alignment | None) -> Sh
 
 
 def _require_permutations(alignment: Alignment, architecture: Architecture) -> None:
-    """Only a product of permutations is the nearest permutation to itself."""
+    """Refuse to round shortcuts between maps that are not permutations."""
     ends = {end for cut in alignment.rotated(architecture.shortcuts) for end in (cut.source, cut.target)}
     soft = [
         f"{id} ({map_.kind})"
@@ -285,12 +293,12 @@ def _require_permutations(alignment: Alignment, architecture: Architecture) -> N
 def _require_same_module(
     a: LiveModel, b: LiveModel, labels: tuple[str, str], first: dict[str, Tensor], last: dict[str, Tensor]
 ) -> None:
-    """Refuse two models that no blend lies between: other classes, other heads."""
+    """Refuse two models that cannot be interpolated: other classes, other task heads."""
     kinds = type(a.module).__name__, type(b.module).__name__
     if kinds[0] != kinds[1]:
         raise MismatchError(
             f"{labels[0]} is a {kinds[0]} and {labels[1]} a {kinds[1]}",
-            hint="both need the same head, trained on the same classes",
+            hint="both need the same task head, trained on the same classes",
         )
     differing = [
         name
@@ -299,6 +307,6 @@ def _require_same_module(
     ]
     if differing:
         raise MismatchError(
-            f"{labels[0]} and {labels[1]} have heads of other shapes: {listing(differing)}",
-            hint="both need the same head, trained on the same classes",
+            f"{labels[0]} and {labels[1]} have task heads of other shapes: {listing(differing)}",
+            hint="both need the same task head, trained on the same classes",
         )

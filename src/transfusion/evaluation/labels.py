@@ -1,4 +1,4 @@
-"""Labelling: which of the model's classes an example's label means."""
+"""Labels: the number of every example's class among the classes of a model."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ SHOWN = 12
 
 
 def targets_of(examples: Examples, classes: Sequence[Sequence[str]], count: int, owner: str) -> Tensor:
-    """The number of every example's class among ``count``.
+    """Return the class number of every example.
 
-    ``classes`` are lists of what the classes may be called, each in their order. Labels are matched by name;
-    where nobody has names for them, numbers are the model's own.
+    ``classes`` are lists of class names, each in the order of the ``count`` classes. Labels are matched by
+    name; without names, numbers are the numbers of the model's classes.
     """
     if examples.labels is None:
         raise DataError(f"{examples.label}: no labels in it", hint="name the column of classes with --label")
     lists = [names for names in classes if not generic(names)]
-    said = _said(examples)
-    if all(isinstance(one, int) for one in said):
-        return _in_range([int(one) for one in said], count, examples.label, owner)
+    labels = _named_labels(examples)
+    if all(isinstance(one, int) for one in labels):
+        return _in_range([int(one) for one in labels], count, examples.label, owner)
     places = _places(classes)
     numbers: dict[str, int] = {}
     unknown: list[str] = []
-    for name in dict.fromkeys(map(str, said)):
+    for name in dict.fromkeys(map(str, labels)):
         if plain(name) in places:
             numbers[name] = places[plain(name)]
         else:
             unknown.append(name)
     if unknown:
         numbers = _by_order(examples, unknown, bool(numbers), lists, count, owner)
-    return torch.tensor([numbers[str(one)] for one in said])
+    return torch.tensor([numbers[str(one)] for one in labels])
 
 
 def generic(names: Sequence[str]) -> bool:
-    """Whether names say no more than numbers do."""
+    """Whether names are just numbers, such as LABEL_0."""
     found = [_GENERIC.fullmatch(plain(name)) for name in names]
     return all(one is not None and int(one[2]) == place for place, one in enumerate(found))
 
 
-def called(own: Sequence[str], classes: Classes | None, count: int, owner: str) -> list[tuple[str, ...]]:
-    """What a model's classes may be called, in their order: as it says itself, or else as a file says."""
+def class_names(own: Sequence[str], classes: Classes | None, count: int, owner: str) -> list[tuple[str, ...]]:
+    """Return the lists of names of a model's classes: its own, and those of a file that agrees."""
     if classes is not None and len(classes.names) != count:
         raise DataError(
-            f"{classes.label}: {len(classes.names)} classes, and {owner} tells {count} apart",
+            f"{classes.label}: {len(classes.names)} classes, and {owner} has {count}",
             hint="give the classes that the model was trained with",
         )
     theirs = [names for names in (classes.names, classes.folders) if names] if classes else []
@@ -65,13 +65,13 @@ def called(own: Sequence[str], classes: Classes | None, count: int, owner: str) 
     return [tuple(own), *(tuple(names[places[plain(name)]] for name in own) for names in theirs)]
 
 
-def _said(examples: Examples) -> list[int | str]:
-    """The labels by name where the data names its numbers, and else as they are."""
+def _named_labels(examples: Examples) -> list[int | str]:
+    """Return the labels by name if the data names its classes; otherwise as they are."""
     assert examples.labels is not None
     names = examples.names
     if names is None or generic(names):
         return list(examples.labels)
-    said: list[int | str] = []
+    labels: list[int | str] = []
     for number, one in enumerate(examples.labels, 1):
         if isinstance(one, int) and not 0 <= one < len(names):
             raise DataError(
@@ -79,12 +79,12 @@ def _said(examples: Examples) -> list[int | str]:
                 " counted from 0",
                 hint="an unlabelled split cannot be measured on; choose another with --split",
             )
-        said.append(names[one] if isinstance(one, int) else one)
-    return said
+        labels.append(names[one] if isinstance(one, int) else one)
+    return labels
 
 
 def _places(lists: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Every name that means one class, and which."""
+    """Return the class of every name that belongs to one class only."""
     meant: dict[str, set[int]] = {}
     for names in lists:
         for place, name in enumerate(names):
@@ -111,17 +111,17 @@ def _by_order(
     count: int,
     owner: str,
 ) -> dict[str, int]:
-    """Names that are numbers are numbers; others count only if the classes have no names to contradict."""
+    """Match names that are numbers by number, and others by order if the model's classes have no names."""
     names = examples.names or ()
     every = list(names) or sorted(set(map(str, examples.labels or ())))
     numbers = {name: int(name) for name in every if _is_number(name) and int(name) < count}
     if not some and len(numbers) == len(every):
         return numbers
     if not some and numbers and not names:
-        said = list(map(str, _said(examples)))
-        place = next(place for place, name in enumerate(said, 1) if name not in numbers)
+        labels = list(map(str, _named_labels(examples)))
+        place = next(place for place, name in enumerate(labels, 1) if name not in numbers)
         raise DataError(
-            f'{examples.label}: example {place} has label "{said[place - 1]}", which is none of the {count}'
+            f'{examples.label}: example {place} has label "{labels[place - 1]}", which is none of the {count}'
             f" classes, counted from 0, of {owner}",
             hint="the labels must be those that the model was trained with",
         )
@@ -142,5 +142,5 @@ def _by_order(
 
 
 def _is_number(name: str) -> bool:
-    """Whether a name is a whole number that a class may have; nobody has classes of twenty digits."""
+    """Whether a name is a whole number of fewer than 19 digits."""
     return name.isdecimal() and len(name) < 19

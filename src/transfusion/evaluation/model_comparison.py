@@ -1,11 +1,10 @@
-"""Models measured on a task and on a support, one beside the other."""
+"""Compare models on a task and on a support set."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from os.path import isdir
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,25 @@ import torch
 
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples
-from transfusion.errors import CheckpointError, SettingError
+from transfusion.errors import SettingError
+from transfusion.evaluation.adapted_model import open_model
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scores import Score, gain
 from transfusion.model.model import Model, Reference
+from transfusion.reporting.result_files import ResultFiles
+from transfusion.runtime.devices import as_precision
+from transfusion.runtime.progress import SILENT, Advance, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter import is_adapter
 
-Given = str | Path | Dataset | Examples | EvaluationData
+DataReference = str | Path | Dataset | Examples | EvaluationData
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """One model, and how good it is."""
+    """The scores of one model."""
 
     model: str
     task: Score
@@ -34,7 +39,7 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured of some models."""
+    """The scores of several models."""
 
     rows: tuple[ModelScores, ...]
     task: dict[str, Any]
@@ -42,9 +47,11 @@ class Evaluation:
     reference: ModelScores | None
     """The model that gains are relative to."""
     notes: tuple[str, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
     def gains(self, row: ModelScores) -> dict[str, float | None] | None:
-        """How much better than the reference a model is; nothing without a reference."""
+        """Return the gains of a model over the reference; None without a reference."""
         base = self.reference
         if base is None:
             return None
@@ -55,7 +62,7 @@ class Evaluation:
         }
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return all results for a file or another program."""
         return {
             "task": self.task,
             "support": self.support,
@@ -75,31 +82,66 @@ class Evaluation:
 def evaluate(
     models: Model | Reference | Sequence[Model | Reference],
     *,
-    data: Given,
-    support: Given | None = None,
+    data: DataReference,
+    support: DataReference | None = None,
     against: Model | Reference | None = None,
+    base: Model | Reference | None = None,
+    trust_base: bool = False,
     batch: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    on_examples: Callable[[str, int, int], None] = lambda what, done, total: None,
+    dtype: torch.dtype | str = torch.float32,
+    output: str | Path | None = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
 ) -> Evaluation:
-    """How good models are at a task and at a support; gains are relative to ``against``.
+    """Measure models on a task, and on a support: what the base could do before.
 
-    ``on_examples`` is told what is measured, and how many examples of how many are done.
+    ``models`` are paths, hub ids, modules or state dicts; one, or a list. Folders of PEFT adapters are folded
+    into their base in memory.
+    ``data`` is the task, and ``support`` the support: a path, a hub id, examples in memory, or an
+    `EvaluationData` that says more.
+    ``against`` is the model that gains are relative to, usually B.
+    ``base`` is the model that the adapters among ``models`` were trained on; the default is the folder that
+    an adapter's configuration names. ``trust_base`` skips the check of a transported adapter's base.
+    ``batch`` is the number of examples at a time; the default is what fits.
+    ``dtype`` is the type to compute in: float32 or float64.
+    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
+    ``resources`` are threads and device; ``progress`` follows the run.
 
-    >>> found = transfusion.evaluate(["models/tuned"], data="data.safetensors", against="models/a")
+    >>> found = transfusion.evaluate(
+    ...     ["models/tuned", "models/lora"], data="data.safetensors", against="models/a"
+    ... )
     >>> [row.model for row in found.rows], found.task["question"]
-    (['models/a', 'models/tuned'], 'class of every example')
+    (['models/a', 'models/tuned', 'models/lora'], 'class of every example')
     >>> found.rows[1].task.accuracy - found.rows[0].task.accuracy == found.gains(found.rows[1])["task"] / 100
     True
     """
-    if dtype not in (torch.float32, torch.float64):
-        raise SettingError(f"dtype = {dtype}: too coarse here", hint="choose float32 or float64")
+    record, dtype = RunRecord("evaluate"), as_precision(dtype)
     given = list(models) if isinstance(models, list | tuple) else [models]
     if not given:
         raise SettingError("no models to measure", hint="give at least one")
-    opened = _told_apart(_opened(given, against))  # type: ignore[arg-type]
     asked = [EvaluationData.of(data), *([] if support is None else [EvaluationData.of(support)])]
+    read = (*given, against, base, *(file for one in asked for file in one.files))
+    files = ResultFiles.checked(output, force=force, inputs=read)
+    base = Model.open(base) if base is not None and not isinstance(base, Model) else base
+    opened = _labelled(_opened(given, against, base, trust_base=trust_base))  # type: ignore[arg-type]
+    with resources.in_process(), progress.bar(text="building the models") as advance:
+        found = _measure(opened, asked, against is not None, batch, dtype, resources.device, advance)
+    for note in found.notes:
+        progress.note(f"note: {note}")
+    return files.finish(found, record)
+
+
+def _measure(
+    opened: Sequence[Model],
+    asked: Sequence[EvaluationData],
+    relative: bool,
+    batch: int | None,
+    dtype: torch.dtype,
+    device: str,
+    advance: Advance,
+) -> Evaluation:
+    """Measure open models one after the other; gains are relative to the first, if at all."""
     rows: list[ModelScores] = []
     about: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -108,60 +150,62 @@ def evaluate(
         about = []
         live = asked[0].live(model, dtype, device)
         for one in asked:
-            if one.head != asked[0].head:
+            if one.task_head != asked[0].task_head:
                 live = one.live(model, dtype, device)
             evaluator = one.evaluator(model, live, dtype=dtype, batch=batch)
             about.append(evaluator.metadata())
-            notes += [*evaluator.notes, *one.replaced(model, opened[0] if against is not None else None)]
-            scores.append(_followed(evaluator, model.label, on_examples).measure())
+            notes += [*evaluator.notes, *one.replaced(model, opened[0] if relative else None)]
+            scores.append(_followed(evaluator, model.label, advance).measure())
         rows.append(ModelScores(model.label, scores[0], scores[1] if len(scores) > 1 else None))
     return Evaluation(
         tuple(rows),
         about[0],
         about[1] if len(about) > 1 else None,
-        rows[0] if against is not None else None,
+        rows[0] if relative else None,
         tuple(dict.fromkeys(notes)),
     )
 
 
-def _opened(given: Sequence[Model | Reference], against: Model | Reference | None) -> list[Model]:
-    """The models to measure, the reference before all others, and once."""
-    opened = [_open(one) for one in given]
+def _opened(
+    given: Sequence[Model | Reference],
+    against: Model | Reference | None,
+    base: Model | None,
+    *,
+    trust_base: bool,
+) -> list[Model]:
+    """Open the models to measure; the reference comes first, and once."""
+    references = [*given, *([] if against is None else [against])]
+    if base is not None and not any(_is_adapter(one) for one in references):
+        raise SettingError(
+            "`base`: none of the models is an adapter",
+            hint="leave it out, or give the model that gains are relative to as `against`",
+        )
+    opened = [open_model(one, base, trust_base=trust_base) for one in references]
     if against is None:
         return opened
-    base = _open(against)
+    *models, reference = opened
     others = [
         model
-        for one, model in zip(given, opened, strict=True)
-        if one is not against and not _same(model, base)
+        for one, model in zip(given, models, strict=True)
+        if one is not against and not _same(model, reference)
     ]
-    return [base, *others]
+    return [reference, *others]
 
 
-def _open(given: Model | Reference) -> Model:
-    if isinstance(given, Model):
-        return given
-    try:
-        return Model.open(given)
-    except CheckpointError as error:
-        if isinstance(given, str | Path) and isdir(given) and is_adapter(given):
-            raise CheckpointError(
-                f"{given}: this is an adapter, not a model",
-                hint="merge it into a model and measure that: 'transport ADAPTER --base A --onto B --merge'",
-            ) from error
-        raise
+def _is_adapter(reference: Model | Reference) -> bool:
+    return isinstance(reference, str | Path) and is_adapter(reference)
 
 
 def _same(one: Model, other: Model) -> bool:
-    """Whether two are one model: one module, or one place on the disk."""
+    """Whether two models are one: the same module, or the same path."""
     ours, theirs = one.checkpoint, other.checkpoint
     if ours.in_memory or theirs.in_memory:
         return ours is theirs or (ours.module is not None and ours.module is theirs.module)
     return ours.root.resolve() == theirs.root.resolve()
 
 
-def _told_apart(models: Sequence[Model]) -> list[Model]:
-    """The same models; those in memory that would be called alike are numbered."""
+def _labelled(models: Sequence[Model]) -> list[Model]:
+    """Number models in memory that have the same label."""
     seen: Counter[str] = Counter()
     named: list[Model] = []
     for model in models:
@@ -173,6 +217,6 @@ def _told_apart(models: Sequence[Model]) -> list[Model]:
     return named
 
 
-def _followed(evaluator: Evaluator, label: str, tell: Callable[[str, int, int], None]) -> Evaluator:
+def _followed(evaluator: Evaluator, label: str, advance: Advance) -> Evaluator:
     what = f"{label} · {evaluator.batch_source.label}"
-    return evaluator.following(lambda done: tell(what, done, len(evaluator)))
+    return evaluator.following(lambda done: advance(what, done, len(evaluator)))

@@ -1,4 +1,4 @@
-"""What examples ask of a live model: classes of whole inputs, of positions, or the next token."""
+"""What is predicted for examples: a class of the example, of every position, or the next token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from transfusion.errors import ArchitectureError, DataError
 from transfusion.live.live_model import LiveModel
 
 IGNORED = -100
-"""The label of what does not count, as everywhere in torch."""
+"""The label that does not count, as in torch."""
 
 
 class PredictionKind(StrEnum):
-    """What the examples ask of the model."""
+    """What the model predicts for the examples."""
 
     CLASS = "class of every example"
     POSITION = "class of every position"
@@ -28,7 +28,7 @@ class PredictionKind(StrEnum):
 
 
 def prediction_kind(live: LiveModel, data: Dataset, dtype: torch.dtype) -> tuple[PredictionKind, int]:
-    """What the examples ask of the model, and of how many answers one is right; or why it cannot be asked."""
+    """Return what is predicted, and the number of classes; refuse examples that do not fit the model."""
     _require_inputs(live, data)
     logits = logits_of(live, data.label, data.limited(1).inputs, dtype)
     question = _question(live, data, logits, dtype)
@@ -40,7 +40,7 @@ def prediction_kind(live: LiveModel, data: Dataset, dtype: torch.dtype) -> tuple
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch says that there is no memory left."""
+    """Whether an error of torch means that the memory is full."""
     info = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in info or "can't allocate memory" in info)
@@ -67,7 +67,7 @@ def _require_inputs(live: LiveModel, data: Dataset) -> None:
 def logits_of(
     live: LiveModel, label: str, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, gradients: bool = False
 ) -> Tensor:
-    """The scores that a model gives to classes, in their fixed order."""
+    """Run a model and return its logits."""
     device = next(live.module.parameters()).device
     given = {name: one.to(device) for name, one in in_dtype(inputs, dtype).items()}
     try:
@@ -90,7 +90,7 @@ def logits_of(
     if name not in outputs or live.architecture.outputs.get(name, ""):
         raise ArchitectureError(
             f"{_name(live)} gives no logits, so it has no loss",
-            hint="give models with a head, such as a classifier or a language model",
+            hint="give models with a task head, such as a classifier or a language model",
         )
     logits = outputs[name]
     if logits.ndim not in (2, 3):
@@ -103,17 +103,17 @@ def logits_of(
 
 
 def _question(live: LiveModel, data: Dataset, logits: Tensor, dtype: torch.dtype) -> PredictionKind:
-    """What is asked; libraries give a decoder that listens to an encoder labels that are shifted already."""
+    """Return what is predicted; labels of an encoder-decoder are shifted already."""
     if logits.ndim == 2:
         return PredictionKind.CLASS
     shifted = data.labels is not None and "decoder_input_ids" in data.inputs
-    if shifted or not predicts(live, logits.shape[-1], dtype):
+    if shifted or not predicts_next_token(live, logits.shape[-1], dtype):
         return PredictionKind.POSITION
     return PredictionKind.NEXT
 
 
-def predicts(live: LiveModel, classes: int, dtype: torch.dtype) -> bool:
-    """Whether a model speaks of the next token: its classes are tokens, and no position sees later ones."""
+def predicts_next_token(live: LiveModel, classes: int, dtype: torch.dtype) -> bool:
+    """Whether a model predicts the next token: its classes are tokens, and attention is causal."""
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
     if read not in live.inputs or vocabulary(live.module) != classes:
         return False
@@ -145,7 +145,7 @@ def _require_labels(live: LiveModel, data: Dataset, logits: Tensor) -> None:
 
 
 def targets_of(data: Dataset) -> Tensor:
-    """The right answers; a text without labels is its own."""
+    """Return the targets; without labels, the texts themselves."""
     if data.labels is not None:
         return data.labels
     name = "decoder_input_ids" if "decoder_input_ids" in data.inputs else "input_ids"

@@ -1,4 +1,4 @@
-"""Scores: what was measured on some examples, and what the difference between two of them is worth."""
+"""Scores, their metrics, and the gain of one score over another."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from transfusion.errors import SettingError
 ACCURACY, LOSS, PERPLEXITY, F1, MATTHEWS = "accuracy", "loss", "perplexity", "f1", "matthews"
 LESS_IS_BETTER = frozenset([LOSS, PERPLEXITY])
 POINTS = 100
-"""Rates are between 0 and 1; gains are told in points of a hundred."""
+"""Rates are between 0 and 1; gains are in percentage points."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model was: the headline, the mean cross-entropy, the share of right answers."""
+    """The score of a model: the main metric, the mean cross-entropy, the accuracy."""
 
     metric: str
-    """The headline's name."""
+    """The name of the main metric."""
     value: float
     loss: float
     accuracy: float | None
     metrics: dict[str, float] = field(default_factory=dict)
-    """Everything that was measured, by name."""
+    """All metrics by name."""
 
     def metadata(self) -> dict[str, Any]:
-        """Everything, for a file or another program."""
+        """Return the score for a file or another program."""
         return {
             "value": self.value,
             "loss": self.loss,
@@ -40,9 +40,9 @@ class Score:
 
 
 def gain(score: Score, reference: Score) -> float:
-    """How much more a score is than another: points for rates, the plain difference for a loss.
+    """Return the difference of two scores: percentage points for rates, the plain difference for a loss.
 
-    Of a loss and a perplexity less is better, so there a gain that is negative is the good one.
+    For a loss or a perplexity a negative gain is an improvement.
     """
     if score.metric != reference.metric:
         raise SettingError(
@@ -52,35 +52,35 @@ def gain(score: Score, reference: Score) -> float:
     return difference if score.metric in LESS_IS_BETTER else POINTS * difference
 
 
-def accuracy(answers: Tensor, targets: Tensor) -> float:
-    """The share of right answers."""
-    return int((answers == targets).sum()) / len(targets)
+def accuracy(predictions: Tensor, targets: Tensor) -> float:
+    """Return the share of correct predictions."""
+    return int((predictions == targets).sum()) / len(targets)
 
 
-def f1(answers: Tensor, targets: Tensor) -> float:
-    """Of two classes, the harmonic mean of precision and recall of class 1; 0 where neither exists."""
-    hits = int(((answers == 1) & (targets == 1)).sum())
-    spoken = int((answers == 1).sum()) + int((targets == 1).sum())
-    return 2 * hits / spoken if spoken else 0.0
+def f1(predictions: Tensor, targets: Tensor) -> float:
+    """Return the harmonic mean of precision and recall of class 1 of two; 0 if neither is defined."""
+    hits = int(((predictions == 1) & (targets == 1)).sum())
+    predicted = int((predictions == 1).sum()) + int((targets == 1).sum())
+    return 2 * hits / predicted if predicted else 0.0
 
 
-def matthews(answers: Tensor, targets: Tensor) -> float:
-    """The correlation of answers and targets as classes, of any number; 0 where one of them is constant."""
+def matthews(predictions: Tensor, targets: Tensor) -> float:
+    """Return Matthews' correlation of any number of classes; 0 if predictions or targets are constant."""
     count = len(targets)
-    classes = range(int(max(int(answers.max()), int(targets.max()))) + 1)
-    spoken = [int((answers == one).sum()) for one in classes]
+    classes = range(int(max(int(predictions.max()), int(targets.max()))) + 1)
+    predicted = [int((predictions == one).sum()) for one in classes]
     true = [int((targets == one).sum()) for one in classes]
-    right = int((answers == targets).sum())
-    covariance = right * count - sum(p * t for p, t in zip(spoken, true, strict=True))
-    spread = (count**2 - sum(p * p for p in spoken)) * (count**2 - sum(t * t for t in true))
+    right = int((predictions == targets).sum())
+    covariance = right * count - sum(p * t for p, t in zip(predicted, true, strict=True))
+    spread = (count**2 - sum(p * p for p in predicted)) * (count**2 - sum(t * t for t in true))
     return covariance / sqrt(spread) if spread else 0.0
 
 
 RATES: dict[str, Callable[[Tensor, Tensor], float]] = {ACCURACY: accuracy, F1: f1, MATTHEWS: matthews}
-"""What is computed from answers and targets."""
+"""The metrics that are computed from predictions and targets."""
 METRICS = (*RATES, LOSS, PERPLEXITY)
 
 
 def perplexity(loss: float) -> float:
-    """How many equally likely tokens would leave as much doubt; infinite beyond all numbers."""
+    """Return exp(loss); infinite if that is too large for a float."""
     return exp(loss) if loss < 700 else float("inf")

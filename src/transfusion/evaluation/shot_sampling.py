@@ -1,4 +1,4 @@
-"""Shots: a few examples of every class, drawn from the training data by a seed."""
+"""Shots: a few examples of every class, drawn by a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transfusion.evaluation.evaluator import Evaluator
 
 
 def draw_shots(evaluator: Evaluator, shots: int, seed: int) -> list[int]:
-    """The places of so many examples of every class; of texts without classes, of so many texts."""
+    """Return the indices of ``shots`` examples of every class; without classes, of ``shots`` texts."""
     if shots < 1:
         raise SettingError(f"shots = {shots}: nothing to learn from", hint="give 1 or more")
     if seed < 0:
@@ -29,12 +29,12 @@ def draw_shots(evaluator: Evaluator, shots: int, seed: int) -> list[int]:
     classes = evaluator.scorer.classes or int(labels.max()) + 1
     counts = torch.bincount(labels, minlength=classes)
     _require_enough(evaluator.batch_source.label, counts, shots)
-    return sorted(place for one in range(classes) for place in _some(labels == one, shots, generator))
+    return sorted(index for one in range(classes) for index in _draw(labels == one, shots, generator))
 
 
-def _some(of: Tensor, count: int, generator: torch.Generator) -> list[int]:
-    places = of.nonzero().flatten()
-    chosen: list[int] = places[torch.randperm(len(places), generator=generator)[:count]].tolist()
+def _draw(of: Tensor, count: int, generator: torch.Generator) -> list[int]:
+    indices = of.nonzero().flatten()
+    chosen: list[int] = indices[torch.randperm(len(indices), generator=generator)[:count]].tolist()
     return chosen
 
 
@@ -45,25 +45,25 @@ def _of_texts(evaluator: Evaluator, shots: int, generator: torch.Generator) -> l
             f" {len(evaluator)} examples",
             hint=f"ask for {len(evaluator)} or fewer, or give more examples",
         )
-    return sorted(_some(torch.ones(len(evaluator), dtype=torch.bool), shots, generator))
+    return sorted(_draw(torch.ones(len(evaluator), dtype=torch.bool), shots, generator))
 
 
 def _require_enough(label: str, counts: Tensor, shots: int) -> None:
-    fewer = [f"{place} ({int(count)})" for place, count in enumerate(counts) if count < shots]
+    fewer = [f"{number} ({int(count)})" for number, count in enumerate(counts) if count < shots]
     if fewer:
         raise DataError(
             f"{label}: {shots} shots of every class were asked for, and there are fewer of"
             f" {'class' if len(fewer) == 1 else 'classes'} {listing(fewer)}",
             hint=f"ask for {int(counts.min())} or fewer, or give more examples"
             if int(counts.min())
-            else "give examples of every class that the model tells apart",
+            else "give examples of every class of the model",
         )
 
 
 def remaining_examples(evaluator: Evaluator, taken: Sequence[int]) -> list[int]:
-    """The places that were not taken."""
+    """Return the indices that were not drawn."""
     gone = set(taken)
-    left = [place for place in range(len(evaluator)) if place not in gone]
+    left = [index for index in range(len(evaluator)) if index not in gone]
     if not left:
         raise DataError(
             f"{evaluator.batch_source.label}: every example was drawn for training,"
@@ -74,11 +74,11 @@ def remaining_examples(evaluator: Evaluator, taken: Sequence[int]) -> list[int]:
 
 
 def same_examples(one: EvaluationData, other: EvaluationData) -> bool:
-    """Whether two questions are about the same examples: one file, one part of it."""
-    return one.split == other.split and _place(one) == _place(other)
+    """Whether two references name the same examples: one source, one split."""
+    return one.split == other.split and _source(one) == _source(other)
 
 
-def _place(data: EvaluationData) -> object:
+def _source(data: EvaluationData) -> object:
     if isinstance(data.reference, Dataset | Examples):
         return id(data.reference)
     path = Path(data.reference)

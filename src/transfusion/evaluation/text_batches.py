@@ -1,4 +1,4 @@
-"""Texts as a model's own tokenizer hands them on: one or two a time, padded where they are shorter."""
+"""Texts and pairs of texts as a model's own tokenizer encodes them, padded to one length."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from transfusion.errors import DataError
 from transfusion.runtime.optional_libraries import require_library
 
 Tokens = dict[str, list[int]]
-"""What one example becomes: its tokens and, for pairs, which text each is of."""
+"""The tokens of one example and, for pairs, the text that each belongs to."""
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """How texts become the tokens of a model."""
+    """Encodes texts for a model."""
 
     name: str
     encode: Callable[[tuple[str, ...]], Tokens]
     shorten: Callable[[tuple[str, ...], int], Tokens]
-    """The same, cut to so many tokens."""
-    room: int | None
-    """How many tokens the model takes."""
+    """Encodes a text and truncates it to so many tokens."""
+    max_length: int | None
+    """The largest number of tokens that the model takes."""
     pad: int
     full: bool
-    """Whether every text is padded to the whole room, as some models were trained."""
+    """Whether every text is padded to the largest length, as in the training of some models."""
     masked: bool
-    """Whether the model is told what is padding."""
-    mentions: frozenset[str]
-    """What its library gives the model beside the tokens."""
+    """Whether the model takes a mask of the padding."""
+    extra_inputs: frozenset[str]
+    """Inputs beside tokens and mask."""
 
     @classmethod
     def of(cls, subject: ProbedModel, *others: ProbedModel) -> TextTokenizer:
-        """The reader of a model; where it has no tokenizer, of another that has the same tokens."""
+        """Return the tokenizer of a model; if it has none, that of another model with the same tokens."""
         reasons = []
         for one in (subject, *others):
             tokenizer, reason = tokenizer_of(one)
@@ -53,34 +53,35 @@ class TextTokenizer:
     def read(
         self, texts: Sequence[tuple[str, ...]], label: str, *, truncate: bool, what: str = "example"
     ) -> tuple[list[Tokens], int]:
-        """The tokens of all texts, and how many were cut; without leave to cut, long ones are refused."""
+        """Encode texts and return how many were truncated; without ``truncate``, refuse long ones."""
         found, cut = [], 0
         for number, text in enumerate(texts, 1):
             tokens = self.encode(text)
             length = len(tokens["input_ids"])
             if not length:
-                raise DataError(f"{label}: {what} {number} has no tokens", hint="take empty texts out")
-            if self.room is not None and length > self.room:
+                raise DataError(f"{label}: {what} {number} has no tokens", hint="remove empty texts")
+            if self.max_length is not None and length > self.max_length:
                 if not truncate:
                     raise DataError(
-                        f"{label}: {what} {number} has {length} tokens, and {self.name} takes {self.room}",
-                        hint="cut such texts with --truncate, or take them out",
+                        f"{label}: {what} {number} has {length} tokens, and {self.name} takes"
+                        f" {self.max_length}",
+                        hint="truncate such texts with --truncate, or remove them",
                     )
-                tokens, cut = self.shorten(text, self.room), cut + 1
+                tokens, cut = self.shorten(text, self.max_length), cut + 1
             found.append(tokens)
         return found, cut
 
     def inputs(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """The model's inputs for some texts."""
+        """Return the model's inputs for a batch of texts."""
         long = max(len(one["input_ids"]) for one in tokens)
-        if self.full and self.room is not None:
-            long = self.room
+        if self.full and self.max_length is not None:
+            long = self.max_length
         ids = [one["input_ids"] + [self.pad] * (long - len(one["input_ids"])) for one in tokens]
         inputs = {"input_ids": torch.tensor(ids, dtype=torch.int64)}
         if self.masked:
             real = torch.tensor([len(one["input_ids"]) for one in tokens])
             inputs["attention_mask"] = (torch.arange(long)[None] < real[:, None]).long()
-        if "token_type_ids" in self.mentions:
+        if "token_type_ids" in self.extra_inputs:
             kinds = [one.get("token_type_ids") or [0] * len(one["input_ids"]) for one in tokens]
             inputs["token_type_ids"] = torch.tensor([one + [0] * (long - len(one)) for one in kinds])
         return inputs
@@ -106,7 +107,7 @@ def _open_clip(subject: ProbedModel, tokenizer: Tokenizer) -> TextTokenizer:
 
 
 def _one(text: tuple[str, ...]) -> str:
-    """Models with one kind of text get a pair as one text."""
+    """Join a pair, for models that take one text."""
     return " ".join(text)
 
 
@@ -128,10 +129,10 @@ def _transformers(subject: ProbedModel, owner: ProbedModel) -> TextTokenizer:
 
     room = subject.positions
     limit = int(made.model_max_length)
-    if limit < 1_000_000:  # the library writes a huge number where there is no limit
+    if limit < 1_000_000:  # the library has a huge number if there is no limit
         room = limit if room is None else min(room, limit)
     of_tokenizer, of_config = made.pad_token_id, subject.token("pad")
-    pads = (of_tokenizer, of_config) if single else (of_config, of_tokenizer)  # classifiers look for theirs
+    pads = (of_tokenizer, of_config) if single else (of_config, of_tokenizer)
     pad = next((one for one in pads if one is not None), subject.token("eos"))
     return TextTokenizer(
         subject.name,

@@ -1,4 +1,4 @@
-"""Zero-shot: an image belongs to the class whose prompts it is most like."""
+"""Zero-shot classification: the class whose prompts are most similar to the image."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from transfusion.evaluation.batches import Batch, Scorer
 from transfusion.evaluation.class_prompts import Classes
-from transfusion.evaluation.features import IMAGE, TEXT, features, fingerprint, normal, reading_part
+from transfusion.evaluation.features import IMAGE, TEXT, features, fingerprint, text_parameters, unit_length
 from transfusion.evaluation.text_batches import TextTokenizer, Tokens
 from transfusion.live.live_model import LiveModel
 
 
 @dataclass(frozen=True)
 class ZeroShotScorer(Scorer):
-    """Which of the classes, by the mean embedding of the class's prompts."""
+    """Scores images by their similarity to the mean embedding of every class's prompts."""
 
     live: LiveModel
     dtype: torch.dtype
     label: str
     named: Classes
-    reader: TextTokenizer
+    tokenizer: TextTokenizer
     prompts: Sequence[Tokens]
     """Class by class, template by template."""
     chunk: int = 64
@@ -39,23 +39,23 @@ class ZeroShotScorer(Scorer):
         return len(self.named.names)
 
     def ready(self) -> None:
-        """Read the prompts, unless the text tower is what it was when they were read last."""
+        """Encode the prompts, unless the text tower is unchanged since the last time."""
         key = fingerprint(self.live)
         if key is None or key not in self._kept:
             self._kept.clear()
             self._kept[key or ""] = self._computed(gradients=False)
 
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """One row for every image."""
+        """Return one row for every image."""
         seen = features(self.live, IMAGE, batch.inputs, self.dtype, self.label, gradients=gradients)
         with torch.set_grad_enabled(gradients):
             scale = self.live.module.get_parameter("logit_scale").exp()
-            logits = scale * normal(seen) @ self.embeddings(gradients=gradients).T
+            logits = scale * unit_length(seen) @ self.embeddings(gradients=gradients).T
         return logits, batch.targets.to(logits.device)
 
     def embeddings(self, *, gradients: bool = False) -> Tensor:
-        """(classes, width): what the text tower makes of the prompts; for gradients, at this moment."""
-        if gradients and any(one.requires_grad for one in reading_part(self.live).values()):
+        """Return the embeddings (classes, width) of the classes; for gradients, computed anew."""
+        if gradients and any(one.requires_grad for one in text_parameters(self.live).values()):
             return self._computed(gradients=True)
         if gradients or not self._kept:
             self.ready()
@@ -64,9 +64,9 @@ class ZeroShotScorer(Scorer):
     def _computed(self, *, gradients: bool) -> Tensor:
         parts = []
         for start in range(0, len(self.prompts), self.chunk):
-            inputs = self.reader.inputs(self.prompts[start : start + self.chunk])
+            inputs = self.tokenizer.inputs(self.prompts[start : start + self.chunk])
             parts.append(
-                normal(features(self.live, TEXT, inputs, self.dtype, self.label, gradients=gradients))
+                unit_length(features(self.live, TEXT, inputs, self.dtype, self.label, gradients=gradients))
             )
         single = torch.cat(parts)
-        return normal(single.reshape(self.classes, -1, single.shape[-1]).mean(1))
+        return unit_length(single.reshape(self.classes, -1, single.shape[-1]).mean(1))

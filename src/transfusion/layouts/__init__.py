@@ -3,11 +3,11 @@
     (head qk) <- x                            a query projection, stored (out, in)
     x -> [(head qk)|(head qk)|(head vo)]      GPT-2's fused projection, stored (in, out)
     vocab -> x@first                          an embedding: from tokens to the stream
-    x                                         the weight of a norm
+    x                                         a bias, or the weight of a norm
     _ position x@first                        position embeddings with a leading 1
 
 One item per dimension. ``( a b )`` is a product, row-major; ``[ p | q ]`` a concatenation; ``_`` a
-dimension that nobody moves and whose size nobody knows beforehand. An optional arrow points from a
+dimension that no map moves and whose size is not known beforehand. An optional arrow points from a
 linear map's inputs to its outputs; it changes nothing about the order of the dimensions.
 
 Three steps, none of which needs torch: `parse` a string, `solve_sizes` from a shape, and then

@@ -14,7 +14,7 @@ _Terms: TypeAlias = dict[tuple[str, ...], int]
 
 
 def size_of(item: Item, sizes: Mapping[str, int]) -> int:
-    """The extent of an item whose axes are all known."""
+    """Return the extent of an item whose axes all have known sizes."""
     match item:
         case Name(text):
             return sizes[text]
@@ -27,7 +27,7 @@ def size_of(item: Item, sizes: Mapping[str, int]) -> int:
 def solve_sizes(
     layout: Layout, shape: Sequence[int], known: Mapping[str, int], tensor: str = "tensor"
 ) -> dict[str, int]:
-    """The sizes that this shape determines, beyond the known ones; contradictions are errors.
+    """Return the sizes that this shape determines beyond the known ones; refuse contradictions.
 
     An axis may stay undetermined (a product of two unknown axes): another tensor may settle it.
     """

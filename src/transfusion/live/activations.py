@@ -1,13 +1,14 @@
-"""Listening: a live model runs on probes, and samples of what its modules read and put out are kept.
+"""The recorder of activations: what the modules of a live model are given and put out.
 
-Samples wait on the disk, so that the two models are never in memory together. They are kept rather than
-summed up because it is not known yet what they will be compared with: heads are paired before their units
-are, and the same samples tell afterwards what the maps are worth. The last of them are only for that.
+`on_module_calls` registers the hooks. `record_outputs` keeps whole activations in memory, for `verify` and
+optimal transport. `record_activations` keeps samples on disk, for `functional`: the two models are then never
+in memory together, and samples (not sums of products) can be paired again after heads have been matched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,48 +20,117 @@ from torch import Tensor, nn
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.checkpoint.publishing import write_tensors
 from transfusion.data.probes.random_inputs import run_model
+from transfusion.layouts import ANONYMOUS, Layout, Name
+from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
 
-INPUT, OUTPUT = "read", "made"
+INPUT, OUTPUT = "input", "output"
 HELD_OUT = 5
 """One batch in so many, the last ones, is not learned from."""
 
 
+@contextmanager
+def on_module_calls(
+    modules: Mapping[str, nn.Module], on_call: Callable[[str, list[Tensor], Any], None]
+) -> Iterator[None]:
+    """Within the block, call ``on_call(name, tensors given, output)`` after each call of a module."""
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            on_call(name, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)], output)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(hook_of(name), with_kwargs=True) for name, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ── whole activations, in memory ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """Activations of one run; of a module that was called several times, those of the last call."""
+
+    outputs: dict[str, tuple[Layout, Tensor]] = field(default_factory=dict)
+    """The output of every module with a weight, with its layout, in the order of the calls."""
+    streams: dict[str, Tensor] = field(default_factory=dict)
+    """The residual stream at the entry of every branch, by the entry's name."""
+
+
+@contextmanager
+def record_outputs(live: LiveModel) -> Iterator[ModuleRecord]:
+    """Within the block, record what the modules of the table put out, and the residual stream."""
+    record, tensors = ModuleRecord(), live.architecture.tensors
+    entries = {cut.entry for cut in live.architecture.shortcuts}
+
+    def keep(name: str, given: list[Tensor], output: Any) -> None:
+        if name in entries:
+            record.streams[name] = given[0].clone()
+        weight = tensors.get(f"{name}.weight")
+        if weight is not None and isinstance(output, Tensor):
+            record.outputs[name] = (output_layout(weight, output.ndim), output.clone())
+
+    modules = {
+        name: module
+        for name, module in live.modules().items()
+        if name in entries or f"{name}.weight" in tensors
+    }
+    with on_module_calls(modules, keep):
+        yield record
+
+
+def output_layout(weight: Layout, ndim: int) -> Layout:
+    """Return the layout of a module's output: its weight's output axis, last or, if it convolves, second."""
+    axis = weight.items[weight.outputs[0]] if weight.arrow else weight.items[0]
+    place = 1 if len(weight.inputs) > 1 else ndim - 1
+    return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(ndim)))
+
+
+# ── samples, on disk ─────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class ActivationStore:
-    """Samples by the module and the side, on the disk; and which norm fed which module."""
+    """Samples of activations on disk, by module and side, and which norm fed which module."""
 
     files: tuple[Path, ...]
     """One for every batch."""
     keys: frozenset[str] = frozenset()
     fed_by: Mapping[str, str] = field(default_factory=dict)
-    """For every module that was given what a norm put out, the norm."""
+    """For every module whose input is the output of a norm, the norm."""
     shown: frozenset[str] = frozenset()
     """The norms whose outputs are outputs of the model."""
     held_out: bool = False
-    """Whether the other samples speak."""
+    """Whether `samples` returns the held-out samples."""
 
     @property
     def others(self) -> ActivationStore:
-        """The same, with the samples that were held out."""
+        """The same store with the held-out samples."""
         return replace(self, held_out=True)
 
     def samples(self, module: str, side: str) -> Tensor | None:
-        """What a module read or put out: (samples, units), in float64.
+        """Return the inputs or outputs of a module: (samples, units), in float64.
 
-        Of a module that the library has in parts, what all of them put out, and what the first one read.
+        Of a module that the library has in parts: the outputs of all parts, and the input of the first.
         """
         keys = [key for key in (f"{module}/{side}", f"{module}[0]/{side}") if key in self.keys][:1]
         while side == OUTPUT and keys and (key := f"{module}[{len(keys)}]/{side}") in self.keys:
             keys.append(key)
         if not keys:
             return None
-        batches = [torch.cat([_read(file, key) for key in keys], dim=1) for file in self._speaking]
+        batches = [torch.cat([_read(file, key) for key in keys], dim=1) for file in self._selected]
         return torch.cat(batches).double()
 
     @property
-    def _speaking(self) -> tuple[Path, ...]:
-        """The batches to be learned from, or the others; all, where there are too few to be divided."""
+    def _selected(self) -> tuple[Path, ...]:
+        """The batches to learn from, or the held-out ones; all, where there are too few to divide."""
         split = len(self.files) - len(self.files) // HELD_OUT
         return (self.files[split:] or self.files) if self.held_out else self.files[:split]
 
@@ -74,30 +144,24 @@ def _read(file: Path, key: str) -> Tensor:
 def record_activations(
     model: Model, module: nn.Module, probes: Sequence[Mapping[str, Tensor]], folder: Path, samples: int
 ) -> ActivationStore:
-    """Run a model on all probes; of everything that one batch makes at a place, the same rows are kept in
-    every model.
-    """
-    recorder = _ActivationHooks(model, samples // max(1, len(probes)))
+    """Run a model on all probes and keep samples; of each batch, the same rows are kept in every model."""
+    sampler = _Sampler(model, samples // max(1, len(probes)))
     files: list[Path] = []
-    handles = list(recorder.hooks(module))
-    try:
+    with on_module_calls(sampler.modules(module), sampler.keep_call):
         for number, inputs in enumerate(probes):
-            recorder.begin(number)
-            recorder.end(run_model(module, model.family, inputs, double=False))
+            sampler.begin(number)
+            sampler.end(run_model(module, model.family, inputs, double=False))
             files.append(folder / f"{number}.safetensors")
-            write_tensors(files[-1], {key: torch.cat(parts) for key, parts in recorder.kept.items()})
-    finally:
-        for handle in handles:
-            handle.remove()
-    return ActivationStore(tuple(files), frozenset(recorder.kept), recorder.fed_by, frozenset(recorder.shown))
+            write_tensors(files[-1], {key: torch.cat(parts) for key, parts in sampler.kept.items()})
+    return ActivationStore(tuple(files), frozenset(sampler.kept), sampler.fed_by, frozenset(sampler.shown))
 
 
-class _ActivationHooks:
-    """Hooks on every module that owns a tensor of the table."""
+class _Sampler:
+    """Samples the activations of every module that owns a tensor of the table."""
 
     def __init__(self, model: Model, per_batch: int) -> None:
         self.naming = Naming(model.family, live=True)
-        self.tensors = model.architecture.tensors
+        self.architecture = model.architecture
         self.per_batch = max(1, per_batch)
         self.kept: dict[str, list[Tensor]] = {}
         """Of this batch."""
@@ -105,50 +169,40 @@ class _ActivationHooks:
         self.shown: set[str] = set()
         self._batch = 0
         self._normed: list[tuple[int, str, Tensor]] = []
-        """What norms put out in this batch: kept, so that no other tensor can have its place in memory."""
+        """Outputs of norms in this batch: kept, so that no other tensor can get their place in memory."""
+
+    def modules(self, module: nn.Module) -> dict[str, nn.Module]:
+        owners = {name.rpartition(".")[0] for name in self.architecture.tensors}
+        named = ((self.naming.canonical(name), part) for name, part in module.named_modules())
+        return {name: part for name, part in named if without_part(name)[0] in owners}
 
     def begin(self, number: int) -> None:
         self._batch, self._normed, self.kept = number, [], {}
 
     def end(self, outputs: Mapping[str, Tensor]) -> None:
-        places = {one.untyped_storage().data_ptr() for one in outputs.values()}
+        places = {_place(one) for one in outputs.values()}
         self.shown |= {norm for where, norm, _ in self._normed if where in places}
         for name, one in outputs.items():
             if _is_activation(one):
                 self._keep(f"{name}/{OUTPUT}", one)
         self._normed = []
 
-    def hooks(self, module: nn.Module) -> Iterator[Any]:
-        owners = {name.rpartition(".")[0] for name in self.tensors}
-        for name, part in module.named_modules():
-            ours = self.naming.canonical(name)
-            if without_part(ours)[0] in owners:
-                yield part.register_forward_hook(self._hook(ours), with_kwargs=True)
-
-    def _hook(self, name: str) -> Any:
+    def keep_call(self, name: str, given: list[Tensor], output: Any) -> None:
         whole, _ = without_part(name)
-        weight = self.tensors.get(f"{whole}.weight")
+        weight = self.architecture.tensors.get(f"{whole}.weight")
         convolves = weight is not None and len(weight.inputs) > 1
-        is_norm = weight is not None and weight.arrow is None and len(weight.items) == 1
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            all_given = [one for one in (*args, *kwargs.values()) if _is_activation(one)]
-            given = next(iter(all_given), None)
-            first = output[0] if weight is not None and isinstance(output, tuple) else output
-            made = first if _is_activation(first) else None
-            for number, one in enumerate(all_given[:3] if weight is None else all_given[:1]):
-                self._keep(f"{name}/{INPUT}{number or ''}", one.movedim(1, -1) if convolves else one)
-            if given is not None:
-                place = given.untyped_storage().data_ptr()
-                for where, norm, _ in self._normed:
-                    if where == place and norm != name:
-                        self.fed_by[whole] = norm
-            if made is not None:
-                self._keep(f"{name}/{OUTPUT}", made.movedim(1, -1) if convolves else made)
-                if is_norm:
-                    self._normed.append((made.untyped_storage().data_ptr(), name, made))
-
-        return hook
+        inputs = [one for one in given if _is_activation(one)]
+        for number, one in enumerate(inputs[:3] if weight is None else inputs[:1]):
+            self._keep(f"{name}/{INPUT}{number or ''}", one.movedim(1, -1) if convolves else one)
+        if inputs:
+            for where, norm, _ in self._normed:
+                if where == _place(inputs[0]) and norm != name:
+                    self.fed_by[whole] = norm
+        first = output[0] if weight is not None and isinstance(output, tuple) else output
+        if _is_activation(first):
+            self._keep(f"{name}/{OUTPUT}", first.movedim(1, -1) if convolves else first)
+            if f"{whole}.weight" in self.architecture.scales:
+                self._normed.append((_place(first), name, first))
 
     def _keep(self, key: str, value: Tensor) -> None:
         rows = value.detach().reshape(-1, value.shape[-1])
@@ -156,6 +210,10 @@ class _ActivationHooks:
             generator = torch.Generator().manual_seed(self._batch)
             rows = rows[torch.randperm(len(rows), generator=generator)[: self.per_batch]]
         self.kept.setdefault(key, []).append(rows.float().clone())
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_activation(value: Any) -> bool:

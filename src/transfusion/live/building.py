@@ -1,4 +1,4 @@
-"""Building: the module that a model's own library makes of it, from its folder or from memory."""
+"""Build the module of a model in its own library, from its folder or from memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transfusion.runtime.optional_libraries import require_library
 
 
 def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """The module that the model's own library makes of it, ready to be run."""
+    """Build the model in its own library, ready to run."""
     made = (_from_memory if model.checkpoint.in_memory else _from_folder)(model).to(dtype).eval()
     naming = Naming(model.family, live=True)
     for name, parameter in made.named_parameters(remove_duplicate=False):
@@ -87,14 +87,14 @@ def module_of(
     like: nn.Module | None = None,
     label: str = "the model",
 ) -> nn.Module:
-    """A module of the family's library that holds a copy of these tensors, in their type; no file is read.
+    """Build a module of the family's library with a copy of these tensors, in their type; no file is read.
 
-    Every tensor must find its place, and every place its tensor. The configuration says what to make; where
-    a library keeps none in its modules, or a class is the user's own, a module to make another one ``like``.
+    Tensors and parameters must match one to one. The class comes from the configuration, or from the module
+    ``like`` where there is no configuration or the class is the user's own.
     """
     if config is None and like is None:
         raise ArchitectureError(
-            f"{label}: which {family.library} module this is cannot be told without a configuration",
+            f"{label}: which {family.library} module to build is unknown without a configuration",
             hint="open B or the fine-tune with its configuration, as in Model.open(weights, config={...})",
         )
     with refusing(family, label):

@@ -1,7 +1,7 @@
-"""Live models: the real library's own code, fed with probes, under an alignment.
+"""Live models: modules of the library itself, run on random inputs, as they are or under an alignment.
 
-This is where a claim about symmetries meets the model that it is about. Nothing here knows any
-architecture; what differs between families comes from their tables.
+Claims about symmetries are tested here. Nothing here depends on an architecture; the differences between
+families come from their tables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LiveModel:
 
     @classmethod
     def of(cls, model: Model, dtype: torch.dtype = torch.float64) -> LiveModel:
-        """The model in its own library, with probes to feed it."""
+        """Build the model in its own library, with random inputs."""
         return cls(build(model, dtype), model.family, model.architecture, {}).drawn(model, dtype=dtype)
 
     def drawn(
@@ -61,7 +61,7 @@ class LiveModel:
 
     @classmethod
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> LiveModel:
-        """A module that somebody built, bound by the names that its parameters have in memory."""
+        """Bind a module in memory, by the names of its parameters."""
         shapes = _shapes_in_a_file(module, family)
         table = family.table(config, frozenset(shapes))
         for second, first in table.ties.items():
@@ -70,13 +70,13 @@ class LiveModel:
         return cls(module, family, bind(table, shapes, family.name), random_inputs(family, config))
 
     def outputs(self) -> dict[str, Tensor]:
-        """What the module computes from its probes."""
+        """Run the module on its probes and return its outputs."""
         try:
             return run_model(self.module, self.family, self.inputs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise ArchitectureError(
-                f"{type(self.module).__name__} cannot be run on made-up inputs ({reason})",
+                f"{type(self.module).__name__} cannot be run on random inputs ({reason})",
                 hint="verify the same weights in a class with plainer inputs, such as the base model",
             ) from error
 
@@ -183,7 +183,7 @@ class LiveModel:
         return alignment.move(tensor, last_dimension(id, tensor.ndim))
 
     def expected(self, alignment: Alignment, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the moved model should give: outputs in a basis of the model's own move along."""
+        """Return the outputs that the moved model should have; those on an axis that moves are moved."""
         moved: dict[str, Tensor] = {}
         for name, value in outputs.items():
             space = self.architecture.outputs.get(name, "")

@@ -1,4 +1,4 @@
-"""Outlining: the tensors that a library's module has by its configuration, without any values."""
+"""Modules on the device meta: the tensors that a configuration describes, without values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
 
 SPARE = 2**27
-"""So many numbers a module may have beyond twice those in its files: heads that they lack, masks."""
+"""The numbers that a module may have beyond twice those in its files, for missing heads and masks."""
 
 
 def meta_tensors(family: Family, config: Config, label: str) -> dict[str, Tensor]:
-    """The tensors of a module, by the names that a file of it would have, on the device meta.
+    """Return the tensors of a module by the names in its file, on the device meta.
 
-    No number is drawn and no memory taken, so that it takes seconds whatever the size.
+    No values are initialised and no memory is used, whatever the size.
     """
     return held_tensors(_outlined(family, config, label))
 
@@ -47,7 +47,7 @@ def _outlined(family: Family, config: Config, label: str) -> nn.Module:
 
 @contextmanager
 def refusing(family: Family, label: str) -> Iterator[None]:
-    """Within the block, errors of a library, which has its own for what it does not like, are known ones."""
+    """Within the block, turn any error of a library into an `ArchitectureError`."""
     try:
         yield
     except TransfusionError:
@@ -55,7 +55,7 @@ def refusing(family: Family, label: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
         raise ArchitectureError(
-            f"{label}: {family.library} cannot make a module of it ({reason})",
+            f"{label}: {family.library} cannot build the module ({reason})",
             hint="the configuration must be the one that belongs to these tensors",
         ) from error
 

@@ -1,4 +1,4 @@
-"""Classes: which class of transformers a configuration means; only the library's own code is ever run.
+"""The class of transformers that a configuration names; only the library's own code is ever run.
 
 A configuration is not trusted. It may name a class of the library and nothing else of it, its ``auto_map``
 is not followed, and it cannot ask for kernels that the library would fetch from the hub and run.
@@ -42,7 +42,7 @@ def class_of_transformers(config: Config, label: str) -> Any:
 
 
 def require_plain_folder(root: Path) -> None:
-    """Refuse a folder of which the library would read more than the model: it looks at the files itself."""
+    """Refuse a folder from which the library would load more than the model, such as an adapter."""
     if (root / "adapter_config.json").exists():
         raise ArchitectureError(
             f"{root}: adapter_config.json lies beside a model, and the library would load what it names",
@@ -98,7 +98,7 @@ def _refuse_foreign_code(config: Config, label: str) -> None:
 
 
 def _implementations(settings: object) -> Iterator[tuple[str, object]]:
-    """Every setting, however deep, that asks for a way to compute which the library does not have."""
+    """Return every setting, at any depth, that asks for an implementation from outside the library."""
     waiting = [settings]
     while waiting:
         one = waiting.pop()

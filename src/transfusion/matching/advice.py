@@ -1,9 +1,9 @@
-"""Advice: should one align these two models at all?
+"""Advice: whether to align two models at all.
 
-Three objectives are compared. The identity's says whether units are where they were: then B descends
-from A, and a task vector is simply added. What the search found is compared with what the same search
-finds where there is nothing to be found: a null, in which the units of B are shuffled tensor by tensor.
-A search always finds something; only what is beyond the null is a correspondence.
+Three objectives are compared. A high objective of the identity means that B descends from A: the task vector
+is added as it is. The objective of the search is compared with a null: the same search on a B whose units
+are shuffled in every tensor independently, so that there is no correspondence to find. A search always
+raises the objective; only what exceeds the null is a correspondence.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.engines import Engine
 
 BLOCKS_OF_THE_NULL = 24
-"""The null is searched for in this many blocks from the middle of the model: enough to tell."""
+"""How many blocks in the middle of the model the null is searched in."""
 LINEAGE = 0.8
-"""The share of the objective found that the identity has, from which B counts as a descendant of A."""
+"""From this share of the objective found, the identity means that B descends from A."""
 MATERIAL = 0.1
-"""The share of the way from the null to a perfect match, from which a correspondence counts as found."""
+"""From this share of the way from the null to a perfect match, a correspondence counts as found."""
 CERTAIN = 3.0
-"""The standard deviations beyond the null that it must have as well."""
+"""The standard deviations beyond the null that a correspondence must have as well."""
 
 
 class Verdict(StrEnum):
-    """What there is to do."""
+    """The conclusion: add the task vector as it is, move it, or expect little."""
 
     ADD = "same lineage"
     MOVE = "alignable"
@@ -48,43 +48,43 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class AgreementMargin:
-    """One kind of axis, over all layers: agreements are correlations, 1 is perfect."""
+    """One kind of axis, over all layers. Agreements are correlations: 1 is perfect."""
 
     identity: float
-    """How far above chance nothing moving is, in standard deviations."""
+    """How far the identity is above chance, in standard deviations."""
     home: float
-    """The share of units that are at home where they are."""
+    """The share of units that are in place."""
     found: float
-    """The mean agreement of what belongs to these axes, as found."""
+    """The mean agreement under the maps found."""
     null: float | None
-    """The same for the null."""
+    """The mean agreement of the null."""
     beyond: float | None
-    """How far what was found is beyond the null, in standard deviations of the null over layers."""
+    """How far ``found`` is beyond the null, in standard deviations of the null over layers."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Whether to align, and why."""
+    """The verdict on two models, and the numbers behind it."""
 
     verdict: Verdict
     text: str
     identity: float
-    """The objective with nothing moved."""
+    """The objective of the identity."""
     found: float
-    """The objective as found."""
+    """The objective of the maps found."""
     share: float | None
-    """How far the search came on the way from the null to a perfect match; unknown without a null."""
+    """The share of the way from the null to a perfect match; None without a null."""
     margins: Mapping[str, AgreementMargin]
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data, for a file."""
+        """Return plain data for a file."""
         return asdict(self)
 
 
 def advise(search: Search, trial: Trial) -> Advice:
-    """Score the identity and a null beside what was found, and conclude.
+    """Compare the maps found with the identity and with a null, and conclude.
 
-    Where everything is at home there is no null to search for: chance has been measured already.
+    If all units are in place no null is searched: the similarity in place has measured chance already.
     """
     agreed = agreements(search.weights, trial.maps, search.axes, search.engine)
     search.context.gains.forget()
@@ -95,7 +95,7 @@ def advise(search: Search, trial: Trial) -> Advice:
 def agreements(
     weights: WeightPair, maps: Mapping[str, Map], ids: Iterable[str], engine: Engine
 ) -> dict[str, float]:
-    """For every axis, the correlation of all that belongs to it in π(A) and B."""
+    """Return for every axis the correlation of π(A) and B over the tensors that have it."""
     names = list(dict.fromkeys(name for id in ids for name in weights.tensors_of[id]))
     items = [(name, weights.beside(name, maps)) for name in names]
     parts = dict(zip(names, engine.each(weights, _part, items), strict=True))
@@ -109,7 +109,7 @@ def agreements(
 
 
 def _part(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
-    """⟨π(A), B⟩, |A|² and |B|² of one tensor."""
+    """Return ⟨π(A), B⟩, |A|² and |B|² of one tensor."""
     name, maps = item
     of_a, of_b = (
         sum(float(weights.read(side, name, rows).square().sum()) for rows in weights.blocks(name))
@@ -119,7 +119,7 @@ def _part(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[flo
 
 
 class _Shuffled(WeightPair):
-    """Two models of which the second has its units shuffled, in every tensor otherwise."""
+    """Two models, with the units of the second shuffled differently in every tensor."""
 
     def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
         of_model = partial(super().read, side, name)
@@ -139,22 +139,21 @@ class _Shuffled(WeightPair):
 
 
 def _null(search: Search) -> dict[str, float]:
-    """What the search finds where there is nothing to be found: agreements by axis, where all axes around
-    it took part.
-    """
+    """Search the null, and return the agreement of every axis whose neighbours all took part."""
     real, method = search.weights, search.method
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
-    middle, whole = median_of(search)
+    middle, whole = middle_axes(search)
     context, engine = search.context, search.engine
     limit, room = context.gains.limit, context.room
     null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, room=room, only=middle)
     return agreements(weights, null.run().maps, whole, engine)
 
 
-def median_of(search: Search) -> tuple[list[str], list[str]]:
-    """Axes from the middle of the model, and those among them with all their neighbours there; everything,
-    where some kind of axis would be left out, as one map for the whole stream would.
+def middle_axes(search: Search) -> tuple[list[str], list[str]]:
+    """Return the axes in the middle of the model, and those of them with all their neighbours among them.
+
+    Return all axes twice, if some kind of axis would be left out, such as the one map of a tied stream.
     """
     weights, axes = search.weights, search.axes
     found = blocks(weights, search.method)

@@ -8,10 +8,12 @@ The evidence is in the folders `weights` and `activations`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import InnerPolicy, Residual
+from transfusion.checkpoint.publishing import path_beside, require_writable
 from transfusion.errors import SettingError
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.functional_choice import align_auto, align_functional
@@ -28,12 +31,15 @@ from transfusion.matching.search import UNMOVED, Search, Step, Trial
 from transfusion.matching.search_journal import SearchJournal
 from transfusion.matching.search_memory import plan_memory, within_memory
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.model.model import Model, Reference, require_same_shape, take_hashes
-from transfusion.runtime.clock import Clock
-from transfusion.runtime.engines import Engine, open_engine
+from transfusion.model.bases import ConfigArgument, input_files, open_bases
+from transfusion.model.model import Model, Reference, take_hashes
+from transfusion.runtime.devices import as_precision
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once
 
-__all__ = ["Advice", "Step", "Verdict", "align", "plan_memory"]
+__all__ = ["Advice", "Step", "Verdict", "align", "plan_align", "plan_memory"]
 
 MUCH = 2**32
 """Bytes of two models from which memory that is not in use is given back at once, even without a limit: it
@@ -48,45 +54,110 @@ def align(
     residual: Residual | str | None = None,
     inner: InnerPolicy | str | None = None,
     seed: int = 0,
-    jobs: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    memory: int | None = None,
-    engine: str | Engine = "local",
-    address: str | None = None,
+    dtype: torch.dtype | str = torch.float32,
     advice: bool = True,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    force: bool = False,
     journal: str | Path | None = None,
-    clock: Clock | None = None,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Alignment:
     """Find how the units of A correspond to those of B.
 
-    The result is kept with ``align("models/a", "models/b").save("pi.safetensors")`` and is then good for
-    any number of fine-tunes of A. ``method`` is the name of a preset, or one changed to your wishes, as in
-    ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``. With a ``journal``, a file
-    that an interrupted search is taken up from, nothing is lost; ``clock`` is told where the time went.
-    ``memory`` is how many bytes this process, or with ``engine="ray"`` each worker, may take; neither changes
-    what comes out.
+    The result serves every fine-tune of A.
 
-    >>> pi = transfusion.align("models/a", "models/b", residual="tied")
+    ``a`` is the base that was fine-tuned, ``b`` the new release: each a path, a hub id, a module or a
+    state dict.
+    ``method`` is the name of a preset, or a changed preset, such as
+    ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``.
+    ``residual`` and ``inner`` replace the method's own choice of maps for the residual stream and inside
+    heads.
+    ``seed`` is for everything that is drawn at random.
+    ``dtype`` is the type to compute in: float32 or float64.
+    ``advice`` compares the result with a null, and says whether to move a task vector by it.
+    ``config`` is the configuration of weights that come without one.
+    ``output`` is a file to write π to; with ``force``, an existing file is replaced. An interrupted run with
+    the same ``output`` is resumed from a journal beside it.
+    ``journal`` is another place for the journal.
+    ``resources`` are engine, threads, memory and device; they do not change the result.
+    ``progress`` follows the run; ``on_step`` is called after every block of the search.
+
+    >>> pi = transfusion.align("models/a", "models/b", residual="tied", output="tied.safetensors")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
     alignable: the units of A were found again in B: move the task vector by this π
     """
+    record = RunRecord("align")
     chosen = method if isinstance(method, Method) else preset(method)
     chosen = chosen.changed(residual=residual, inner=inner)
     if seed < 0:
         raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
-    if dtype not in (torch.float32, torch.float64):
-        raise SettingError(f"dtype = {dtype}: sums would lose their digits", hint="choose float32 or float64")
-    a, b = (
-        (model if isinstance(model, Model) else Model.open(model)).under(chosen.policy) for model in (a, b)
+    dtype = as_precision(dtype)
+    models = open_bases(a, b, config, progress)
+    if output is not None:
+        output = Path(output)
+        require_writable(output, force=force, inputs=input_files(*models), folder=False)
+        journal = journal or path_beside(output, ".journal")
+    if journal is not None and Path(journal).exists():
+        progress.note(f"note: going on from {journal}, if it belongs to the same models and method")
+    a, b = (model.under(chosen.policy) for model in models)
+    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
+    with _followed(on_step, progress) as following:
+        found = _align(weights, chosen, seed, advice, journal, resources, following)
+    if summary := weights.clock.summary():
+        progress.detail(summary)
+    found = replace(found, provenance=replace(found.provenance, run=record.run()))
+    if output is not None:
+        found.save(output, force=force)
+    return found
+
+
+def plan_align(
+    a: Model | Reference,
+    b: Model | Reference,
+    *,
+    method: str | Method = DEFAULT,
+    residual: Residual | str | None = None,
+    inner: InnerPolicy | str | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Return how much `align` would read, and in how much memory; only headers are read."""
+    chosen = method if isinstance(method, Method) else preset(method)
+    models = open_bases(a, b, config, progress)
+    if output is not None:
+        require_writable(Path(output), force=force, inputs=input_files(*models), folder=False)
+    return plan_memory(
+        *models,
+        method=chosen.changed(residual=residual, inner=inner),
+        memory=resources.memory,
+        engine=resources.engine,
+        jobs=resources.jobs,
+        dtype=as_precision(dtype),
     )
-    require_same_shape(a, b)
-    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=device, clock=clock)
+
+
+def _align(
+    weights: WeightPair,
+    chosen: Method,
+    seed: int,
+    advice: bool,
+    journal: str | Path | None,
+    resources: Resources,
+    on_step: Callable[[Step], None],
+) -> Alignment:
+    """Align two models by a method."""
+    a, b, dtype = weights.a, weights.b, weights.place["dtype"]
+    engine, jobs, memory = resources.engine, resources.jobs, resources.memory
     budget = within_memory(weights, chosen, memory, engine, jobs)
     if memory is not None or weights.nbytes > MUCH:
         give_back_at_once()
-    with open_engine(engine, jobs=budget.threads if engine == "local" else jobs, address=address) as hands:
+    with replace(resources, jobs=budget.threads if engine == "local" else jobs).opened() as hands:
         take_hashes(a, b, engine=hands, checked=True)
         metadata = Provenance(
             family=a.family.name,
@@ -132,6 +203,25 @@ def align(
         trial = Trial(UNMOVED, {}, trial.trace[:1])
     metadata = replace(metadata, objective=tuple(trial.trace), advice=recorded_as)
     return Alignment.of(trial.maps, a.architecture, metadata)
+
+
+@contextmanager
+def _followed(on_step: Callable[[Step], None], progress: Progress) -> Iterator[Callable[[Step], None]]:
+    """Show every step on a bar that starts anew with every sweep."""
+    sweep = ("", -1)
+    with progress.bar(text="reading") as advance:
+
+        def show(step: Step) -> None:
+            nonlocal sweep
+            on_step(step)
+            name = f"{step.trial}, sweep {step.sweep + 1}"
+            if (step.trial, step.sweep) != sweep and step.objective is not None:
+                progress.detail(f"{name}: objective {step.objective:.6g} before it")
+            sweep = (step.trial, step.sweep)
+            objective = "" if step.objective is None else f" · objective {step.objective:.4g}"
+            advance(f"{name} · {step.axis}{objective}", step.done, step.total)
+
+        yield show
 
 
 def _fused(

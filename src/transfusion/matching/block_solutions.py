@@ -1,7 +1,7 @@
-"""Proposals: the blocks of a wave, each solved where the engine sees fit.
+"""Solving a group of blocks in parallel, on the workers of an engine.
 
-Where there are more workers than blocks, and they cannot share memory, a gain is divided among them: some of
-its rows for each, in whole blocks of rows, so that it has the same digits.
+With more workers than blocks and no shared memory, workers divide a gain: each computes whole blocks of its
+rows, so that the digits stay the same.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from transfusion.runtime.engines import Engine
 
 Task: TypeAlias = tuple[Block, BlockState]
 _Share: TypeAlias = tuple[str, GainHistory, range]
-"""Some rows of the gain of an axis."""
+"""An axis, the history of its gain, and the rows to compute."""
 
 
 def solve_blocks(engine: Engine, context: SearchContext, tasks: Sequence[Task]) -> list[BlockSolution]:
-    """What each block proposes, in their order."""
+    """Return the solution of each block, in their order."""
     if engine.shares_memory or 2 * len(tasks) > engine.count:
-        return engine.each(context, _propose, tasks, affinity=lambda task: task[0].ids[0])
-    return [_together(engine, context, task) for task in tasks]
+        return engine.each(context, _solve, tasks, affinity=lambda task: task[0].ids[0])
+    return [_solve_divided(engine, context, task) for task in tasks]
 
 
-def _propose(context: SearchContext, task: Task) -> BlockSolution:
+def _solve(context: SearchContext, task: Task) -> BlockSolution:
     block, now = task
     with context.clock.phase("gains"):
         proposal = block.propose(context, now)
     return proposal
 
 
-def _together(engine: Engine, context: SearchContext, task: Task) -> BlockSolution:
-    """One block by several workers, if it is an axis alone with enough rows."""
+def _solve_divided(engine: Engine, context: SearchContext, task: Task) -> BlockSolution:
+    """Solve one block with several workers, if it is a single axis with enough rows."""
     block, now = task
     shares = _shares(context.weights.architecture.sizes[block.ids[0]], engine.count)
     if (
@@ -47,19 +47,19 @@ def _together(engine: Engine, context: SearchContext, task: Task) -> BlockSoluti
         or len(shares) < 2
         or rows_at_a_time(context.weights, block.ids[0], context.room) is not None
     ):
-        return engine.each(context, _propose, [task], affinity=lambda task: task[0].ids[0])[0]
+        return engine.each(context, _solve, [task], affinity=lambda task: task[0].ids[0])[0]
     history = context.history(block.id, now)
     return engine.map_reduce(
         context,
         _rows,
         [(block.id, history, rows) for rows in shares],
-        _Solve(block, history, now.maps.get(block.id)),
+        _JoinAndSolve(block, history, now.maps.get(block.id)),
         affinity=lambda share: f"{share[0]} {share[2]}",
     )
 
 
 def _shares(size: int, count: int) -> list[range]:
-    """The rows of a gain in at most so many runs of whole blocks."""
+    """Divide the rows of a gain into at most ``count`` ranges of whole blocks."""
     blocks = -(-size // BLOCK)
     edges = [blocks * number // min(blocks, count) * BLOCK for number in range(min(blocks, count))]
     return [range(first, last) for first, last in zip(edges, [*edges[1:], size], strict=True)]
@@ -72,8 +72,8 @@ def _rows(context: SearchContext, share: _Share) -> np.ndarray:
     return gain.cpu().numpy()
 
 
-class _Solve:
-    """Puts a gain together, and solves it."""
+class _JoinAndSolve:
+    """Join the rows of a gain, and solve it. Picklable, unlike a closure."""
 
     def __init__(self, block: AxisBlock, history: GainHistory, here: Map | None) -> None:
         self.block, self.history, self.here = block, history, here

@@ -1,4 +1,4 @@
-"""Blocks: what is solved in one go, an axis alone or a parent together with what lies within it."""
+"""Blocks: axes that are solved together, one alone or a parent (heads) with its children (their units)."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.clock import Clock
 
 LARGEST_NESTED = 8192
-"""Units within all elements of a parent, up to which every pair of elements is tried."""
+"""The most units within all elements of a parent for which every pair of elements is scored."""
 
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What there is to go by, and what of it counts."""
+    """The evidence of a search, and which of it counts."""
 
     weights: WeightPair
     gains: Gains
     method: Method
     room: int | None = None
-    """Bytes that solving one block may take, if that is limited."""
+    """Bytes that solving one block may take; None for no limit."""
 
     @property
     def clock(self) -> Clock:
         return self.weights.clock
 
     def require_unchanged(self) -> None:
-        """Refuse files that are not those that were opened."""
+        """Refuse files that have changed since they were opened."""
         self.weights.require_unchanged()
 
     def counted(
         self, id: str, solved_axes: Container[str] | None, together: Collection[str] = ()
     ) -> list[Section]:
-        """The sections of an axis that count: unless asked, not those that read a head or its units; and,
-        where only settled axes count, those with no other, if there are any.
+        """Return the sections of an axis that count.
+
+        Without `Method.outputs`, tensors that read a head or its units do not. With ``solved_axes``, only
+        sections whose other axes are solved count, if there are any.
         """
         sections = self.weights.sections.get(id, [])
         architecture = self.weights.architecture
@@ -60,12 +62,12 @@ class SearchContext:
         ] or sections
 
     def history(self, id: str, now: BlockState) -> GainHistory:
-        """The past of an axis's gain, up to now."""
+        """Return the history of an axis's gain, up to now."""
         sections = self.counted(id, now.solved_axes)
         return self.gains.history(id, now.maps, sections, now.history.get(id, ()))
 
     def _is_solved(self, section: Section, solved_axes: Container[str], together: Collection[str]) -> bool:
-        """Whether every other axis of a section has found its place, or has none to find."""
+        """Return whether every other axis of a section is solved or fixed."""
         spaces = self.weights.architecture.spaces
         return all(
             id in together or id in solved_axes or spaces[id].group is not Symmetry.PERMUTATION
@@ -75,20 +77,18 @@ class SearchContext:
 
 @dataclass(frozen=True)
 class BlockState:
-    """Where a search stands, as far as it matters to one block."""
+    """The state of a search, as far as one block depends on it."""
 
     maps: Mapping[str, Map]
     solved_axes: frozenset[str] | None = None
-    """Where only settled axes count: which those are."""
+    """The axes that are solved, in a progressive sweep; None in others."""
     history: Mapping[str, GainHistory] = field(default_factory=dict)
-    """What gains have gone through."""
+    """The histories of gains."""
 
 
 @dataclass(frozen=True)
 class BlockSolution:
-    """The best maps for the axes of a block with all others where they are, and what their gains have gone
-    through by now.
-    """
+    """The best maps for the axes of a block with all other axes fixed, and the histories of their gains."""
 
     maps: dict[str, Map]
     history: dict[str, GainHistory] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class Block(ABC):
 
     @abstractmethod
     def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        """The best maps for these axes with all others where they are."""
+        """Return the best maps for these axes with all others fixed."""
 
 
 @dataclass(frozen=True)
 class AxisBlock(Block):
-    """An axis by itself: one assignment for every row."""
+    """One axis: an assignment for each of its rows."""
 
     id: str
 
@@ -134,7 +134,7 @@ class AxisBlock(Block):
         history: GainHistory,
         here: Map | None,
     ) -> BlockSolution:
-        """The best map for a gain, if the axis is here now."""
+        """Return the best map for a gain; ``here`` is the current map of the axis."""
         known = here if isinstance(here, Permutation) else None
         with context.clock.phase("assignments"):
             found = solve(gain, known=known)
@@ -143,7 +143,7 @@ class AxisBlock(Block):
 
 @dataclass(frozen=True)
 class SpectralBlock(Block):
-    """A parent by its singular values, which depend on no map."""
+    """A parent, matched by singular values, which depend on no map."""
 
     id: str
 
@@ -158,7 +158,7 @@ class SpectralBlock(Block):
 
 @dataclass(frozen=True)
 class NestedBlock(Block):
-    """A parent with its children: every pair of elements is scored by the best that its units can do."""
+    """A parent with its children: every pair of elements is scored by the best assignment of its units."""
 
     parent: str
     children: tuple[str, ...]
@@ -168,7 +168,7 @@ class NestedBlock(Block):
         return (self.parent, *self.children)
 
     def involved(self, section: Section) -> set[str]:
-        """The children that a section depends on."""
+        """Return the children that a section depends on."""
         return {section.id, *section.others} & set(self.children)
 
     def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
@@ -206,7 +206,7 @@ class NestedBlock(Block):
 
 
 def blocks(weights: WeightPair, method: Method) -> list[Block]:
-    """All that may move, in the order in which a signal meets it."""
+    """Return the blocks of all free axes, in the order of the forward pass."""
     architecture = weights.architecture
     axes = [space.id for space in architecture.free() if weights.has_evidence_for(space.id)]
     found: list[Block] = []

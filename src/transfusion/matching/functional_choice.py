@@ -1,4 +1,4 @@
-"""Turning: maps from what both models compute, and when to prefer them to what a search has found."""
+"""Functional alignment, and the choice of `auto` between identity, permutation and functional maps."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from transfusion.matching.search import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 
 CLEARLY = 0.02
-"""How much more of B's activations must be predicted for units to leave their heads."""
+"""How much more of B's activations must be predicted for units to move between heads."""
 NEARLY = 0.9
-"""The share of the best prediction that a simpler way must reach to be preferred."""
+"""The share of the best prediction from which a simpler choice is preferred."""
 IDENTITY, PERMUTATION, FUNCTIONAL = "identity", "permutation", "functional"
 
 
 def align_functional(
     weights: WeightPair, options: FunctionalOptions, metadata: Provenance, on_step: Callable[[Step], None]
 ) -> Alignment:
-    """A rotation for every axis that allows one."""
+    """Align by activations, with a rotation for every axis that allows one."""
     with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
         found = _best_heads(probed, options, on_step)
     return found.alignment(replace(metadata, advice=_advice_of(found.quality, probed)))
@@ -45,7 +45,7 @@ def align_functional(
 
 @dataclass(frozen=True)
 class _FunctionalResult:
-    """What was found, for the axes of an architecture, and what it is worth."""
+    """The maps for the axes of an architecture, and their prediction quality."""
 
     found: Correspondence
     quality: Mapping[str, PredictionQuality]
@@ -60,7 +60,7 @@ class _FunctionalResult:
 def _best_heads(
     probed: ProbedPair, options: FunctionalOptions, on_step: Callable[[Step], None]
 ) -> _FunctionalResult:
-    """Units turned within heads that go together; or from head to head, where that is clearly better."""
+    """Solve with units inside matched heads, or across heads where that is clearly better."""
     within = _solve_functional(probed, options, on_step)
     if not options.freely:
         return within
@@ -90,8 +90,9 @@ def align_auto(
     metadata: Provenance,
     on_step: Callable[[Step], None],
 ) -> Alignment:
-    """The simplest of three ways that predicts B about as well as any: nothing moves, units go where a
-    search has put them, or they are turned. Where models cannot be run, weights alone have spoken.
+    """Choose the simplest of identity, permutation and functional maps that predicts B about as well as any.
+
+    If the models cannot be run, the permutation found by the search is kept.
     """
     try:
         with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
@@ -123,7 +124,7 @@ def align_auto(
 
 
 def _advice_of(quality: Mapping[str, PredictionQuality], probed: ProbedPair) -> dict[str, Any]:
-    """What maps are worth, in words and in numbers."""
+    """Return the prediction quality as advice for the provenance."""
     every = mean_quality(quality)
     return {
         "verdict": "predicted",

@@ -1,4 +1,4 @@
-"""Methods: named presets, each a choice of what counts as evidence and of how to search."""
+"""Methods: named presets, each a choice of evidence and of how to search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfusion.errors import SettingError
 
 
 class MovesKind(StrEnum):
-    """What is moved."""
+    """Which maps a method gives."""
 
     MATCHED = "matched"
     NOTHING = "nothing"
@@ -20,27 +20,27 @@ class MovesKind(StrEnum):
 
 
 class HeadScore(StrEnum):
-    """By what heads are matched, before or together with the units inside them."""
+    """How pairs of heads are scored."""
 
     SPECTRAL = "spectral"
-    """The distance of their singular values: blind to the order inside, cheap, the paper's."""
+    """By the distance of their singular values, as in the paper: cheap, whatever the order of the units."""
     EXACT = "exact"
-    """The best that the units inside could do, for every pair of heads."""
+    """By the best assignment of the units inside, for every pair of heads."""
 
 
 class SearchStart(StrEnum):
-    """What the first sweep makes of axes that it has not visited yet."""
+    """How the first sweep treats axes that it has not solved yet."""
 
     IDENTITY = "identity"
-    """They count as they are, as in the paper."""
+    """As unmoved, as in the paper."""
     PROGRESSIVE = "progressive"
-    """They do not count, where there is anything else to go by: their order means nothing yet."""
+    """Tensors with an unsolved axis do not count, unless there are no others."""
     SPECTRAL = "spectral"
-    """As settled, with heads where their singular values put them."""
+    """As progressive, with heads matched by singular values."""
 
 
 class BlockOrder(StrEnum):
-    """In which order a sweep visits the axes."""
+    """The order in which a sweep visits the blocks."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -48,35 +48,35 @@ class BlockOrder(StrEnum):
     """Forward, then backward, and so on."""
     RANDOM = "random"
     PARALLEL = "parallel"
-    """Axes that share no tensor together, so that all cores have something to do."""
+    """Blocks that share no tensor are solved in parallel."""
 
 
 class Acceptance(StrEnum):
-    """Which proposals are taken."""
+    """Which solutions of a block are accepted."""
 
     ALWAYS = "always"
     RISING = "rising"
-    """Only those that raise the objective."""
+    """Only solutions that raise the objective."""
 
 
 class EvidenceKind(StrEnum):
-    """What tells units apart."""
+    """The features by which optimal transport compares units."""
 
     WEIGHTS = "weights"
     """The weights that produce them."""
     ACTIVATIONS = "activations"
-    """What they compute from made-up inputs; weights, where no module's output shows them."""
+    """Their activations on synthetic inputs; weights, where no module's output shows the units."""
 
 
 class StreamJoin(StrEnum):
-    """How the plans of a branch and of the stream become the plan of the point where they meet."""
+    """How the transport plans of a branch and of the residual stream are combined where they meet."""
 
     AVERAGE = "average"
-    """Half and half."""
+    """The mean of both."""
     WEIGHTED = "weighted"
-    """By how large the branch and the stream are there."""
+    """Weighted by the norms of the branch and the stream."""
     MATRIX = "matrix"
-    """The same, unit by unit."""
+    """Weighted by the norms of each unit."""
     BRANCH = "branch"
     """The branch's plan alone."""
     SHORTCUT = "shortcut"
@@ -85,100 +85,104 @@ class StreamJoin(StrEnum):
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """How two models are fused."""
+    """Options of fusion by optimal transport."""
 
     evidence: EvidenceKind = EvidenceKind.WEIGHTS
     soft: bool = False
     regularisation: float = 0.3
-    """How much soft plans mix, in standard deviations of the costs."""
+    """The entropic regularisation of soft plans, in standard deviations of the costs."""
     join: StreamJoin = StreamJoin.AVERAGE
     draws: int = 4
-    """How many draws of probes speak, for activations."""
+    """How many batches of synthetic inputs activations are recorded on."""
 
     def __post_init__(self) -> None:
         if self.draws < 1:
-            raise SettingError(f"draws = {self.draws}: nothing would be computed", hint="give 1 or more")
+            raise SettingError(f"draws = {self.draws}: at least one is needed", hint="give 1 or more")
 
 
 class MlpSolver(StrEnum):
-    """How the neurons of an MLP are mapped."""
+    """How the neurons of an MLP are matched."""
 
     AUTO = "auto"
-    """Turned; assigned where two of them are multiplied with each other."""
+    """By a rotation; by an assignment in gated MLPs, where neurons are multiplied with each other."""
     ROTATED = "rotated"
     ASSIGNED = "assigned"
 
 
 @dataclass(frozen=True)
 class FunctionalOptions:
-    """How two models are compared by what they compute."""
+    """Options of functional alignment, which compares activations."""
 
     probes: int = 320
-    """How many inputs both models are given; a fifth of them is only to judge by."""
+    """How many inputs both models are run on. A fifth of them is held out to measure the maps."""
     samples: int = 5120
-    """How many tokens or patches among them speak at each place."""
+    """How many tokens or patches are recorded for each module."""
     mlp: MlpSolver = MlpSolver.AUTO
     weights: float = 0.01
-    """How much the weights around a point of the stream say beside its activations, which may not reach
-    all of its directions.
+    """How much the weights that read or write a point of the stream count beside its activations, which may
+    not span all directions.
     """
     scaled: bool = True
-    """Whether maps carry how much larger B's activations are."""
+    """Whether maps also scale A's activations to the size of B's."""
     freely: bool = True
-    """Whether units may leave their heads, where that predicts B better."""
+    """Whether units may move between heads, where that predicts B better."""
     calibrate: str | None = None
-    """Where inputs of the user's own are, which both models are given instead."""
+    """The path of calibration data that replaces the synthetic inputs."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("probes", self.probes, 8), ("samples", self.samples, 80)):
             if value < least:
                 raise SettingError(
-                    f"{name} = {value}: too few to find anything, and to judge it",
+                    f"{name} = {value}: too few to fit maps and to measure them",
                     hint=f"give at least {least}",
                 )
 
 
 @dataclass(frozen=True)
 class Method:
-    """How an alignment is found."""
+    """How an alignment is found. Presets are in `METHODS`."""
 
     name: str
     about: str
     policy: Policy = field(default_factory=Policy)
     score: HeadScore = HeadScore.SPECTRAL
     outputs: bool = False
-    """Whether the tensors that read a head (o) take part in matching it and what lies within it."""
+    """Whether the tensors that read a head (o) also count for matching the head and its units."""
     vectors: bool = False
-    """Whether biases and norm weights take part in the gain."""
+    """Whether biases and norm weights count."""
     starts: tuple[SearchStart, ...] = (SearchStart.IDENTITY,)
-    """Where to begin; the best after one sweep goes on."""
+    """The starts; the best after one sweep is continued."""
     order: BlockOrder = BlockOrder.FORWARD
     accept: Acceptance = Acceptance.ALWAYS
     moves: MovesKind = MovesKind.MATCHED
     follows_advice: bool = False
-    """Whether the evidence decides: nothing moves where the advice is that nothing should, and units are
-    turned where that predicts B better than what the search has found.
+    """Whether the advice decides: no unit moves where B descends from A, and rotations replace permutations
+    where they predict B better.
     """
     screen: bool = False
-    """Whether to ask first if units are where they were, and to stop if they are."""
+    """Whether to test first if units are in place, and to stop if they are."""
     restarts: int = 0
-    """Further searches in random orders; the best is kept."""
+    """Further searches with blocks in random order; the best is kept."""
     max_sweeps: int = 100
     plain_shortcuts: bool = False
-    """Whether π(A) is run with plain residual connections, although the stream's maps differ."""
+    """Whether π(A) runs with plain residual connections, although the maps of the stream differ."""
     fusion: FusionOptions | None = None
-    """For optimal transport, which is no search: how plans are made."""
+    """Options of optimal transport, which does not search."""
     functional: FunctionalOptions | None = None
-    """For functional alignment, which is none either: how activations are compared."""
+    """Options of functional alignment, which does not search either."""
 
     @property
     def searches(self) -> bool:
-        """Whether this method looks for anything."""
+        """Whether this method searches for permutations."""
         other = self.fusion is not None or (self.functional is not None and not self.follows_advice)
         return self.moves is MovesKind.MATCHED and not other
 
     def changed(self, **choices: Any) -> Method:
-        """The method with other choices, each a value or the word for it; None changes nothing."""
+        """Return the method with other choices, each a value or its name. None changes nothing.
+
+        >>> preset("transfusion").changed(residual="tied", max_sweeps=3).max_sweeps
+        3
+        """
         given = {name: _chosen(name, value) for name, value in choices.items() if value is not None}
         policy = {name: given.pop(name) for name in list(given) if name in _OF_POLICY}
         fusion = {name: given.pop(name) for name in list(given) if name in _OF_FUSION}
@@ -197,7 +201,7 @@ class Method:
                 )
             given["fusion"] = replace(self.fusion, **fusion)
         if "heads" in policy and self.functional is not None:
-            functional["freely"] = False  # it has been said
+            functional["freely"] = False  # the policy of heads was given
         if functional:
             if self.functional is None:
                 raise SettingError(
@@ -209,21 +213,21 @@ class Method:
 
     @classmethod
     def from_json(cls, name: str, options: Mapping[str, Any], policy: Mapping[str, str]) -> Method:
-        """The method that a provenance tells of."""
+        """Return the method that a provenance names."""
         method = preset(name)
         searching = {name: options[name] for name in _OF_SEARCH if name in options and method.searches}
         inner = {**(options.get("fusion") or {}), **(options.get("functional") or {})}
         return method.changed(**searching, **policy, **inner)
 
     def options(self) -> dict[str, Any]:
-        """What to remember in the provenance."""
+        """Return the choices that the provenance records."""
         info = {key: value for key, value in asdict(self).items() if key not in ("name", "about", "policy")}
         return {**info, "starts": list(self.starts)}
 
 
 _GUARDED = Method(
     "guarded",
-    "several starts, heads by what their units can do, only what raises the objective",
+    "several starts, heads by their best inner assignment, only steps that raise the objective",
     score=HeadScore.EXACT,
     outputs=True,
     starts=(SearchStart.PROGRESSIVE, SearchStart.IDENTITY),
@@ -240,19 +244,19 @@ METHODS = {
         replace(
             _GUARDED,
             name="auto",
-            about="what the evidence says: nothing where B descends from A, guarded, or functional",
+            about="chosen by the evidence: naive where B descends from A, else guarded or functional",
             follows_advice=True,
             functional=FunctionalOptions(),
         ),
-        Method("transfusion", "the paper's: heads by singular values, then assignments", _PAPER),
+        Method("transfusion", "the paper's method: heads by singular values, then assignments", _PAPER),
         Method(
             "tied",
-            "the paper's with one map for the stream: π(A) is a model",
+            "the paper's, with one map for the residual stream: π(A) is a model",
             Policy(Residual.TIED, InnerPolicy.TIED),
         ),
         Method("no-residual", "the paper's without its residual connections", _PAPER, plain_shortcuts=True),
         Method(
-            "brute-force", "the paper's, with heads by their best inner alignment", _PAPER, HeadScore.EXACT
+            "brute-force", "the paper's, with heads by their best inner assignment", _PAPER, HeadScore.EXACT
         ),
         Method(
             "no-attention",
@@ -268,20 +272,20 @@ METHODS = {
         ),
         Method(
             "ot",
-            "optimal-transport fusion: one pass, a plan for every axis, heads are ignored",
+            "optimal-transport fusion: one pass, a transport plan for every axis, heads are ignored",
             Policy(Residual.UNTIED, InnerPolicy.FREE, HeadPolicy.FLAT),
             fusion=FusionOptions(),
         ),
         Method(
             "functional",
-            "what both models compute from made-up inputs: a rotation for every axis that allows one",
+            "activations on synthetic inputs: a rotation for every axis that allows one",
             Policy(Residual.UNTIED, InnerPolicy.FREE),
             functional=FunctionalOptions(),
         ),
         Method("naive", "nothing moves: the task vector is added as it is", moves=MovesKind.NOTHING),
         Method(
             "random",
-            "a random exact move of every free axis, for tests and for planting truths",
+            "a random permutation of every free axis, for tests",
             moves=MovesKind.RANDOM,
         ),
     )
@@ -293,7 +297,7 @@ _OF_POLICY: dict[str, type[StrEnum]] = {"residual": Residual, "inner": InnerPoli
 _OF_SEARCH = {"score", "starts", "order", "accept", "restarts", "max_sweeps", "outputs", "vectors", "screen"}
 _OF_FUSION = {field.name for field in fields(FusionOptions)}
 _OF_FUNCTIONAL = {field.name for field in fields(FunctionalOptions)}
-_WORDS: dict[str, type[StrEnum]] = {
+_CHOICES: dict[str, type[StrEnum]] = {
     **_OF_POLICY,
     "score": HeadScore,
     "starts": SearchStart,
@@ -306,8 +310,8 @@ _WORDS: dict[str, type[StrEnum]] = {
 
 
 def _chosen(name: str, value: Any) -> Any:
-    """A value as a method has it: words as the choices that they name."""
-    if name not in _WORDS:
+    """Return the value of a choice, from its name if it has names."""
+    if name not in _CHOICES:
         return value
     if name == "starts":
         return tuple(_word(name, one) for one in ([value] if isinstance(value, str) else value))
@@ -315,16 +319,16 @@ def _chosen(name: str, value: Any) -> Any:
 
 
 def _word(name: str, value: Any) -> StrEnum:
-    """The choice that a word names."""
+    """Return the choice of this name."""
     try:
-        return _WORDS[name](value)
+        return _CHOICES[name](value)
     except ValueError:
-        known = ", ".join(_WORDS[name])
+        known = ", ".join(_CHOICES[name])
         raise SettingError(f"{name} = {value!r} is not a choice", hint=f"choose one of {known}") from None
 
 
 def preset(name: str) -> Method:
-    """The preset of this name."""
+    """Return the preset of this name."""
     try:
         return METHODS[name]
     except KeyError:

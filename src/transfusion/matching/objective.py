@@ -1,4 +1,4 @@
-"""Scores: the objective tensor by tensor, computed anew only where an axis has moved."""
+"""The objective ⟨π(A), B⟩, tensor by tensor, recomputed only where a map has changed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _State: TypeAlias = tuple[Map | None, ...]
 
 
 class Objective:
-    """⟨π(A), B⟩ of every tensor."""
+    """The scores ⟨π(A), B⟩ of all tensors, with a cache."""
 
     def __init__(self, weights: WeightPair, engine: Engine) -> None:
         self.weights, self.engine = weights, engine
         self._known: dict[str, deque[tuple[_State, float]]] = {}
 
     def of(self, names: Sequence[str], maps: Mapping[str, Map]) -> dict[str, float]:
-        """The scores of some tensors."""
+        """Return the scores of some tensors."""
         unknown = [name for name in names if self._find(name, maps) is None]
         items = [(name, self.weights.beside(name, maps)) for name in unknown]
         scores = self.engine.each(self.weights, _score, items)
         for name, score in zip(unknown, scores, strict=True):
-            kept = self._known.setdefault(name, deque(maxlen=2))  # as things are, and as they might be
+            kept = self._known.setdefault(name, deque(maxlen=2))  # for the current and for the proposed maps
             kept.append((self._state(name, maps), score))
         return {name: self._find(name, maps) or 0.0 for name in names}
 
     def total(self, maps: Mapping[str, Map]) -> float:
-        """The objective."""
+        """Return the objective."""
         return sum(self.of(list(self.weights.tensors), maps).values())
 
     def _find(self, name: str, maps: Mapping[str, Map]) -> float | None:

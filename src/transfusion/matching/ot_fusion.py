@@ -1,9 +1,9 @@
 """Fusion by optimal transport: one pass through the network, a transport plan for every axis.
 
-After Imfeld et al., "Transformer Fusion with Optimal Transport" (ICLR 2024). The axes are visited once, in
-the order in which a signal meets them. At each, the distances between B's units and A's are those of what
-produces them, with everything before already in B's terms; the cheapest way of carrying A's units to B's
-is the axis's plan. Where a branch returns to the residual stream two plans meet, and are joined.
+After Imfeld et al., "Transformer Fusion with Optimal Transport" (ICLR 2024). The axes are solved once, in the
+order of the forward pass. The cost of an axis is the distance between the features of B's units and A's, with
+all earlier axes already mapped; the cheapest transport of A's units to B's is the axis's plan. Where a branch
+returns to the residual stream, the plans of the branch and of the stream are combined.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ class _Features(Protocol):
     def features(self, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None: ...
 
 
-def ignore_progress(id: str) -> None:
-    """The default for those who want to hear of every axis."""
-
-
 def fuse(
     a: Model,
     b: Model,
@@ -39,12 +35,12 @@ def fuse(
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    on_axis: Callable[[str], None] = ignore_progress,
+    on_axis: Callable[[str], None] = lambda axis: None,
 ) -> dict[str, Map]:
-    """A map for every free axis of two models of one architecture, under the policy that both are under.
+    """Return a map for every free axis of two models of one architecture and policy.
 
-    An axis that others lie within, such as the experts of a mixture, always gets a permutation: its parts
-    can follow only one of its units.
+    An axis with children, such as the experts of a mixture, always gets a permutation: its children can
+    follow only one of its units.
     """
     architecture = a.architecture
     weights = IncomingWeights(a, b, dtype=dtype, device=require_device(device))
@@ -76,16 +72,16 @@ def fuse(
 
 
 def _features(id: str, maps: Mapping[str, Map], *sources: _Features | None) -> tuple[Tensor, Tensor] | None:
-    """What the first source that speaks of an axis says."""
-    said = (source.features(id, maps) for source in sources if source is not None)
-    return next((found for found in said if found is not None), None)
+    """Return the features of an axis from the first source that has any."""
+    all_found = (source.features(id, maps) for source in sources if source is not None)
+    return next((found for found in all_found if found is not None), None)
 
 
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Euclidean distances between B's units and A's, each scaled to length 1: (rows, size in B, size in A).
+    """Return Euclidean distances between B's units and A's, each of length 1: (rows, size in B, size in A).
 
-    Without the scale a short unit would be near to everything, and soft plans, which shorten what they mix,
-    would make short units of all that comes later.
+    Without the normalisation a short unit would be near to every other, and soft plans, which shorten what
+    they mix, would make all later units short.
     """
     ours, theirs = (torch.nn.functional.normalize(units.double(), dim=2) for units in (ours, theirs))
     products = ours @ theirs.transpose(1, 2)
@@ -93,15 +89,15 @@ def distances(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _shortcut_to(id: str, architecture: Architecture, maps: Mapping[str, Map]) -> Shortcut | None:
-    """The shortcut that ends at this point of the stream, if its beginning has a map."""
+    """Return the shortcut that ends at this point of the stream, if its source has a map."""
     ending = (cut for cut in architecture.shortcuts if cut.target == id and cut.source != id)
     return next((cut for cut in ending if cut.source in maps), None)
 
 
 def join(branch: Map, stream: Map, how: StreamJoin, branch_size: Tensor, stream_size: Tensor) -> Map:
-    """One map for the point where a branch returns to the stream; the sizes are one number per unit of B.
+    """Return one map for the point where a branch returns to the stream; sizes are norms per unit of B.
 
-    Two maps that agree stay what they are; a mixture of two permutations that do not is a plan.
+    Equal maps are kept; a mixture of different permutations is a transport plan.
     """
     if how is StreamJoin.BRANCH or branch == stream:
         return branch
@@ -119,7 +115,7 @@ def join(branch: Map, stream: Map, how: StreamJoin, branch_size: Tensor, stream_
 
 
 def _share(first: Tensor, second: Tensor) -> Tensor:
-    """How much of the two together the first is; half, where both are nothing."""
+    """Return the share of the first in the sum of both; a half where both are zero."""
     first, second = first.double(), second.double()
     total = first + second
     return torch.where(total > 0, first / total.clamp(min=torch.finfo(torch.float64).tiny), 0.5)

@@ -1,8 +1,7 @@
-"""The search: sweeps over all blocks until nothing changes (Algorithm 1), from one start or several.
+"""The search: sweeps over all blocks until no map changes (Algorithm 1), from one start or several.
 
-A sweep visits every block whose surroundings have moved since its last visit. Blocks that stand side by
-side in the order and share no tensor are solved at the same time; what comes out does not depend on where,
-nor on how many are at work.
+A sweep solves every block whose neighbours have moved since its last visit. Neighbours in the order that
+share no tensor are solved in parallel. The result depends neither on the engine nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from transfusion.runtime.engines import Engine
 from transfusion.runtime.scratch import clear
 
 UNMOVED = "unmoved"
-"""The name of the trial that needs no search."""
+"""The name of the trial in which no unit moves."""
 ALL_BUT_A_FEW = 0.98
-"""The share of units at home, in every axis, from which nothing needs to be matched; dead units resemble
-nothing, not even themselves."""
+"""The share of units in place, in every axis, from which no search is needed. Dead units resemble no unit,
+not even themselves."""
 CHANCE = 5.0
-"""Standard deviations that the identity must be above chance, in some axis, to be worth starting from."""
+"""Standard deviations above chance, in some axis, from which the identity is a start worth trying."""
 _SLIGHT = 1e-9
-"""The share of a score by which it must rise to count as risen: less is rounding."""
+"""The share of a score by which it must rise; less is rounding."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the search reports after each block: for progress bars and logs."""
+    """The progress that the search reports after each block."""
 
     trial: str
     sweep: int
@@ -51,24 +50,24 @@ class Step:
 
 @dataclass
 class Trial:
-    """Where one search stands: its maps, and the objective before the first sweep and after each."""
+    """The state of one search: its maps, and the objective before the first sweep and after each."""
 
     name: str
     maps: dict[str, Map]
     trace: list[float]
     still: bool = False
     restart: int = 0
-    """The number of a further search, whose orders are random; 0 for the first."""
+    """The number of a further search in random order; 0 for the first."""
     changes: Counter[str] = field(default_factory=Counter, repr=False)
-    """How often each axis has moved."""
+    """How often the map of each axis has changed."""
     visits: dict[str, list[int]] = field(default_factory=dict, repr=False)
-    """For every block, what its surroundings had been through when it was last solved by all there is."""
+    """For every block, the changes of its neighbours at its last visit with all evidence."""
     states: list[str] = field(default_factory=list, repr=False)
     """A hash of all maps after each sweep."""
     history: dict[str, GainHistory] = field(default_factory=dict, repr=False)
-    """What the gain of each axis has gone through."""
+    """The history of each axis's gain."""
     gaps: dict[str, float] = field(default_factory=dict, repr=False)
-    """For the first axis of each block, by which share a better assignment may exist at most."""
+    """For the first axis of each block, the share by which a better assignment may exist at most."""
 
     @property
     def sweeps(self) -> int:
@@ -76,7 +75,7 @@ class Trial:
 
 
 class Search:
-    """All trials of a method on two models."""
+    """The trials of a method on two models."""
 
     def __init__(
         self,
@@ -95,15 +94,15 @@ class Search:
         self.weights, self.method, self.seed, self.engine = weights, method, seed, engine
         self.on_step, self.on_sweep = on_step, on_sweep
         self.known = known or {}
-        """Trials of an earlier run that was interrupted, by name."""
+        """Trials of an interrupted run, by name."""
         self.only = frozenset(self.axes if only is None else only)
-        """The axes to solve for; all, if not said."""
+        """The axes to solve for; by default all."""
         self.context = SearchContext(weights, Gains(weights, engine.workers, limit), method, room)
         self.scores = Objective(weights, engine)
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
     def run(self) -> Trial:
-        """The best of all starts and restarts."""
+        """Search from all starts and restarts, and return the best trial."""
         starts = self.method.starts
         if self.method.screen:
             if all(one.home > ALL_BUT_A_FEW for one in self.in_place.values()):
@@ -113,7 +112,7 @@ class Search:
         first = [self._begun(str(start), start) for start in starts]
         best = max(first, key=lambda trial: trial.trace[1])
         if len(first) > 1 and best.sweeps == 1:
-            best.history.clear()  # what is kept is another's
+            best.history.clear()  # the kept gains are those of another trial
         self.go_on(best)
         for again in range(1, self.method.restarts + 1):
             trial = self._begun(f"restart {again}", starts[0], again)
@@ -124,29 +123,29 @@ class Search:
 
     @cached_property
     def identity(self) -> float:
-        """The objective with nothing moved."""
+        """The objective of the identity."""
         return self.scores.total({})
 
     @cached_property
     def axes(self) -> list[str]:
-        """The axes that may move, and of which any tensor speaks."""
+        """The free axes that occur in some tensor."""
         return [
             space.id for space in self.weights.architecture.free() if self.weights.has_evidence_for(space.id)
         ]
 
     @cached_property
     def in_place(self) -> dict[str, SimilarityInPlace]:
-        """Whether the units of each axis are at home where they are."""
+        """The similarity in place of each axis."""
         return similarity_in_place(self.weights, self.axes, self.engine)
 
     def _begun(self, name: str, start: SearchStart, restart: int = 0) -> Trial:
-        """A trial after its first sweep, or as an interrupted run left it."""
+        """Return a trial after its first sweep, or as an interrupted run left it."""
         if name in self.known:
             return self.known[name]
         return self.sweep(Trial(name, {}, [self.identity], restart=restart), start)
 
     def go_on(self, trial: Trial) -> Trial:
-        """Sweep until nothing changes, or the search has come back to where it was."""
+        """Sweep until no map changes, or an earlier state returns."""
         while not trial.still and trial.sweeps < self.method.max_sweeps:
             self.sweep(trial)
         return trial
@@ -154,23 +153,23 @@ class Search:
     # ── a sweep ──────────────────────────────────────────────────────────────────────────────
 
     def sweep(self, trial: Trial, start: SearchStart | None = None) -> Trial:
-        """One visit to every block that is due; with a start, the first."""
-        settling = start in (SearchStart.PROGRESSIVE, SearchStart.SPECTRAL)
-        always = settling or self.method.accept is Acceptance.ALWAYS
+        """Visit every block that is due, once; with ``start``, in the first sweep of a trial."""
+        progressive = start in (SearchStart.PROGRESSIVE, SearchStart.SPECTRAL)
+        always = progressive or self.method.accept is Acceptance.ALWAYS
         changed, done = False, 0
         parallel_groups = list(self.parallel_groups(trial, start))
         total = sum(len(parallel_group) for parallel_group in parallel_groups)
         for parallel_group in parallel_groups:
             due = [block for block in parallel_group if self._due(trial, block)]
-            tasks = [(block, self._situation(trial, block, settling=settling)) for block in due]
+            tasks = [(block, self._block_state(trial, block, progressive=progressive)) for block in due]
             found = solve_blocks(self.engine, self.context, tasks)
             for id in (id for proposal in found for id in proposal.maps):
                 trial.maps.setdefault(id, self._unmoved(id))
             if not always:
                 self._score(trial.maps, found)
             for block, proposal in zip(due, found, strict=True):
-                if not settling or isinstance(block, SpectralBlock):
-                    trial.visits[str(block)] = self._surroundings(trial, block)
+                if not progressive or isinstance(block, SpectralBlock):
+                    trial.visits[str(block)] = self._neighbour_changes(trial, block)
                 trial.history.update(proposal.history)
                 trial.gaps[block.ids[0]] = proposal.gap
                 changed |= self._take(trial, proposal.maps, always=always)
@@ -187,23 +186,23 @@ class Search:
         self.on_sweep(trial)
         return trial
 
-    def _situation(self, trial: Trial, block: Block, *, settling: bool) -> BlockState:
+    def _block_state(self, trial: Trial, block: Block, *, progressive: bool) -> BlockState:
         around = {*block.ids, *(other for id in block.ids for other in self.weights.neighbours[id])}
         return BlockState(
             {id: trial.maps[id] for id in around if id in trial.maps},
-            frozenset(around & trial.maps.keys()) if settling else None,
+            frozenset(around & trial.maps.keys()) if progressive else None,
             {id: trial.history[id] for id in block.ids if id in trial.history},
         )
 
     def _score(self, maps: Mapping[str, Map], found: Sequence[BlockSolution]) -> None:
-        """Score what the blocks of a wave propose, all at once: they share no tensor."""
+        """Score the solutions of blocks that share no tensor, all at once."""
         fresh = {id: map_ for proposal in found for id, map_ in proposal.maps.items() if map_ != maps[id]}
         names = list(dict.fromkeys(name for id in fresh for name in self.weights.tensors_of[id]))
         self.scores.of(names, maps)
         self.scores.of(names, {**maps, **fresh})
 
     def _take(self, trial: Trial, proposal: Mapping[str, Map], *, always: bool) -> bool:
-        """Take a proposal, or leave it; says whether anything moved."""
+        """Accept a solution or not; return whether a map changed."""
         fresh = {id: map_ for id, map_ in proposal.items() if map_ != trial.maps[id]}
         if not fresh or not (always or self._rises(trial.maps, fresh)):
             return False
@@ -212,7 +211,7 @@ class Search:
         return True
 
     def _rises(self, maps: Mapping[str, Map], fresh: Mapping[str, Map]) -> bool:
-        """Whether the objective is higher with fresh maps."""
+        """Return whether the objective is higher with these maps."""
         names = list(dict.fromkeys(name for id in fresh for name in self.weights.tensors_of[id]))
         before = sum(self.scores.of(names, maps).values())
         after = self.scores.of(names, {**maps, **fresh})
@@ -222,17 +221,17 @@ class Search:
         seen = trial.visits.get(str(block))
         if seen is not None and isinstance(block, SpectralBlock):
             return False
-        return seen is None or seen != self._surroundings(trial, block)
+        return seen is None or seen != self._neighbour_changes(trial, block)
 
-    def _surroundings(self, trial: Trial, block: Block) -> list[int]:
-        """How often the axes have moved that a block shares tensors with."""
+    def _neighbour_changes(self, trial: Trial, block: Block) -> list[int]:
+        """Return how often each neighbouring axis of a block has changed."""
         around = {other for id in block.ids for other in self.weights.neighbours[id]} - set(block.ids)
         return [trial.changes[id] for id in sorted(around)]
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────
 
     def parallel_groups(self, trial: Trial, start: SearchStart | None) -> Iterator[list[Block]]:
-        """The blocks in the order of a sweep; those that can be solved side by side together."""
+        """Yield the blocks in the order of a sweep, in groups that are solved in parallel."""
         method, order = self.method, BlockOrder.RANDOM if trial.restart else self.method.order
         if start is SearchStart.SPECTRAL:
             method = replace(method, score=HeadScore.SPECTRAL)
@@ -250,7 +249,7 @@ class Search:
         yield from self._runs(found)
 
     def _runs(self, order: Sequence[Block]) -> Iterator[list[Block]]:
-        """Neighbours in the order that share no tensor."""
+        """Group neighbours in the order that share no tensor."""
         run: list[Block] = []
         for block in order:
             if run and not all(self._apart(block, other) for other in run):
@@ -261,7 +260,7 @@ class Search:
             yield run
 
     def _coloured(self, order: Sequence[Block]) -> list[list[Block]]:
-        """As few groups as a greedy choice gives, each of blocks that share no tensor."""
+        """Group blocks that share no tensor, by greedy colouring."""
         parallel_groups: list[list[Block]] = []
         taken: list[set[str]] = []
         for block in order:
@@ -289,7 +288,7 @@ class Search:
 
 
 def _state(maps: Mapping[str, Map]) -> str:
-    """A hash of maps."""
+    """Return a hash of maps."""
     total = sha256()
     for id in sorted(maps):
         total.update(maps[id].to_tensor().numpy().tobytes())

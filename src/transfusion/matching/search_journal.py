@@ -1,4 +1,4 @@
-"""The journal: where a search stands after each sweep, so that an interrupted run can go on."""
+"""The journal: the state of a search after each sweep, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class _JournalHeader(TypedDict):
 
 
 class _Maps:
-    """Maps under names; one that occurs several times is written once."""
+    """Maps by the hash of their content, so that equal maps are written once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._known: dict[str, Map] = {}
 
-    def noted(self, maps: Mapping[str, Map]) -> dict[str, list[str]]:
-        """Axes, with the kind and the name of their maps."""
+    def to_json(self, maps: Mapping[str, Map]) -> dict[str, list[str]]:
+        """Return the kind and the name of the map of each axis."""
         info: dict[str, list[str]] = {}
         for id, map_ in maps.items():
             tensor = map_.to_tensor()
@@ -63,27 +63,27 @@ class _Maps:
         return info
 
     def from_json(self, info: Mapping[str, list[str]], file: Any) -> dict[str, Map]:
-        """What was noted, from a file."""
+        """Return the maps that `to_json` named, from a file."""
         for kind, name in info.values():
             if name not in self._known:
                 tensor = file.get_tensor(name)
                 if tensor_digest(tensor).hex() != name:
-                    raise AlignmentError("a map in the journal is not the one that was noted")
+                    raise AlignmentError("a map in the journal does not match its hash")
                 self._known[name] = KINDS[kind].from_tensor(tensor)
         return {id: self._known[name] for id, (_, name) in info.items()}
 
 
 @dataclass
 class SearchJournal:
-    """A file beside the output. It belongs to one pair of models and one method, or it is not used."""
+    """A file beside the output. It is used only for the same models, method and options."""
 
     path: Path
     belongs_to: str
-    """Everything that decides the result, as text."""
+    """Everything that determines the result, as text."""
     trials: dict[str, Trial] = field(default_factory=dict)
 
     def note(self, trial: Trial) -> None:
-        """Write down where a trial stands."""
+        """Write the state of a trial."""
         self.trials[trial.name] = trial
         maps = _Maps()
         provenance = {
@@ -97,9 +97,9 @@ class SearchJournal:
                     "visits": one.visits,
                     "states": one.states,
                     "gaps": one.gaps,
-                    "maps": maps.noted(one.maps),
+                    "maps": maps.to_json(one.maps),
                     "history": {
-                        id: [[view.sections, maps.noted(view.maps), view.moved] for view in history]
+                        id: [[view.sections, maps.to_json(view.maps), view.moved] for view in history]
                         for id, history in one.history.items()
                     },
                 }
@@ -110,7 +110,7 @@ class SearchJournal:
         publish_file(self.path, lambda staged: write_tensors(staged, maps.tensors, metadata), force=True)
 
     def recall(self) -> Mapping[str, Trial]:
-        """The trials of an earlier run of the same search; none, if there was another or none."""
+        """Return the trials of an interrupted run of the same search, if there are any."""
         if not isfile(self.path):
             return {}
         try:
@@ -119,24 +119,24 @@ class SearchJournal:
                 provenance = validate(info, _JournalHeader, self.path, hint="")
                 if provenance["belongs_to"] == self.belongs_to:
                     maps = _Maps()
-                    for name, noted in provenance["trials"].items():
+                    for name, entry in provenance["trials"].items():
                         self.trials[name] = Trial(
                             name,
-                            maps.from_json(noted["maps"], opened),
-                            noted["trace"],
-                            noted["still"],
-                            noted["restart"],
-                            Counter(noted["changes"]),
-                            noted["visits"],
-                            noted["states"],
+                            maps.from_json(entry["maps"], opened),
+                            entry["trace"],
+                            entry["still"],
+                            entry["restart"],
+                            Counter(entry["changes"]),
+                            entry["visits"],
+                            entry["states"],
                             {
                                 id: tuple(
                                     GainSnapshot(tuple(sections), maps.from_json(then, opened), moved)
                                     for sections, then, moved in history
                                 )
-                                for id, history in noted["history"].items()
+                                for id, history in entry["history"].items()
                             },
-                            noted["gaps"],
+                            entry["gaps"],
                         )
         except (
             SafetensorError,
@@ -151,5 +151,5 @@ class SearchJournal:
         return dict(self.trials)
 
     def forget(self) -> None:
-        """Remove the file: the search is over."""
+        """Remove the file, once the search is done."""
         self.path.unlink(missing_ok=True)

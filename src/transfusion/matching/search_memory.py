@@ -1,7 +1,7 @@
-"""The budget: how much memory a search takes, known from headers alone, and how a limit is kept.
+"""The memory that a search takes, computed from headers alone, and how a limit is kept.
 
-What a limit changes is how many blocks are solved side by side and which gains are kept, never what comes
-out. A gain whose matrix does not fit into memory is written to a temporary file, some rows at a time.
+A limit decides how many blocks are solved in parallel and which gains are kept, never the result. A gain
+whose matrix does not fit into memory is written to a temporary file, some rows at a time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from transfusion.matching.blocks import AxisBlock, Block, NestedBlock, blocks
 from transfusion.matching.methods import Method
 from transfusion.matching.solvers.assignment import HUGE
 from transfusion.matching.weights import gain_products, weight_pair
+from transfusion.matching.weights.gains import gain_bytes
 from transfusion.matching.weights.gains_on_disk import solving_bytes
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.byte_sizes import at_least, format_bytes
+from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.engines import Engine, LocalEngine
-from transfusion.runtime.resources import PROGRAM, WORKER
+from transfusion.runtime.memory_budget import NO_LIMIT, MemoryBudget
 
 COPIES = 7
-"""How often what is read of a tensor is in memory at most: as stored and converted on both sides, with its
-columns moved as they are and as they were, and their difference."""
+"""The most copies of a tensor's rows in memory: as stored and converted for both models, with columns moved
+by the new and by the old maps, and their difference."""
+_SCORING = "scoring a tensor"
 
 
 @dataclass(frozen=True)
@@ -37,57 +39,47 @@ class SearchMemory:
     block: int
     """Bytes that the most demanding block takes."""
     demanding: str
-    """Its axis."""
+    """The axis of that block."""
     kept: int
     """Bytes for gains that are kept from one sweep to the next."""
     room: int | None = None
-    """Bytes that a block may take, if that is limited."""
+    """Bytes that a block may take; None for no limit."""
     spilled: int = 0
-    """How many axes have gains that go to temporary files."""
-    program: int = PROGRAM
-    """Bytes that the process takes before it has a model."""
+    """How many axes have gains in temporary files."""
+    budget: MemoryBudget = NO_LIMIT
 
     @property
     def total(self) -> int:
-        """What all of it takes at most."""
-        return self.program + self.threads * self.block + self.kept
+        """The most bytes of the process."""
+        return self.budget.program + self.threads * self.block + self.kept
 
     @classmethod
     def of(
-        cls,
-        weights: WeightPair,
-        method: Method,
-        threads: int,
-        memory: int | None = None,
-        program: int = PROGRAM,
+        cls, weights: WeightPair, method: Method, threads: int, budget: MemoryBudget = NO_LIMIT
     ) -> SearchMemory:
-        """As many threads as asked for and fit into the memory, and then as many gains as fit beside them."""
+        """Fit up to ``threads`` threads into the budget, and then as many kept gains as fit beside them."""
         found = blocks(weights, method)
         needs = {block.ids[0]: memory_needed(weights, block) for block in found}
         least = {block.ids[0]: memory_needed(weights, block, spilled=True) for block in found}
-        needs["every tensor"] = least["every tensor"] = _looked_at(weights)
-        every = _gains(weights)
-        if memory is None:
+        needs[_SCORING] = least[_SCORING] = _scoring_bytes(weights)
+        gains = sum(gain_bytes(weights, space.id) for space in weights.architecture.free())
+        if budget.room is None:
             demanding = max(needs, key=needs.__getitem__)
-            kept = min(every, weights.nbytes * 3 // 4)
-            return cls(threads, needs[demanding], demanding, kept, program=program)
-        demanding = max(least, key=least.__getitem__)
-        if program + least[demanding] > memory:
-            raise SettingError(
-                f"memory of {format_bytes(memory)} is too little: {demanding} takes"
-                f" {format_bytes(least[demanding])} at a time, and the program {format_bytes(program)}",
-                hint=f"give at least {at_least(program + least[demanding])}",
+            return cls(
+                threads, needs[demanding], demanding, min(gains, weights.nbytes * 3 // 4), budget=budget
             )
-        threads = max(1, min(threads, (memory - program) // max(*needs.values(), 1)))
-        room = (memory - program) // threads
-        spilled = [id for id in needs if needs[id] > room]
+        demanding = max(least, key=least.__getitem__)
+        budget.require(least[demanding], demanding)
+        threads = budget.threads(threads, max(needs.values()))
+        room = budget.room // threads
+        spilled = sum(needed > room for needed in needs.values())
         most = {id: min(needs[id], max(least[id], room)) for id in needs}
         demanding = max(most, key=most.__getitem__)
-        kept = min(every, memory - program - threads * most[demanding])
-        return cls(threads, most[demanding], demanding, kept, room, len(spilled), program)
+        kept = min(gains, budget.room - threads * most[demanding])
+        return cls(threads, most[demanding], demanding, kept, room, spilled, budget)
 
     def as_dict(self) -> dict[str, int | str]:
-        """As plain data, for a plan."""
+        """Return plain data for a dry run."""
         return {
             "memory": self.total,
             "threads": self.threads,
@@ -104,11 +96,11 @@ def plan_memory(
     *,
     method: Method,
     memory: int | None = None,
-    engine: str = "local",
+    engine: str | Engine = "local",
     jobs: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """What `align` would do, known from the headers alone."""
+    """Return what `align` would read and how much memory it would take, from headers alone."""
     a, b = a.under(method.policy), b.under(method.policy)
     plan: dict[str, Any] = {
         "axes": len(a.architecture.free()),
@@ -122,7 +114,10 @@ def plan_memory(
 def within_memory(
     weights: WeightPair, method: Method, memory: int | None, engine: str | Engine, jobs: int | None
 ) -> SearchMemory:
-    """How the memory is divided; only what searches alone keeps to a limit, and has work for a cluster."""
+    """Divide the memory of this process, or of each worker.
+
+    Only methods that search can keep to a limit or use a cluster: the others hold whole models.
+    """
     runs = method.fusion is not None or method.functional is not None
     idle = [f"memory of {format_bytes(memory)}"] if memory is not None else []
     idle += [f"engine = {engine!r}"] if engine != "local" else []
@@ -144,83 +139,70 @@ def within_memory(
             threads = jobs or torch.get_num_threads()
         case _:
             threads = 1
-    budget = SearchMemory.of(weights, method, threads, memory, PROGRAM if here else WORKER)
+    budget = SearchMemory.of(weights, method, threads, MemoryBudget.for_process(memory, local=here))
     if isinstance(engine, LocalEngine) and budget.threads < engine.count:
         raise SettingError(
             f"memory of {format_bytes(memory or 0)}: enough for {budget.threads} thread(s),"
             f" and the engine has {engine.count}",
-            hint=f"hire {budget.threads}, or give more memory",
+            hint=f"open an engine of {budget.threads}, or give more memory",
         )
     return budget
 
 
 def memory_needed(weights: WeightPair, block: Block, *, spilled: bool = False) -> int:
-    """Bytes that solving a block takes, at least if its gain may be spilled."""
+    """Return the bytes that solving a block takes; with ``spilled``, if its gain is in a temporary file."""
     match block:
         case AxisBlock(id):
-            return _of_alone(weights, id, spilled=spilled)
+            return _axis_bytes(weights, id, spilled=spilled)
         case NestedBlock(parent, children):
-            inside = (_of_pairs(weights, child) for child in children)
-            return max(*inside, _of_alone(weights, parent))
+            inside = (_pair_bytes(weights, child) for child in children)
+            return max(*inside, _axis_bytes(weights, parent))
         case _:
-            read = (_whole(weights, section) for section in weights.sections[block.ids[0]])
+            read = (_section_bytes(weights, section) for section in weights.sections[block.ids[0]])
             return 4 * max(read, default=0)  # in float64, with its square
 
 
-def _of_alone(weights: WeightPair, id: str, *, spilled: bool = False) -> int:
-    """A gain and what the solver makes of it, what is read at a time, and the tensor as it is stored."""
+def _axis_bytes(weights: WeightPair, id: str, *, spilled: bool = False) -> int:
+    """Return the bytes of a gain and its solver, the rows read at a time, and a tensor as stored."""
     sections = weights.sections[id]
-    read = COPIES * max((_at_a_time(weights, section) for section in sections), default=0)
+    read = COPIES * max((_chunk_bytes(weights, section) for section in sections), default=0)
     stored = max((weights.a.info(section.tensor).nbytes for section in sections), default=0)
     size, rows = weights.architecture.sizes[id], weights.architecture.rows(id)
     if size < HUGE:
-        return 2 * _gain(weights, id) + read + stored
-    at_once = _gain(weights, id) * gain_products.BLOCK // size if spilled else _gain(weights, id)
+        return 2 * gain_bytes(weights, id) + read + stored
+    at_once = gain_bytes(weights, id) * gain_products.BLOCK // size if spilled else gain_bytes(weights, id)
     return 2 * (at_once + solving_bytes(rows, size)) + read + stored
 
 
-def _of_pairs(weights: WeightPair, child: str) -> int:
-    """Every element of a parent with every other, tensor by tensor and summed."""
+def _pair_bytes(weights: WeightPair, child: str) -> int:
+    """Return the bytes of the gains between all pairs of a parent's elements, per tensor and summed."""
     architecture = weights.architecture
     sections = weights.sections.get(child, [])
-    pairs = _per_number(weights) * (architecture.rows(child) * architecture.sizes[child]) ** 2
-    read = max((_whole(weights, section) for section in sections), default=0)
+    pairs = weights.itemsize * (architecture.rows(child) * architecture.sizes[child]) ** 2
+    read = max((_section_bytes(weights, section) for section in sections), default=0)
     return pairs * (len(sections) + 3) + COPIES * read
 
 
-def _at_a_time(weights: WeightPair, section: Section) -> int:
-    whole = _whole(weights, section)
+def _chunk_bytes(weights: WeightPair, section: Section) -> int:
+    whole = _section_bytes(weights, section)
     if section.member is not None:
         return whole // section.shape[0]
     if not section.plain:
         return whole
     other = section.shape[1 - section.dim] if section.dim == 0 else section.shape[1]
-    return min(whole, _per_number(weights) * max(gain_products.NUMBERS, gain_products.BLOCK * other))
+    return min(whole, weights.itemsize * max(gain_products.NUMBERS, gain_products.BLOCK * other))
 
 
-def _whole(weights: WeightPair, section: Section) -> int:
-    return _per_number(weights) * torch.Size(section.shape).numel()
+def _section_bytes(weights: WeightPair, section: Section) -> int:
+    return weights.itemsize * torch.Size(section.shape).numel()
 
 
-def _looked_at(of: WeightPair) -> int:
-    """What scoring the largest tensor takes, and asking who is at home in it."""
+def _scoring_bytes(of: WeightPair) -> int:
+    """Return the bytes of scoring the largest tensor, and of its similarity in place."""
     odd = {one.tensor for sections in of.sections.values() for one in sections if not one.plain}
     numbers = 0
     for name in of.tensors:
         shape = of.a.info(name).shape
         whole, row = torch.Size(shape).numel(), torch.Size(shape[1:]).numel()
         numbers = max(numbers, whole if name in odd else min(whole, max(weight_pair.NUMBERS, row)))
-    return COPIES * _per_number(of) * numbers
-
-
-def _gains(weights: WeightPair) -> int:
-    return sum(_gain(weights, space.id) for space in weights.architecture.free())
-
-
-def _gain(weights: WeightPair, id: str) -> int:
-    architecture = weights.architecture
-    return _per_number(weights) * architecture.rows(id) * architecture.sizes[id] ** 2
-
-
-def _per_number(weights: WeightPair) -> int:
-    return torch.empty((), **weights.place).element_size()
+    return COPIES * of.itemsize * numbers

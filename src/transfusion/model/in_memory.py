@@ -38,7 +38,7 @@ def hold_in_memory(model: InMemory, config: str | Path | Mapping[str, Any] | Non
 
 
 def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """What a file of the module would hold: a tensor with two names once, and nothing that is computed."""
+    """Return the tensors that a file of the module would hold: tied ones once, and no computed ones."""
     second = getattr(module, "all_tied_weights_keys", None) or ()  # as transformers calls the two of them
     computed = getattr(module, "_keys_to_ignore_on_save", None) or ()
     tensors = module.state_dict(keep_vars=True)
@@ -77,7 +77,7 @@ def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes_of_open_clip(module: nn.Module) -> dict[str, Any] | None:
-    """What its tensors do not tell: the number of heads in both towers of a CLIP."""
+    """Return the number of heads in both towers of a CLIP, which no shape shows."""
     towers: dict[str, dict[str, int]] = {}
     for name, tower in (
         ("vision", getattr(module, "visual", None)),
@@ -94,7 +94,7 @@ def _sizes_of_open_clip(module: nn.Module) -> dict[str, Any] | None:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module within those that compilation and distributed training put around it."""
+    """Return the module without the wrappers of compilation and distributed training."""
     while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         module = module.module
     inner = getattr(module, "_orig_mod", None)

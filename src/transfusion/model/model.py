@@ -92,11 +92,11 @@ class Model:
         return self.names[name].info(self.checkpoint.tensors)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
-        """One tensor by canonical name, or some of its rows; values that are not numbers are refused."""
+        """Read one tensor by canonical name, or some of its rows; refuse NaN and infinite values."""
         return self.names[name].join(self.checkpoint.read_finite, rows)
 
     def raw(self, name: str, rows: Rows | None = None) -> Tensor:
-        """The same without that look at every value, for those who will look at what they make of it."""
+        """Read without the check for NaN, for callers that check their results."""
         return self.names[name].join(self.checkpoint.read, rows)
 
     def under(self, policy: Policy) -> Model:
@@ -112,9 +112,9 @@ class Model:
         return total.hexdigest()
 
     def digest_of(self, name: str, *, checked: bool = True) -> bytes:
-        """A hash of the type, shape and content of one tensor; it is read once, block by block.
+        """Return a hash of the type, shape and content of one tensor, read once, block by block.
 
-        Values that are not numbers are refused, unless the caller will look for them.
+        NaN and infinite values are refused, unless the caller checks for them.
         """
         read = self.read if checked else self.raw
         if name not in self._digests:
@@ -140,7 +140,7 @@ class Model:
 
 def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
     """The family's table; a configuration that it cannot be made from is refused."""
-    file = checkpoint.told_by
+    file = checkpoint.config_label
     try:
         return family.table(config, names)
     except KeyError as error:
@@ -175,9 +175,9 @@ def _drop_second_names(
 def take_hashes(
     *models: Model, jobs: int | None = None, engine: Engine | None = None, checked: bool = False
 ) -> None:
-    """Hash every tensor of some models, side by side; each is then known by its content.
+    """Hash every tensor of some models in parallel.
 
-    Unless they are to be checked, values that are not numbers are found later, in what is made of them.
+    Without the check, NaN and infinite values are found later, in the outputs.
     """
     if engine is None:
         with open_engine(jobs=jobs) as threads:
@@ -195,7 +195,7 @@ def take_hashes(
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Models as those get them who read them."""
+    """A picklable view of the models for workers."""
 
     models: tuple[Model, ...]
 
@@ -260,7 +260,7 @@ _BOOKKEEPING = re.compile(
 
 
 def differing_settings(a: Model, b: Model) -> list[str]:
-    """What two configurations say differently about the computation, although the shapes agree."""
+    """Return the settings of the computation that differ between two configurations of equal shapes."""
     first, second = dict(settings_of(a.checkpoint.config or {})), dict(settings_of(b.checkpoint.config or {}))
     return [
         f"{key} ({first[key]}, {second[key]})"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from transfusion.architecture.binding import bind
-from transfusion.architecture.config_schema import require_sensible, settings_of
+from transfusion.architecture.config_schema import WRONG_FILE, require_sensible, settings_of
 from transfusion.architecture.families import all_families
 from transfusion.architecture.families._shared import NO_CONFIG
 from transfusion.architecture.naming import Naming
@@ -19,7 +20,7 @@ from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, 
 
 
 def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
-    """The family of a checkpoint, its configuration, and how we know."""
+    """Return the family of a checkpoint, its configuration, and how the family was recognised."""
     if checkpoint.config is None:
         return _by_names(checkpoint)
     config = checkpoint.config
@@ -29,19 +30,25 @@ def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
 
 
 def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
-    """The family that a configuration names, before any tensor is looked at, and how it says so."""
+    """Return the family that a configuration names, and the setting that names it; no tensor is needed."""
     config = checkpoint.config or {}
     _refuse_quantisation(checkpoint.label, config)
-    require_sensible(config, f"{checkpoint.label}: {checkpoint.told_by}")
+    require_sensible(config, f"{checkpoint.label}: {checkpoint.config_label}")
     kind, name, family = _by_config(config)
     if family is None:
-        known = sorted(t for f in all_families() for t in f.model_types)
+        if name is None:
+            raise ArchitectureError(
+                f"{checkpoint.label}: {checkpoint.config_label} has no {kind}", hint=WRONG_FILE
+            )
+        nearest = _nearest_family(checkpoint, name)
         raise ArchitectureError(
-            f"{checkpoint.label}: no table for {kind} {name!r} ({checkpoint.told_by})",
-            hint=f"there are tables for {', '.join(known)}",
+            f"{checkpoint.label}: {name!r} is not supported."
+            + (f" Nearest: {nearest}." if nearest else "")
+            + " See docs/your-own.md",
+            hint="'transfusion inspect MODEL --propose' drafts a table for it",
         )
     _refuse_unknown_settings(checkpoint, family, config)
-    return family, f'{checkpoint.told_by} says {kind} "{name}"'
+    return family, f'{checkpoint.config_label} says {kind} "{name}"'
 
 
 def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
@@ -52,6 +59,20 @@ def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
         return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
     name = "open_clip" if "model_cfg" in config else config.get("model_type")
     return "model_type", name, next((f for f in all_families() if name in f.model_types), None)
+
+
+def _nearest_family(checkpoint: Checkpoint, name: str) -> str | None:
+    """Return the family with most of its signature in a checkpoint, or else with the most similar name."""
+    shares: list[tuple[float, int, str]] = []
+    for family in all_families():
+        if size := len(family.signature):
+            there = len(_shapes(checkpoint, family).keys() & set(family.signature))
+            shares.append((there / size, size, family.name))
+    share, _, nearest = max(shares)
+    if share > 0.5:
+        return nearest
+    called = {kind: family.name for family in all_families() for kind in family.model_types}
+    return next((called[kind] for kind in get_close_matches(name, called, n=1, cutoff=0.75)), None)
 
 
 def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
@@ -87,7 +108,7 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     if family.from_shapes is None:
         raise ArchitectureError(
             f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
-            " the number of attention heads cannot be told from the shapes",
+            " the number of attention heads does not follow from the shapes",
             hint=NO_CONFIG,
         )
     with _odd_tensors(checkpoint.label, family):
@@ -103,7 +124,7 @@ def _fits(family: Family, shapes: Shapes) -> bool:
 
 
 def _knows_all(family: Family, shapes: Shapes) -> bool:
-    """Whether a family's table, with what the shapes tell, describes every one of these tensors."""
+    """Whether a family's table, filled in from the shapes, describes every one of these tensors."""
     if family.from_shapes is None:
         return False
     try:
@@ -117,7 +138,7 @@ def _knows_all(family: Family, shapes: Shapes) -> bool:
 
 @contextmanager
 def _odd_tensors(label: str, family: Family) -> Iterator[None]:
-    """What a family reads off the shapes may be absent, or have fewer dimensions than it should."""
+    """Within the block, refuse tensors that are absent or have too few dimensions."""
     try:
         yield
     except (KeyError, IndexError, ValueError) as error:
@@ -150,7 +171,7 @@ def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Map
             unknown.append(f"{key}={reprlib.repr(value)}")
     if unknown:
         raise ArchitectureError(
-            f"{checkpoint.label}: {checkpoint.told_by} has settings that the {family.name} table"
+            f"{checkpoint.label}: {checkpoint.config_label} has settings that the {family.name} table"
             f" does not know: {listing(unknown)}",
             hint="they may change which units can be exchanged; remove a key only if you know that it"
             " does not, or extend the table",

@@ -1,9 +1,8 @@
-"""Storage: how a tensor of a table lies in its files, whole or in pieces.
+"""Tensors that files store in pieces.
 
-Files may keep the members of a stack apart, one tensor per expert, and the parts of what a table
-concatenates too, as modules in memory may do elsewhere. Where a permutation moves experts, values then
-go from one stored name to another. Everything above sees one tensor; it is joined here on its way in and
-split on its way out.
+Files may store each member of a stack (an expert) and each part of a concatenation as a tensor of its own.
+Here pieces are joined into the table's tensor when they are read, and split when they are written. A
+permutation of experts then moves values from one stored name to another.
 """
 
 from __future__ import annotations

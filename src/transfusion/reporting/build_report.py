@@ -14,6 +14,7 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import HeadPolicy
+from transfusion.checkpoint.publishing import require_writable
 from transfusion.reporting.change_shares import groups, require_ceiling
 from transfusion.reporting.command_sections import missing_commands, typed_commands
 from transfusion.reporting.head_panels import panels
@@ -23,7 +24,7 @@ from transfusion.reporting.page_parts import PageSection
 from transfusion.reporting.pi_sections import advice, by_layer, heads, task_vector, what_was_moved
 from transfusion.reporting.proof_sections import time_and_memory
 from transfusion.reporting.report_bases import Bases
-from transfusion.reporting.report_inputs import ReportInputs, gather_inputs
+from transfusion.reporting.report_inputs import ReportInputs, gather_inputs, inputs_of
 from transfusion.reporting.result_matching import notes as others
 from transfusion.reporting.result_sections import from_results
 from transfusion.reporting.unit_quality import qualities
@@ -37,18 +38,27 @@ def report(
     *,
     via: Alignment | str | Path | None = None,
     ceiling: str | Path | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
 ) -> Report:
-    """Make a page about a run: what was moved onto what, the advice, and a section for every result.
+    """Make one HTML page of a run: advice, layers, heads, curves, scores and time.
 
-    ``run`` is a folder that `transport` or `merge` wrote, or any folder with results of other verbs.
-    ``results`` are files of further results. ``via`` is π or its file; by default the file of the run.
-    ``ceiling`` is B fine-tuned itself, if there is such a model. Nothing is downloaded.
+    ``run`` is a folder that `transport` or `merge` wrote, or any folder with results of other functions.
+    ``results`` are files of further results.
+    ``via`` is π, or its file; the default is the file that the run used.
+    ``ceiling`` is B fine-tuned itself, if there is such a model.
+    ``output`` is a file to write the page to; with ``force``, an existing file is replaced.
 
     >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
     >>> page = transfusion.report(moved.save("moved"), via="pi.safetensors")
     >>> print(page.hero.title, page.hero.verdict, page.save("report.html"), sep=" · ")
     tuned, moved onto b · alignable · report.html
     """
+    results = list(results)
+    if output is not None:
+        named = via if isinstance(via, str | Path) else None
+        files = inputs_of(run, *results, named, ceiling)
+        require_writable(Path(output), force=force, inputs=files, folder=False)
     inputs = gather_inputs(run, results, via, ceiling)
     bases = Bases.of(inputs)
     require_ceiling(bases.b, inputs.ceiling)
@@ -79,7 +89,11 @@ def report(
         *bases.notes,
     ]
     first, missing = hero(inputs, info, quality), missing_commands(inputs, shown)
-    return Report(first, sections, missing, notes, inputs.files(via), inputs.folder.absolute().parent)
+    folder = inputs.folder.absolute().parent
+    page = Report(first, sections, missing, notes, inputs.files(via), folder)
+    if output is not None:
+        page.save(output, force=force)
+    return page
 
 
 def _advice(inputs: ReportInputs) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Sizes of memory and files, as people write them."""
+"""Sizes of memory and files as text: parse "2GB", format 2.00 GB."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _UNITS = {
 
 
 def parse_bytes(text: str) -> int:
-    """How many bytes are meant.
+    """Return the number of bytes that a text such as "2GB" names.
 
-    >>> as_bytes("2GB"), as_bytes("1.5 GiB"), as_bytes("512mb")
+    >>> parse_bytes("2GB"), parse_bytes("1.5 GiB"), parse_bytes("512mb")
     (2000000000, 1610612736, 512000000)
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text, re.ASCII)
@@ -32,9 +32,9 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes, for people.
+    """Return a number of bytes as text.
 
-    >>> as_words(12), as_words(2_500_000), as_words(3e9)
+    >>> format_bytes(12), format_bytes(2_500_000), format_bytes(3e9)
     ('12 bytes', '2.5 MB', '3.00 GB')
     """
     for unit in ("bytes", "kB", "MB"):
@@ -45,7 +45,7 @@ def format_bytes(count: float) -> str:
 
 
 def at_least(count: int) -> str:
-    """A number of bytes in words that do not mean less.
+    """Return a number of bytes as text, rounded up.
 
     >>> at_least(337_650_000), at_least(2_001_000_000)
     ('338.0 MB', '2.01 GB')

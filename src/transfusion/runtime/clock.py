@@ -1,4 +1,4 @@
-"""How the time of a run divides among what it did."""
+"""Where the time of a run goes, by phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds by phase, over all threads; a phase within another takes its time from it."""
+    """Seconds by phase, over all threads. The time of a nested phase is not counted in the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -18,18 +18,18 @@ class Clock:
         self._open = threading.local()
 
     def __reduce__(self) -> tuple[type[Clock], tuple[()]]:
-        """In another process a clock starts anew; what it counts there comes back by `add`."""
+        """Start at zero in another process, whose seconds come back by `add`."""
         return Clock, ()
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Count what was spent elsewhere."""
+        """Add seconds that another process counted."""
         with self._lock:
             for name, more in seconds.items():
                 self.seconds[name] += more
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of a block."""
+        """Count the time of the ``with`` block."""
         within: list[float] | None = getattr(self._open, "inner", None)
         self._open.inner = inner = [0.0]
         began = time.perf_counter()
@@ -42,3 +42,10 @@ class Clock:
                 within[0] += took
             with self._lock:
                 self.seconds[name] += took - inner[0]
+
+    def summary(self) -> str:
+        """Say where the time went; nothing if no phase was counted."""
+        total = sum(self.seconds.values())
+        parts = sorted(self.seconds.items(), key=lambda part: -part[1])
+        shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts if total)
+        return f"{total:.1f} s of computing over all threads: {shares}" if total else ""

@@ -1,4 +1,4 @@
-"""Devices: where tensors may be, on this machine."""
+"""Devices of this machine, and the types to compute in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from transfusion.errors import SettingError
 
 
 def require_device(device: str) -> str:
-    """The same device, if one can compute on it here."""
+    """Return the device; refuse one that cannot compute here."""
     try:
         torch.empty(1, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingError(
-            f"device {device!r} cannot be used here ({reason})", hint="leave --device out to compute on cpu"
+            f"device {device!r} cannot be used here ({reason})", hint="leave out `device` to compute on cpu"
         ) from error
     return device
+
+
+def as_precision(dtype: torch.dtype | str) -> torch.dtype:
+    """Return the type to compute in; refuse types in which sums lose digits."""
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if chosen not in (torch.float32, torch.float64):
+        raise SettingError(f"dtype = {dtype}: too coarse to compute in", hint="choose float32 or float64")
+    return chosen

@@ -1,8 +1,7 @@
-"""Engines: where pieces of work are done that do not need each other.
+"""Engines run independent tasks: on threads of this process, or on workers of a Ray cluster.
 
-An engine is given a subject, what to do with it, and the pieces. The subject is sent to other processes
-once, so it must be possible to pickle it; it holds headers and maps, never weights, which whoever works on
-it reads from its files. What comes out is the same on every engine.
+An engine is given a subject, a function and items. The subject is pickled and sent to each worker once. It
+holds headers and maps, never weights: workers read those from files. Results are the same on every engine.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ ENGINES = ("local", "ray")
 
 
 class Engine(ABC):
-    """A number of workers, in this process or elsewhere."""
+    """Workers in this process or elsewhere."""
 
     workers: Threads
     """The threads of this process."""
     count: int
-    """How many pieces can be done side by side."""
+    """How many tasks run in parallel."""
     shares_memory: bool
-    """Whether all workers are in this process, so that within a piece they can share it."""
+    """Whether all workers are threads of this process, and can share the work of one task."""
 
     @abstractmethod
     def each(
@@ -43,9 +42,10 @@ class Engine(ABC):
         affinity: Callable[[Item], str] | None = None,
         on_result: Callable[[Item, Result], None] | None = None,
     ) -> list[Result]:
-        """What ``do`` makes of every item, in their order. Items with the same word for ``near`` go, if
-        possible, to the worker that had such a one before, and may have kept something of it. ``heard`` is
-        told every result as soon as it is there.
+        """Return ``do(subject, item)`` for every item, in their order.
+
+        Items with the same ``affinity`` go, if possible, to the worker that had such an item before and may
+        have kept data of it. ``on_result`` is called with every item and result as soon as it is ready.
         """
 
     @abstractmethod
@@ -58,8 +58,9 @@ class Engine(ABC):
         *,
         affinity: Callable[[Item], str] | None = None,
     ) -> Result:
-        """What ``join`` makes of the parts that ``do`` makes of the items. Parts may be large: they go from
-        worker to worker, and do not come here.
+        """Return ``join`` of the parts ``do(subject, item)``.
+
+        Parts may be large: they go from worker to worker, not through this process.
         """
 
 
@@ -103,7 +104,7 @@ class LocalEngine(Engine):
 
 
 def require_engine(engine: str, address: str | None = None) -> None:
-    """Refuse an engine that there is not, and an address that it has no use for."""
+    """Refuse an unknown engine, and an address without Ray."""
     if engine not in ENGINES:
         raise SettingError(f"there is no engine {engine!r}", hint=f"choose one of {', '.join(ENGINES)}")
     if address is not None and engine != "ray":
@@ -114,10 +115,16 @@ def require_engine(engine: str, address: str | None = None) -> None:
 def open_engine(
     engine: str | Engine = "local", *, jobs: int | None = None, address: str | None = None
 ) -> Iterator[Engine]:
-    """An engine by its name, for the length of a block; one that is there already is used as it is.
+    """Open an engine by name for the ``with`` block. An engine that is open already is used as it is.
 
-    ``jobs`` is the number of workers: threads, or processes of Ray; as many as there are cores, if not said.
-    ``address`` is that of a Ray cluster that is running; without it, one is started on this machine.
+    Args:
+        engine: "local" for threads, "ray" for workers of a cluster, or an open engine.
+        jobs: The number of threads or workers; by default as many as there are cores.
+        address: The address of a running Ray cluster; without it, one is started on this machine.
+
+    >>> with open_engine(jobs=2) as engine:
+    ...     engine.each(10, lambda subject, item: subject + item, [1, 2, 3])
+    [11, 12, 13]
     """
     if isinstance(engine, Engine):
         yield engine

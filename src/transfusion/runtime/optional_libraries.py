@@ -1,4 +1,4 @@
-"""Libraries that are optional: imported when they are needed, with a hint where they are missing."""
+"""Optional libraries: imported on use, with a hint if one is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transfusion.errors import LibraryError
 
 
 def require_library(name: str, extra: str | None = None) -> Any:
-    """An optional library, or a hint how to install it."""
+    """Import an optional library, or say how to install it."""
     try:
         return import_module(name)
     except ImportError as error:

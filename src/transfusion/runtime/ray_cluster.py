@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one on this machine."""
+"""Join a Ray cluster, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transfusion.errors import ClusterError
 from transfusion.runtime.optional_libraries import require_library
 
 STORE = 2**29
-"""Bytes for what workers hand to each other, on a cluster that is started here."""
+"""Bytes of the object store of a cluster that is started here."""
 ATTEMPTS = 3
-"""How often it is tried to start one."""
+"""How often a start is tried."""
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
@@ -28,14 +28,14 @@ _SETTINGS = {
 
 
 def require_ray() -> Any:
-    """The library, with settings that it reads before it starts anything."""
+    """Import Ray, with settings that it reads on import."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     return require_library("ray")
 
 
 def start(ray: Any, **settings: Any) -> None:
-    """Start a cluster on this machine, where it may be too busy to do so in time: then once more."""
+    """Start a cluster on this machine. A busy machine may exceed Ray's time limit: then try again."""
     for left in reversed(range(ATTEMPTS)):
         try:
             ray.init(include_dashboard=False, **settings)
@@ -44,7 +44,7 @@ def start(ray: Any, **settings: Any) -> None:
             if not left:
                 raise ClusterError(
                     f"Ray could not be started on this machine ({str(error).splitlines()[0]})",
-                    hint="try again when less is going on here; /tmp/ray/session_latest/logs may say more",
+                    hint="try again when the machine is less busy; see /tmp/ray/session_latest/logs",
                 ) from error
         else:
             return
@@ -52,14 +52,17 @@ def start(ray: Any, **settings: Any) -> None:
 
 @contextmanager
 def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any, int]]:
-    """Ray, connected, and how many cores there are; one that was running already goes on running."""
+    """Connect to Ray for the ``with`` block; yield Ray and the number of cores.
+
+    A connection that exists already is used, and stays open.
+    """
     known = sys.modules.get("ray")
     if known is not None and known.is_initialized():
         yield known, _cores(known)
         return
     if address is not None:
         _require_listener(address)
-        _bring_token()
+        _use_token()
     ray = require_ray()
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     handlers = _handlers()
@@ -70,7 +73,7 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _unreachable(address, str(error).splitlines()[0]) from error
-    for number, handler in handlers.items():  # it has put its own there
+    for number, handler in handlers.items():  # Ray has replaced them
         signal.signal(number, handler)
     try:
         yield ray, _cores(ray)
@@ -79,20 +82,20 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """What this program itself does when it is asked to stop, if it does anything special."""
+    """Return this program's own handlers of signals to stop."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     return {number: handler for number, handler in found.items() if callable(handler)}
 
 
-def _bring_token() -> None:
-    """If this user has the word by which clusters know their own, say it: they may ask for it."""
+def _use_token() -> None:
+    """Turn on token authentication, if this user has a token: the cluster may require it."""
     given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if "RAY_AUTH_MODE" in os.environ or not (given or (Path.home() / ".ray" / "auth_token").is_file()):
         return
     os.environ["RAY_AUTH_MODE"] = "token"
-    if "ray" in sys.modules:  # it has read its settings already
+    if "ray" in sys.modules:  # Ray has read its settings already
         with suppress(ImportError, AttributeError):
             import_module("ray._raylet").Config.initialize("")
 
@@ -105,7 +108,7 @@ def _cores(ray: Any) -> int:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself tries for a minute, and says little; whether anybody listens is known at once."""
+    """Refuse an address at which nothing listens. Ray itself would try for a minute first."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         if address in ("auto", "local"):
@@ -120,6 +123,6 @@ def _require_listener(address: str) -> None:
 def _unreachable(address: str, reason: str) -> ClusterError:
     return ClusterError(
         f"no Ray cluster can be reached at {address} ({reason})",
-        hint="`ray start --head` starts one and tells its address; if it has a token (`ray get-auth-token`),"
+        hint="`ray start --head` starts one and prints its address; if it has a token (`ray get-auth-token`),"
         " this machine needs it too",
     )

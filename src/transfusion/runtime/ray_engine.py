@@ -1,8 +1,8 @@
-"""A cluster through Ray: worker processes on one machine or on many, which read the same files.
+"""The engine on Ray: worker processes on one machine or many, which read the same files.
 
-Every worker is an actor with one thread. It is sent a subject once, and then pieces of work; what it keeps
-of them stays with it. Whoever asks holds pieces and results, which are maps and numbers. A worker that dies
-costs the piece that it was at: another takes that up, and a new worker is hired.
+Every worker is an actor with one thread. It receives each subject once, then tasks, and keeps its own cache.
+This process holds only tasks and results, which are maps and numbers. The task of a worker that dies goes
+to another worker, and a new worker is started.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from transfusion.runtime.ray_worker import RayWorker, WorkerResult
 from transfusion.runtime.threads import Threads
 
 ATTEMPTS = 4
-"""How many workers may die at one piece before it counts as what kills them."""
+"""How many workers may die at one task before the run ends with an error."""
 SOON, PATIENCE = 20.0, 100.0
-"""Seconds to wait for a worker when there is none: until that is said, and then until it is given up."""
+"""Seconds to wait when there is no worker: until a warning, and then until the error."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _RemoteWorker:
-    """A worker as it is seen from here."""
+    """A worker, seen from this process."""
 
     actor: Any
     host: str = ""
     affinity: set[str] = field(default_factory=set)
-    """What it has had before, and may have kept."""
+    """Affinities of the tasks that it had, whose data it may have kept."""
 
 
 @dataclass(eq=False)
 class _TaskBatch:
-    """Pieces of work on one subject, until all of them are done."""
+    """Tasks on one subject, until all of them are done."""
 
     subject: Any
     tasks: Sequence[bytes]
-    words: Sequence[str]
-    """For every piece, what it is near to."""
+    affinities: Sequence[str]
+    """The affinity of every task."""
     parts: Sequence[Any] = ()
-    """What other workers have made for it."""
+    """Results of other workers that the task needs."""
     keep: bool = False
-    """Whether values stay where they are."""
+    """Whether values stay in the object store."""
     on_result: Callable[[int], None] | None = None
-    """Who is told of every piece that is done."""
+    """Called with the place of every task that is done."""
     waiting: list[int] = field(default_factory=list)
     busy: dict[Any, tuple[_RemoteWorker, int, Any]] = field(default_factory=dict)
-    """What will be said of a piece: who has it, which one it is, and where its value will be."""
+    """By the future of its outcome: the worker of a task, its place, and the future of its value."""
     values: dict[int, Any] = field(default_factory=dict)
     deaths: Counter[int] = field(default_factory=Counter)
 
@@ -72,17 +72,17 @@ class RayEngine(Engine):
         self.ray, self.count, self.workers = ray, count, workers
         self._actor = ray.remote(num_cpus=1, max_restarts=0)(RayWorker)
         self._sent: dict[int, tuple[Any, int, Any]] = {}
-        """Subjects: each itself, its number, and where it can be fetched."""
+        """Subjects, with their number and their reference in the object store."""
         self._idle: list[_RemoteWorker] = []
         self._expected: dict[Any, _RemoteWorker] = {}
-        """Workers that have been asked for, by their first word."""
+        """Workers that are starting, by the future of their greeting."""
         for _ in range(count):
             self._start_worker()
 
     @classmethod
     @contextmanager
     def joined_at(cls, address: str | None, count: int | None, workers: Threads) -> Iterator[RayEngine]:
-        """A cluster that is running at an address, or one that is started on this machine."""
+        """Open an engine on the cluster at an address, or on one that is started on this machine."""
         with joined_cluster(address, count) as (ray, cores):
             cluster = cls(ray, count or cores, workers)
             try:
@@ -125,52 +125,52 @@ class RayEngine(Engine):
                 continue
             return result
         raise ClusterError(
-            "parts of a gain were lost again and again on their way between workers",
-            hint="machines of the cluster are failing; look at `ray status`",
+            f"results of workers were lost {ATTEMPTS} times on their way to another worker",
+            hint="machines of the cluster are failing: see `ray status`",
         )
 
-    # ── pieces of work ───────────────────────────────────────────────────────────────────────
+    # ── tasks ───────────────────────────────────────────────────────────────────────
 
     def _batch(
         self, subject: Any, do: Any, items: Sequence[Any], affinity: Callable[[Any], str] | None
     ) -> _TaskBatch:
-        words = [affinity(item) if affinity else "" for item in items]
-        return _TaskBatch(subject, [pickle.dumps((do, item)) for item in items], words)
+        affinities = [affinity(item) if affinity else "" for item in items]
+        return _TaskBatch(subject, [pickle.dumps((do, item)) for item in items], affinities)
 
     def _run(self, batch: _TaskBatch) -> list[Any]:
         try:
             while len(batch.values) < len(batch.tasks):
                 for worker in self._idle[: len(batch.waiting)]:
                     self._give(worker, batch)
-                waited_for = [*batch.busy, *self._expected]
-                for info in self._next(waited_for, anybody=bool(batch.busy)):
-                    if info in self._expected:
-                        self._welcome(info)
+                futures = [*batch.busy, *self._expected]
+                for future in self._next(futures, busy=bool(batch.busy)):
+                    if future in self._expected:
+                        self._welcome(future)
                     else:
-                        self._finish(info, batch)
+                        self._finish(future, batch)
         finally:
-            for worker, _, _ in batch.busy.values():  # after an error, they are at work still
+            for worker, _, _ in batch.busy.values():  # after an error, they are still at work
                 self.ray.kill(worker.actor)
                 self._start_worker()
         return [batch.values[place] for place in range(len(batch.tasks))]
 
-    def _next(self, waited_for: list[Any], *, anybody: bool) -> list[Any]:
-        """What has been said next; if nobody is at work, it is waited for only so long."""
-        if anybody:
-            return self._on_result(waited_for, None)
-        if not (done := self._on_result(waited_for, SOON)):
+    def _next(self, futures: list[Any], *, busy: bool) -> list[Any]:
+        """Return the futures that are ready next. If no worker is busy, wait only for a limited time."""
+        if busy:
+            return self._wait(futures, None)
+        if not (done := self._wait(futures, SOON)):
             _log.warning("waiting for a worker: the cluster has no free core")
-            done = self._on_result(waited_for, PATIENCE)
+            done = self._wait(futures, PATIENCE)
         if not done:
             raise ClusterError(
-                f"no worker came within {SOON + PATIENCE:.0f} seconds",
-                hint="the cluster has no free core: see `ray status`, or ask for fewer --jobs",
+                f"no worker started within {SOON + PATIENCE:.0f} seconds",
+                hint="the cluster has no free core: see `ray status`, or give fewer --jobs",
             )
         return done
 
-    def _on_result(self, waited_for: list[Any], timeout: float | None) -> list[Any]:
+    def _wait(self, futures: list[Any], timeout: float | None) -> list[Any]:
         try:
-            done: list[Any] = self.ray.wait(waited_for, timeout=timeout)[0]
+            done: list[Any] = self.ray.wait(futures, timeout=timeout)[0]
         except SystemError as error:  # a signal came while Ray's own code was waiting
             if error.__cause__ is not None:
                 raise error.__cause__ from None
@@ -181,24 +181,24 @@ class RayEngine(Engine):
         place = self._chosen(worker, batch)
         number, packed = self._send(batch.subject)
         method = worker.actor.do.options(num_returns=2)
-        info, value = method.remote(number, packed, batch.tasks[place], *batch.parts)
+        outcome, value = method.remote(number, packed, batch.tasks[place], *batch.parts)
         self._idle.remove(worker)
         batch.waiting.remove(place)
-        batch.busy[info] = (worker, place, value)
-        worker.affinity.add(batch.words[place])
+        batch.busy[outcome] = (worker, place, value)
+        worker.affinity.add(batch.affinities[place])
 
     def _chosen(self, worker: _RemoteWorker, batch: _TaskBatch) -> int:
-        """The piece for a worker: one that is near to it, or to nobody; or the last of somebody else's."""
-        hands = [*self._idle, *(busy for busy, _, _ in batch.busy.values())]
-        taken = set().union(*(other.affinity for other in hands)) - worker.affinity
-        affinity = [place for place in batch.waiting if batch.words[place] in worker.affinity - {""}]
-        free = [place for place in batch.waiting if batch.words[place] not in taken]
-        return next(iter([*affinity, *free]), batch.waiting[-1])
+        """Choose a task for a worker: of its own affinities, else of no other worker's, else the last."""
+        workers = [*self._idle, *(busy for busy, _, _ in batch.busy.values())]
+        taken = set().union(*(other.affinity for other in workers)) - worker.affinity
+        own = [place for place in batch.waiting if batch.affinities[place] in worker.affinity - {""}]
+        free = [place for place in batch.waiting if batch.affinities[place] not in taken]
+        return next(iter([*own, *free]), batch.waiting[-1])
 
-    def _finish(self, info: Any, batch: _TaskBatch) -> None:
-        worker, place, value = batch.busy.pop(info)
+    def _finish(self, future: Any, batch: _TaskBatch) -> None:
+        worker, place, value = batch.busy.pop(future)
         try:
-            outcome: WorkerResult = self.ray.get(info)
+            outcome: WorkerResult = self.ray.get(future)
             outcome.require_success(worker.host)
             if (clock := getattr(batch.subject, "clock", None)) is not None:
                 clock.add(outcome.seconds)
@@ -207,7 +207,7 @@ class RayEngine(Engine):
             self._start_worker()
             self._again(worker, place, batch, error)
             return
-        except self.ray.exceptions.ObjectLostError as error:  # together with the machine that had it
+        except self.ray.exceptions.ObjectLostError as error:  # lost with the machine that held it
             self._idle.append(worker)
             if batch.parts:
                 raise
@@ -221,12 +221,12 @@ class RayEngine(Engine):
             batch.on_result(place)
 
     def _again(self, worker: _RemoteWorker, place: int, batch: _TaskBatch, error: Exception) -> None:
-        """Give a piece to somebody else, unless it has killed too many."""
+        """Give a task to another worker, unless too many died at it."""
         batch.deaths[place] += 1
         if batch.deaths[place] >= ATTEMPTS:
             raise ClusterError(
-                f"{ATTEMPTS} workers died at one piece of work, the last on {worker.host}",
-                hint="too little memory is the usual reason: ask for fewer --jobs, or less --memory",
+                f"{ATTEMPTS} workers died at one task, the last on {worker.host}",
+                hint="the usual reason is too little memory: give fewer --jobs, or less --memory",
             ) from error
         batch.waiting.insert(0, place)
 
@@ -243,15 +243,15 @@ class RayEngine(Engine):
         worker = _RemoteWorker(self._actor.remote())
         self._expected[worker.actor.greet.remote()] = worker
 
-    def _welcome(self, info: Any) -> None:
-        worker = self._expected.pop(info)
+    def _welcome(self, future: Any) -> None:
+        worker = self._expected.pop(future)
         try:
-            worker.host, version = self.ray.get(info)
+            worker.host, version = self.ray.get(future)
         except self.ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise ClusterError(
                 f"a worker could not be started ({reason})",
-                hint=f"every machine of the cluster needs transfusion {__version__} and what it needs",
+                hint=f"every machine of the cluster needs transfusion {__version__} and its dependencies",
             ) from error
         if version != __version__:
             raise ClusterError(

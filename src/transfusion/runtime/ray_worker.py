@@ -1,4 +1,4 @@
-"""Hands: what a worker of a cluster does in its process."""
+"""The worker process of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from transfusion.errors import TransfusionError
 from transfusion.runtime.scratch import give_back_at_once
 
 SUBJECTS = 2
-"""How many subjects a worker remembers, with what it has kept of them."""
+"""How many subjects a worker keeps, with their cached gains."""
 
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """How a piece of work went; what came of it is apart, because it may be large."""
+    """How a task went. Its value is returned separately, because it may be large."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went."""
-    complaint: tuple[str, str, str | None] | None = None
-    """What the user has to know: the kind of error, its message and its hint."""
+    """Seconds by phase."""
+    failure: tuple[str, str, str | None] | None = None
+    """An error for the user: its class, message and hint."""
 
     def require_success(self, host: str) -> None:
-        """Raise what was raised there."""
-        if self.complaint is not None:
-            kind, message, hint = self.complaint
+        """Raise the error that the worker raised."""
+        if self.failure is not None:
+            kind, message, hint = self.failure
             raise getattr(errors, kind)(f"on {host}: {message}", hint=hint)
 
 
@@ -43,17 +43,17 @@ class RayWorker:
         self._subjects: OrderedDict[int, Any] = OrderedDict()
 
     def greet(self) -> tuple[str, str]:
-        """Where this is, and what is installed there."""
+        """Return the host name and the installed release."""
         return socket.gethostname(), __version__
 
     def do(self, number: int, packed: bytes, task: bytes, *parts: Any) -> tuple[WorkerResult, Any]:
-        """One piece of work on a subject; parts that other workers made come along."""
+        """Run one task on a subject; ``parts`` are results of other workers."""
         try:
             subject = self._subject(number, packed)
             do, item = pickle.loads(task)
             value = do(subject, list(parts) if parts else item)
         except TransfusionError as error:
-            return WorkerResult(complaint=(type(error).__name__, error.message, error.hint)), None
+            return WorkerResult(failure=(type(error).__name__, error.message, error.hint)), None
         return WorkerResult(_spent(subject)), value
 
     def _subject(self, number: int, packed: bytes) -> Any:
@@ -69,7 +69,7 @@ class RayWorker:
 
 
 def _spent(subject: Any) -> dict[str, float]:
-    """What the clock of a subject has counted since it was last asked."""
+    """Return the seconds that a subject's clock has counted since the last call."""
     clock = getattr(subject, "clock", None)
     if clock is None:
         return {}

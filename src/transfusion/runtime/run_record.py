@@ -1,4 +1,4 @@
-"""The record of a run: what every result says of itself, beside its numbers."""
+"""The record of a run: verb, release, command, time, memory and machine, stored beside every result."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import platform
 import resource
 import sys
 import time
+from contextvars import ContextVar
 from typing import Any
-
-import torch
 
 from transfusion import __version__
 
 RUN = "run"
-"""Where a result has its record."""
+"""The key of a result's record."""
+COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
+"""The command that the user typed; None in Python."""
 
 
 class RunRecord:
-    """Begun before the work, written down after it."""
+    """Start the clock before the work; read the record after it."""
 
     def __init__(self, verb: str, command: str | None = None) -> None:
         self.verb = verb
-        self.command = command
+        self.command = command or COMMAND.get()
         self._began = time.perf_counter()
 
     def head(self) -> dict[str, Any]:
-        """The beginning of a result: which verb made it, with which release, by which command."""
+        """Return the first keys of a result: release, verb and command."""
         return {"transfusion": __version__, "verb": self.verb, "command": self.command}
 
     def run(self) -> dict[str, Any]:
-        """What differs from run to run: how long it took, how much memory, on which machine."""
+        """Return what differs from run to run: seconds, peak memory and machine."""
         return {
             "seconds": round(time.perf_counter() - self._began, 3),
             "memory": peak_memory(),
@@ -38,18 +39,20 @@ class RunRecord:
         }
 
     def of(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result with its record around it."""
+        """Return a result with its record around it."""
         return {**self.head(), **result, RUN: self.run()}
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has had in memory so far."""
+    """Return the largest number of bytes that this process has had in memory so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def machine() -> dict[str, Any]:
-    """Where it ran."""
+    """Describe this machine."""
+    import torch
+
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""Scratch memory: large temporary tensors that a thread uses again, instead of asking for new pages."""
+"""Scratch memory: large temporary tensors that a thread reuses instead of allocating new pages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _scratch = _Scratch()
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor of this shape, of the type and in the place of another. It is good until this thread asks
-    for the same name again.
+    """Return a tensor of this shape, with the type and device of ``like``.
+
+    The tensor is valid until this thread asks for the same name again.
     """
     key, size = (name, like.dtype, like.device), torch.Size(shape).numel()
     buffer = _scratch.buffers.get(key)
@@ -32,7 +33,7 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def clear() -> None:
-    """Give back what this thread holds."""
+    """Free the scratch memory of this thread."""
     _scratch.buffers.clear()
 
 
@@ -40,9 +41,9 @@ _THRESHOLD, _LARGE = -3, 2**18
 
 
 def give_back_at_once() -> None:
-    """Let every large tensor of this process go back to the system when it is no longer needed.
+    """Make the C library return the memory of large tensors to the system as soon as they are freed.
 
-    Left alone, the C library keeps much of it for later, in each thread: half as much again was seen.
+    By default it keeps much of it for later, in each thread: half as much again was measured.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

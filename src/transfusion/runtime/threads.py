@@ -1,7 +1,7 @@
-"""Threads: independent pieces of work side by side, with results that do not depend on how many.
+"""A pool of threads for independent tasks, with results that do not depend on the number of threads.
 
-Inside, every piece computes on one thread: how a library divides one product among threads may change
-its last digits, and with them, some day, a permutation.
+Every task computes on one thread. How a library divides one product among threads may change its last
+digits, and with them a permutation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 class Threads:
-    """A fixed number of threads. Work that is asked for within work is done at once, in place."""
+    """A fixed number of threads. Tasks that are started by a task run on its own thread."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -32,7 +32,7 @@ class Threads:
     @classmethod
     @contextmanager
     def opened(cls, count: int | None = None) -> Iterator[Threads]:
-        """Threads for the length of a block: as many as torch would use, unless a number is given."""
+        """Open threads for the ``with`` block: by default as many as torch would use."""
         threads = torch.get_num_threads()
         workers = cls(count or threads)
         torch.set_num_threads(1)
@@ -45,14 +45,14 @@ class Threads:
                 workers._pool.shutdown(cancel_futures=True)
 
     def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        """What ``do`` makes of every item, in their order."""
+        """Return ``do(item)`` for every item, in their order."""
         items = list(items)
         if self._pool is None or len(items) < 2 or getattr(self._busy, "within", False):
             return [do(item) for item in items]
         return list(self._pool.map(do, items))
 
     def stream(self, tasks: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
-        """The results of tasks, in their order; never more than a few of them wait to be fetched."""
+        """Yield the results of tasks in their order, with only a few tasks ahead of the consumer."""
         if self._pool is None or getattr(self._busy, "within", False):
             yield from (task() for task in tasks)
             return

@@ -1,7 +1,6 @@
-"""Files from outside: regular files inside their folder, bounded JSON, values that fit a schema.
+"""Reading files that are not trusted: regular files inside their folder, bounded JSON, validated values.
 
-A model's folder is not trusted. Every file in it comes in through this module, so that what is inside the
-program has been checked once, at the door.
+Every text file of a model's folder is read through this module, so that all values have been checked once.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ from typing import Any, TypeVar, cast
 from transfusion.errors import CheckpointError, TransfusionError
 
 LARGEST_TEXT = 2**28
-"""A text file of more bytes is refused before it is read."""
+"""Text files of more bytes are refused unread."""
 
 Value = TypeVar("Value")
 
 
 def path_inside(folder: Path, path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
-    """The path, if it stays inside the folder. Links of a hub cache may lead to that cache's blobs."""
+    """Return the path, or refuse one that leads outside the folder. Links to a hub cache's blobs may."""
     try:
         target = path.resolve()
-    except (OSError, RuntimeError) as reason:  # such as links that lead to each other
+    except (OSError, RuntimeError) as reason:  # such as a circle of links
         raise error(
-            f"{path}: it cannot be followed ({_reason(reason)})", hint="put the file itself there"
+            f"{path}: the link cannot be resolved ({_reason(reason)})", hint="put the file itself there"
         ) from reason
     if not (target.is_relative_to(folder.resolve()) or _is_blob(target)):
         raise error(
-            f"{path}: it leads outside {folder} (to {target}), and is not followed",
+            f"{path}: the link leads outside {folder} (to {target}), and is not followed",
             hint="put the file itself into the folder, or give the path of the file that you mean",
         )
     return path
 
 
 def require_closed(folder: Path, error: type[TransfusionError] = CheckpointError) -> Path:
-    """The folder, if it has regular files only, and no link that leads outside: libraries read them too."""
+    """Return the folder, or refuse irregular files and links that lead outside: libraries follow them."""
     for path in folder.iterdir():
         if not path.is_dir():
             require_regular(path_inside(folder, path, error), error)
@@ -46,12 +45,12 @@ def require_closed(folder: Path, error: type[TransfusionError] = CheckpointError
 
 
 def _is_blob(target: Path) -> bool:
-    """Whether a file lies where huggingface_hub keeps those that the folders of its cache link to."""
+    """Return whether a file is a blob of the cache of huggingface_hub."""
     return target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
 
 
 def require_regular(path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
-    """The path, if it is a regular file: a pipe or a device may never end."""
+    """Return the path, or refuse what is not a regular file: a pipe or a device may never end."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as reason:
@@ -64,7 +63,7 @@ def require_regular(path: Path, error: type[TransfusionError] = CheckpointError)
 
 
 def read_text(path: Path, error: type[TransfusionError] = CheckpointError, limit: int = LARGEST_TEXT) -> str:
-    """The text of a regular file that is not larger than the limit."""
+    """Return the text of a regular file of at most ``limit`` bytes."""
     try:
         size = require_regular(path, error).stat().st_size
         if size > limit:
@@ -77,10 +76,10 @@ def read_text(path: Path, error: type[TransfusionError] = CheckpointError, limit
 
 
 def parse_json(text: str, where: object, error: type[TransfusionError] = CheckpointError) -> Any:
-    """A JSON value; ``where`` names its origin in messages. A key that stands twice is refused."""
+    """Return a JSON value; refuse a key that occurs twice. ``where`` names the origin in errors."""
     try:
         value = json.loads(text, object_pairs_hook=_object)
-        if "\\ud" in text.lower():  # half a character cannot be printed or written, wherever it turns up
+        if "\\ud" in text.lower():  # half a surrogate pair can be neither printed nor written
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError) as reason:
@@ -90,7 +89,7 @@ def parse_json(text: str, where: object, error: type[TransfusionError] = Checkpo
 
 
 def read_json(path: Path, error: type[TransfusionError] = CheckpointError) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Return the JSON object in a file."""
     value = parse_json(read_text(path, error), path, error)
     if not isinstance(value, dict):
         raise error(f"{path}: a JSON object was expected", hint="fetch the file again")
@@ -105,9 +104,9 @@ def validate(
     hint: str,
     error: type[TransfusionError] = CheckpointError,
 ) -> Value:
-    """The value, if it fits the schema: a `TypedDict` (of typing_extensions) or any other annotation.
+    """Return the value, or refuse one that does not fit the schema: a `TypedDict` or any other annotation.
 
-    Nothing is converted: a text is no number, and a number no text. Keys that a schema does not name stay.
+    Nothing is converted: a string is not a number. Keys that the schema does not name are kept.
     """
     from pydantic import ValidationError
 
@@ -124,7 +123,7 @@ def validate(
 def require_finite(
     value: object, where: object, *, hint: str, error: type[TransfusionError] = CheckpointError
 ) -> None:
-    """Refuse NaN and infinity anywhere in a value: what is written of it would not be JSON."""
+    """Refuse NaN and infinity anywhere in a value: JSON cannot hold them."""
     try:
         json.dumps(value, allow_nan=False, default=str)
     except ValueError as reason:
@@ -142,13 +141,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {twice!r} stands twice")
+        raise ValueError(f"the key {twice!r} occurs twice")
     return found
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return "nested too deeply"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -14,8 +14,12 @@ from torch import Tensor
 from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
+from transfusion.checkpoint.publishing import require_writable
 from transfusion.errors import AlignmentError, listing
+from transfusion.model.bases import ConfigArgument, input_files, open_model
 from transfusion.model.model import Model, Reference
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.output_memory import OutputMemory, streaming_bytes
 from transfusion.transportation.output_model import OutputModel, OutputShape, OutputTensor
 
@@ -81,8 +85,25 @@ class AppliedModel(OutputModel[OutputTensor]):
         return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}
 
 
-def apply(via: Alignment | str | Path, a: Model | Reference) -> AppliedModel:
-    """Prepare π(A), the same function as A; refused where that is not an ordinary checkpoint.
+def apply(
+    via: Alignment | str | Path,
+    a: Model | Reference,
+    *,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
+) -> AppliedModel:
+    """Return π(A): the same function as A, with its units in B's order.
+
+    A π that mixes units, or that needs other shortcuts than A has, is refused.
+
+    ``via`` is π, or its file.
+    ``a`` is the model: a path, a hub id, a module or a state dict; ``config`` is the configuration of weights
+    that come without one.
+    ``output`` is the folder to write; with ``force``, an existing output is replaced.
+    ``resources`` are engine, threads and memory; ``progress`` follows the run.
 
     >>> moved = transfusion.apply("pi.safetensors", "models/a")
     >>> print(moved.save("models/a-in-the-order-of-b"))
@@ -90,14 +111,17 @@ def apply(via: Alignment | str | Path, a: Model | Reference) -> AppliedModel:
     """
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
-    model = (a if isinstance(a, Model) else Model.open(a)).under(metadata.policy)
+    model = open_model(a, config).under(metadata.policy)
+    to = None if output is None else Path(output)
+    if to is not None:
+        require_writable(to, force=force, inputs=input_files(via, model))
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     soft = [id for id, map_ in alignment.maps.items() if not isinstance(map_, Permutation)]
     if soft:
         raise AlignmentError(
             f"π(A) is not the same function as A: this π mixes the units of {listing(soft, 2)}",
-            hint="only permutations can be applied; 'transport' takes this π as it is",
+            hint="only permutations can be applied; transport takes this π as it is",
         )
     broken = [f"{cut.source} → {cut.target}" for cut in alignment.rotated(model.architecture.shortcuts)]
     if broken:
@@ -105,6 +129,10 @@ def apply(via: Alignment | str | Path, a: Model | Reference) -> AppliedModel:
             "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
             f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot turn one into"
             " the other",
-            hint="align with --residual tied; 'transport' needs no shortcuts and takes this π as it is",
+            hint='align with `residual="tied"`; transport needs no shortcuts and takes this π as it is',
         )
-    return AppliedModel(alignment, model)
+    moved = AppliedModel(alignment, model)
+    if to is not None:
+        with progress.bar(len(moved.entries)) as advance:
+            moved.save(to, force=force, resources=resources, on_tensor=advance)
+    return moved

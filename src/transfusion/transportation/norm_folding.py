@@ -1,9 +1,8 @@
-"""Folding: what a norm does to the inputs of a tensor, moved with the tensor.
+"""Norm folding: move the scale and the shift of a norm together with the weights that read its output.
 
-A norm multiplies every unit of the stream by a number of its own. Turned units have no such numbers, so
-maps that turn them act on W·diag(g), what a tensor makes of the stream before the scale g, and on β/g, where
-the norm's shift puts it. B's own scale then stays as it is, and is divided out of the one and put back into
-the other.
+A norm multiplies every unit of the stream by its own number. Rotated units have no such numbers. Rotations
+therefore act on W·diag(g), the weight with the scale g folded in, and on β/g, the shift before the scale.
+B keeps its own scale: the moved weight is divided by it, and the moved shift is multiplied by it.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ from transfusion.layouts import Item, Layout
 from transfusion.model.model import Model
 from transfusion.transportation.task_vector import wide
 
-_DIAGONAL = (".weight", ".gamma", ".lambda1", ".lambda_1", ".lambda_2", "layer_scale")
-
 
 @dataclass(frozen=True)
 class NormFolding:
-    """The norms of an alignment that turns units."""
+    """The norms of an alignment that rotates units."""
 
     alignment: Alignment
 
@@ -37,24 +34,24 @@ class NormFolding:
         return frozenset(fold.norm for fold in self.alignment.folds.values())
 
     def is_part(self, name: str) -> bool:
-        """Whether a tensor is the scale or the shift of a norm that is moved with what reads it."""
+        """Return whether a tensor is the scale or the shift of a norm that is folded into a weight."""
         return name.rpartition(".")[0] in self._norms
 
     def fold_of(self, name: str, layout: Layout, base: Architecture) -> NormFold | None:
-        """The norm that a weight reads through; one that A does not have reads as its neighbours in A do."""
+        """Return the norm whose output a weight reads; if A lacks the weight, that of its neighbours."""
         if name in base.tensors or layout.arrow is None:
             return self.alignment.folds.get(name)
         others = {at: fold for at, fold in self.alignment.folds.items() if at in base.tensors}
         beside = {fold for at, fold in others.items() if _reads(base.tensors[at]) == _reads(layout)}
         return beside.pop() if len(beside) == 1 else None
 
-    def is_diagonal(self, name: str, layout: Layout) -> bool:
-        """Whether a tensor has a number for each of some units that are turned."""
-        plain = layout.arrow is None and len(layout.items) == 1 and name.endswith(_DIAGONAL)
-        return plain and any(isinstance(self.alignment.maps.get(id), Rotation) for id in layout.names())
+    def is_rotated_scale(self, name: str, architecture: Architecture) -> bool:
+        """Return whether a tensor is a scale of units that the alignment rotates."""
+        ids = architecture.tensors[name].names() if name in architecture.scales else ()
+        return any(isinstance(self.alignment.maps.get(id), Rotation) for id in ids)
 
-    def move_diagonal(self, values: Tensor, layout: Layout) -> Tensor:
-        """Numbers of units that are turned: each of B's gets those of A's that it is made of."""
+    def move_scale(self, values: Tensor, layout: Layout) -> Tensor:
+        """Move a scale of rotated units: B's are means of A's, weighted by squared entries."""
         rotated = {
             id: one for id in layout.names() if isinstance(one := self.alignment.maps.get(id), Rotation)
         }
@@ -64,31 +61,31 @@ class NormFolding:
 
     @staticmethod
     def scaled(model: Model, name: str, fold: NormFold, rows: Rows | None) -> Tensor:
-        """A weight, or some of its rows, with the norm's scale in its inputs."""
+        """Return a weight, or some of its rows, with the norm's scale folded into its inputs."""
         return wide(model.raw(name, rows)) * scale_of(model, model.architecture.tensors[name], fold, rows)
 
     @staticmethod
     def divided(
         value: Tensor, model: Model, layout: Layout, fold: NormFold | None, rows: Rows | None
     ) -> Tensor:
-        """A weight for a model whose own norm will multiply its inputs."""
+        """Divide a weight by the scale of the norm of its new model."""
         return value if fold is None else value / safe(scale_of(model, layout, fold, rows))
 
     def offset_of(self, norm: str) -> float:
         return next(fold.offset for fold in self.alignment.folds.values() if fold.norm == norm)
 
     def shift(self, model: Model, name: str) -> Tensor:
-        """The shift of a norm as a place in the normalised stream, before the scale."""
+        """Return the shift of a norm divided by its scale."""
         return wide(model.raw(name)) / safe(self.scale(model, name))
 
     def scale(self, model: Model, name: str) -> Tensor:
-        """The scale beside a shift."""
+        """Return the scale of the norm that a shift belongs to."""
         norm = name.rpartition(".")[0]
         return wide(model.raw(f"{norm}.weight")) + self.offset_of(norm)
 
 
 def scale_of(model: Model, layout: Layout, fold: NormFold, rows: Rows | None = None) -> Tensor:
-    """A norm's scale, in the shape of the inputs of a weight that reads through it."""
+    """Return a norm's scale, broadcastable to the inputs of a weight that reads its output."""
     (dim,) = layout.inputs
     scale = wide(model.raw(f"{fold.norm}.weight")) + fold.offset
     if dim == 0 and rows is not None:
@@ -103,5 +100,5 @@ def _reads(layout: Layout) -> list[Item]:
 
 
 def safe(scale: Tensor) -> Tensor:
-    """A scale to divide by: units that a norm silences are left as they are."""
+    """Return a scale to divide by: one for units that the norm sets to zero."""
     return torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)

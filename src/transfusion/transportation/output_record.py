@@ -29,7 +29,7 @@ FILE = "transfusion.json"
 
 
 class RecordedFinetune(Protocol):
-    """A fine-tune, as far as a story tells of it."""
+    """A fine-tune, as far as metadata describes it."""
 
     alpha: Alpha
 
@@ -43,18 +43,18 @@ class RecordedFinetune(Protocol):
 
 @dataclass
 class OutputRecord:
-    """How an output came about, as far as its tensors do not tell."""
+    """How an output was made, as far as its tensors do not show."""
 
     verb: str = "transport"
     kind: str = "model"
     command: str | None = None
     """As the user typed it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else is needed to do it again."""
+    """What else a rerun needs."""
     output_shift: Mapping[str, Any] | None = None
-    """How much of the change was found in B's outputs, where that was asked."""
+    """How much of the change was measured in B's outputs, if it was measured."""
     record: RunRecord | None = None
-    """Begun before the work, if its time is to be told."""
+    """The record of the run, started before the work."""
 
     def of(
         self,
@@ -64,7 +64,7 @@ class OutputRecord:
         alignment: Alignment,
         merging: MergeRule | None = None,
     ) -> dict[str, Any]:
-        """Where an output comes from, and what is needed to make it again."""
+        """Return the inputs of an output, and what a rerun needs."""
         info = alignment.provenance
         merged = merging.as_json() if merging and self.verb == "merge" else {}
         return {
@@ -95,7 +95,7 @@ class OutputRecord:
         }
 
     def texts(self, metadata: Mapping[str, Any]) -> dict[str, str]:
-        """The files that tell it: to programs, and to people."""
+        """Return the metadata file and the model card."""
         inputs = (*metadata["finetuned"], metadata["base"], metadata["onto"])
         licences = {one["name"]: one["licence"] for one in inputs}
         info = {**metadata, RUN: self.record.run()} if self.record else metadata
@@ -111,7 +111,7 @@ def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
 
 
 def recorded_base(root: Path) -> dict[str, Any] | None:
-    """The base that an output of this program was made for, as its story tells; None for anything else."""
+    """Return the base that an output of this program was made for; None for anything else."""
     try:
         onto = read_metadata(root / FILE)["onto"]
     except CheckpointError:
@@ -119,7 +119,7 @@ def recorded_base(root: Path) -> dict[str, Any] | None:
     return {"name": onto["name"], "sha256": onto["sha256"]}
 
 
-# ── what a file tells ────────────────────────────────────────────────────────────────────────
+# ── the schema of the metadata ───────────────────────────────────────────────────────────────
 
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31)]
@@ -134,7 +134,7 @@ class InputInfo(TypedDict):
 
 
 class SearchOptionsInfo(TypedDict, total=False):
-    """What a search went by."""
+    """The options of a search."""
 
     score: str
     order: str
@@ -165,19 +165,19 @@ class AlignmentInfo(TypedDict):
 
 
 class RunSettingsInfo(TypedDict, total=False):
-    """What else the run was given."""
+    """The further settings of a run."""
 
     via: str | None
     config: str | None
     calibrate: str | None
     new_tokens: Literal["refuse", "keep", "drop"] | None
     full: bool | None
-    head: Count | None
+    head: Annotated[int, Field(ge=0, le=2**31)] | None
     rank: Count | None
 
 
 class TransportMetadata(TypedDict):
-    """The story of a transport or a merge."""
+    """The metadata of a transport."""
 
     verb: Literal["transport", "merge"]
     kind: str
@@ -195,7 +195,7 @@ class TransportMetadata(TypedDict):
 
 
 class MergeMetadata(TransportMetadata):
-    """That of a merge."""
+    """The metadata of a merge."""
 
     how: str
     weights: list[Number]
@@ -204,10 +204,10 @@ class MergeMetadata(TransportMetadata):
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The story beside an output, with all that is needed to do it again."""
+    """Read the metadata beside an output; refuse a file that lacks what a rerun needs."""
     metadata = read_json(path)
-    hint = f"give the {FILE} that lies beside an output"
+    hint = f"give the {FILE} beside an output"
     if metadata.get("verb") not in ("transport", "merge"):
-        raise CheckpointError(f"{path}: this is not the story of a transport or a merge", hint=hint)
+        raise CheckpointError(f"{path}: this is not the metadata of a transport or a merge", hint=hint)
     validate(metadata, MergeMetadata if metadata["verb"] == "merge" else TransportMetadata, path, hint=hint)
     return metadata

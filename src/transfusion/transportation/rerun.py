@@ -1,59 +1,101 @@
-"""Doing it again: an output's own story is enough to make it once more, bit for bit."""
+"""The function `rerun`: repeat a run from the metadata of its output, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from transfusion.alignment.alignment import Alignment
+from transfusion.checkpoint.references import resolve
+from transfusion.checkpoint.staging import open_staging
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
 from transfusion.model.model import Model, take_hashes
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.untrusted_files import read_json
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
-from transfusion.transportation.adapters.adapter_output import AdapterOutput
+from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import FILE, OutputRecord, read_metadata
+from transfusion.transportation.output_run import Destination
 from transfusion.transportation.transport_plan import TransportPlan
 
-Aligner = Callable[..., Alignment]
+
+def rerun(
+    file: str | Path,
+    *,
+    finetuned: Sequence[str | Path] = (),
+    base: str | Path | None = None,
+    onto: str | Path | None = None,
+    via: str | Path | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
+) -> DenseTransport | AdapterTransport | MergedAdapters:
+    """Repeat a run of `transport` or `merge` from its metadata, bit for bit.
+
+    ``file`` is the ``transfusion.json`` of an output, or the output's folder.
+    ``finetuned``, ``base``, ``onto`` and ``via`` are the new places of inputs that were moved; their content
+    must be the same.
+    ``output`` is the folder to write; the files are compared with the recorded hashes, and a difference is a
+    `VerificationError`. With ``force``, an existing output is replaced.
+    ``dry_run`` prepares the output and writes nothing.
+    ``resources`` are engine, threads, memory and device; ``progress`` follows the run.
+
+    >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
+    >>> again = transfusion.rerun(moved.save("models/first"), output="models/second")
+    """
+    to = Destination.at(output, force=force, resources=resources, progress=progress)
+    past = Rerun.of(file, finetuned=finetuned, base=base, onto=onto, via=via)
+    to.require_writable([], *map(resolve, past.places))
+    if to.output is None or dry_run:
+        return past.prepare(resources, progress)
+    if past.alignment is None:
+        progress.note("note: the file of π does not exist any more, so A and B are aligned again")
+    with open_staging(to.output, force=force) as staging:
+        moved = past.prepare(resources, progress)
+        to.write(moved, staging)
+        if (staging.output / FILE).exists():
+            past.check(read_json(staging.output / FILE)["files"])
+    progress.note(f"the same as {past.file} records, bit for bit")
+    return moved
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """A story that is to be told again."""
+    """A run to repeat, as its metadata describes it."""
 
     file: Path
     metadata: Mapping[str, Any]
     moved_to: Mapping[str, str] = field(default_factory=dict)
-    """Inputs that lie elsewhere by now, by the names that the story has for them."""
+    """New places of inputs, by their recorded names."""
     via: str | None = None
-    """Where the file of π is now."""
+    """The file of π."""
 
     @classmethod
     def of(
         cls,
         file: str | Path,
         *,
-        finetuned: Sequence[str] = (),
-        base: str | None = None,
-        onto: str | None = None,
-        via: str | None = None,
+        finetuned: Sequence[str | Path] = (),
+        base: str | Path | None = None,
+        onto: str | Path | None = None,
+        via: str | Path | None = None,
     ) -> Rerun:
-        """Read the story of an output: its ``transfusion.json``, or the folder that has one.
-
-        Inputs that were moved are given by their new places; their content must be what it was.
-        """
+        """Read the metadata of an output, and note the new places of inputs that were moved."""
         path = Path(file) / FILE if isdir(file) else Path(file)
         if not exists(path):
-            raise CheckpointError(f"{path}: no such file", hint=f"give the {FILE} that lies beside an output")
+            raise CheckpointError(f"{path}: no such file", hint=f"give the {FILE} beside an output")
         metadata = read_metadata(path)
         if not metadata.get("repeatable", True):
             raise CheckpointError(
@@ -61,26 +103,28 @@ class Rerun:
             )
         if finetuned and len(finetuned) != len(metadata["finetuned"]):
             raise SettingError(
-                f"{len(finetuned)} fine-tune(s) given, and {path} tells of {len(metadata['finetuned'])}",
+                f"{len(finetuned)} fine-tune(s) given, and {path} records {len(metadata['finetuned'])}",
                 hint="give all of them, in their order, or none",
             )
-        now = {one["name"]: place for one, place in zip(metadata["finetuned"], finetuned, strict=False)}
-        now |= {metadata[role]["name"]: place for role, place in (("base", base), ("onto", onto)) if place}
-        return cls(path, metadata, now, via or metadata["settings"].get("via"))
+        now = {one["name"]: str(place) for one, place in zip(metadata["finetuned"], finetuned, strict=False)}
+        now |= {metadata[role]["name"]: str(to) for role, to in (("base", base), ("onto", onto)) if to}
+        return cls(path, metadata, now, str(via) if via else metadata["settings"].get("via"))
 
     @property
     def places(self) -> list[str]:
-        """Where the inputs are."""
+        """The references of all models and adapters, as they are now."""
         metadata = self.metadata
         return [self._place(one) for one in (*metadata["finetuned"], metadata["base"], metadata["onto"])]
 
     @property
     def alignment(self) -> str | None:
-        """The file of π, if it is still there."""
+        """The file of π, if it still exists."""
         return self.via if self.via and exists(self.via) else None
 
-    def prepare(self, aligner: Aligner = align) -> DenseTransport | AdapterOutput:
-        """The same output, prepared again from the same inputs; others are refused."""
+    def prepare(
+        self, resources: Resources = LOCAL, progress: Progress = SILENT
+    ) -> DenseTransport | AdapterTransport | MergedAdapters:
+        """Prepare the same output again; refuse inputs whose content has changed."""
         metadata, settings = self.metadata, self.metadata["settings"]
         record = RunRecord(metadata["verb"])
         config = settings.get("config") and Path(settings["config"])
@@ -88,13 +132,14 @@ class Rerun:
         take_hashes(base, onto)
         for model, role in ((base, "base"), (onto, "onto")):
             self._require(model.label, model.digest, metadata[role])
-        plan = TransportPlan.between(base, onto, self._alignment(base, onto, aligner))
+        alignment = self._alignment(base, onto, resources, progress)
+        plan = TransportPlan.between(base, onto, alignment)
         finetuned = [self._finetune(one, config) for one in metadata["finetuned"]]
         info = metadata["verb"], metadata["kind"], metadata["command"], settings, metadata.get("output_shift")
         output_record = OutputRecord(*info, record)
         common: dict[str, Any] = {
             "dtype": metadata["dtype"],
-            "trust_base": True,  # their content is known
+            "trust_base": True,  # the content has been compared
             "output_record": output_record,
         }
         if metadata["verb"] == "transport":
@@ -113,18 +158,18 @@ class Rerun:
         )
 
     def check(self, files: Mapping[str, str]) -> None:
-        """Compare what was written with what had been written then."""
+        """Compare the hashes of written files with the recorded ones."""
         then = self.metadata["files"]
         differing = [name for name in then if files.get(name) != then[name]]
         if differing:
             raise VerificationError(
-                f"{listing(differing)} came out otherwise than {self.file} tells",
+                f"{listing(differing)} differ from the files that {self.file} records",
                 hint="another version of torch or another processor may round differently; the inputs and π"
                 " are the same",
             )
 
     def _place(self, info: Mapping[str, str]) -> str:
-        """An input where it is now, or where it was: by the name that was given, or by its full path."""
+        """Return the new place of an input, its recorded reference, or its recorded absolute path."""
         if info["name"] in self.moved_to:
             return self.moved_to[info["name"]]
         return info["name"] if exists(info["name"]) or not exists(info["path"]) else info["path"]
@@ -144,28 +189,30 @@ class Rerun:
             raise MismatchError(
                 f"{label} is not what it was when {self.file} was written: {info['sha256'][:12]}… then,"
                 f" {digest[:12]}… now",
-                hint="give the original's place beside --from; for a new run, leave out --from",
+                hint="give the place of the original; a run with other inputs is a new transport or merge",
             )
 
-    def _alignment(self, base: Model, onto: Model, aligner: Aligner) -> Alignment:
-        """The same π: from its file, if that is still there, or found again."""
+    def _alignment(self, base: Model, onto: Model, resources: Resources, progress: Progress) -> Alignment:
+        """Load π from its file, or align again; refuse another π."""
         info = self.metadata["alignment"]
         if self.alignment is not None:
             found = Alignment.load(self.alignment)
         else:
-            found = aligner(
+            found = align(
                 base,
                 onto,
                 method=self._method(),
                 seed=info["seed"],
-                dtype=getattr(torch, info["options"]["dtype"]),
+                dtype=info["options"]["dtype"],
                 advice=bool(info["advice"]),
+                resources=resources,
+                progress=progress,
             )
         if found.digest != info["sha256"]:
             raise MismatchError(
                 f"{self.alignment or 'the alignment found now'} is another π than that of {self.file}:"
                 f" {info['sha256'][:12]}… then, {found.digest[:12]}… now",
-                hint="give the file of π that was used then as --via",
+                hint="give the file of π that was used then as `via`",
             )
         return found
 
@@ -177,7 +224,7 @@ class Rerun:
         except (SettingError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.file}: alignment.options: {str(error).splitlines()[0]}",
-                hint="repeat it with the version that wrote it, or give the file of π as --via",
+                hint="repeat it with the version that wrote it, or give the file of π as `via`",
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""What every output has in common: it is written in a workshop, and appears whole."""
+"""Outputs that are computed on demand, written in a staging folder, and published as a whole."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transfusion.runtime.resources import LOCAL, Resources
 
 
 def ignore_tensor(name: str) -> None:
-    """The default for those who want to hear of every tensor."""
+    """A callback that does nothing."""
 
 
 class SavedOutput(ABC):
-    """Something that is made when it is asked for, and can be kept in files."""
+    """An output that is computed on demand and can be saved."""
 
     @property
     def notes(self) -> list[str]:
@@ -29,28 +29,25 @@ class SavedOutput(ABC):
         on_tensor: Callable[[str], None] = ignore_tensor,
         resources: Resources = LOCAL,
     ) -> None:
-        """Write the output in a workshop, by the given means."""
+        """Write the output into a staging folder."""
 
     def save(
         self,
         path: str | Path,
         *,
         force: bool = False,
-        jobs: int | None = None,
-        engine: str = "local",
-        address: str | None = None,
-        memory: int | None = None,
+        resources: Resources = LOCAL,
         on_tensor: Callable[[str], None] = ignore_tensor,
     ) -> Path:
-        """Write the output; all of it or nothing.
+        """Write the output: all of it or nothing.
 
-        A model whose path ends in ``.safetensors`` becomes that single file. What an interrupted run of the
-        same inputs and settings had finished is taken over.
-
-        ``jobs`` is the number of threads; with ``engine="ray"``, of worker processes, which write the files
-        of a model side by side, on the cluster at ``address`` or on one that is started here. ``memory`` is
-        how many bytes this process, or each worker, may take. None of them changes what is written.
+        ``path`` is a folder; a model whose path ends in ``.safetensors`` becomes that single file. Files that
+        an interrupted run with the same inputs and settings had finished are kept.
+        ``force`` replaces an existing output.
+        ``resources`` are engine, threads and memory; they do not change what is written. With
+        ``Resources("ray")``, workers write the files of a model side by side.
+        ``on_tensor`` is called with the name of every tensor.
         """
         with open_staging(Path(path), force=force) as staging:
-            self.write(staging, on_tensor, Resources(engine, jobs, address, memory))
+            self.write(staging, on_tensor, resources)
         return Path(path)

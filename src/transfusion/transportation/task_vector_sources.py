@@ -206,8 +206,8 @@ class DenseSource(TaskVectorSource):
 
     def _is_special(self, name: str) -> bool:
         """Whether a tensor does not move by its own numbers alone."""
-        fold, layout = self._folding, self._layout(name)
-        return fold.is_part(name) or fold.is_diagonal(name, layout)
+        fold = self._folding
+        return fold.is_part(name) or fold.is_rotated_scale(name, self.model.architecture)
 
     def change(self, name: str, rows: slice) -> Tensor:
         if self._is_special(name):
@@ -231,8 +231,8 @@ class DenseSource(TaskVectorSource):
     def _special_change(self, name: str) -> Tensor:
         fold, layout, alpha = self._folding, self._layout(name), self.alpha.at(name)
         if not fold.is_part(name):
-            return alpha * fold.move_diagonal(self.vector.difference(name), layout)
-        if name.endswith(".weight"):
+            return alpha * fold.move_scale(self.vector.difference(name), layout)
+        if name in self.model.architecture.scales:
             return torch.zeros(self.shape(name).extents)
         difference = fold.shift(self.model, name) - fold.shift(self.vector.base, name)
         return alpha * fold.scale(self.onto, name) * self.alignment.turn(difference, layout)

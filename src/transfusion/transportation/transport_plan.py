@@ -1,4 +1,4 @@
-"""The journey: two bases and the way between them, which is the same for all fine-tunes of A."""
+"""The plan of a transport: two bases and one alignment, the same for every fine-tune of A."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -18,8 +18,8 @@ from transfusion.architecture.architecture import Policy
 from transfusion.checkpoint.tensor_files import FLOATS
 from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError
 from transfusion.live.building import build
-from transfusion.matching.alignment_run import align
-from transfusion.model.model import Model, Reference, require_same_shape, take_hashes
+from transfusion.model.bases import open_bases
+from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -27,6 +27,7 @@ from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
 from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_record import OutputRecord, recorded_base
 from transfusion.transportation.output_shift import AlphaSearch
@@ -34,40 +35,29 @@ from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
 
 PLANNED = "planned"
-"""In the place of a hash that was not taken."""
+"""The method of an assumed alignment, and the digest of a model that was not hashed."""
 Base: TypeAlias = Model | Reference
-Finetune: TypeAlias = Model | Reference
 AlphaArgument: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
-"""α as people give it: a number, a file or a mapping, or "auto"."""
+"""α as users give it: a number, a file, a mapping, or "auto"."""
 
 
 @dataclass(frozen=True)
 class TransportPlan:
-    """From A to B by one π."""
+    """Two bases and the π between them. Every fine-tune of A moves by the same plan."""
 
     a: Model
     b: Model
     alignment: Alignment
 
     @classmethod
-    def between(
-        cls, base: Base, onto: Base, via: Alignment | str | Path | None, **aligning: Any
-    ) -> TransportPlan:
-        """The given alignment, checked against both models; or a new one."""
-        a, b = open_models(base, onto)
-        require_same_shape(a, b)
-        if via is not None and aligning:
-            raise SettingError(
-                f"{', '.join(aligning)}: says how to align, and via is aligned already",
-                hint="leave it out; or it is misspelled",
-            )
-        if via is None:
-            return cls._along(a, b, align(a, b, **aligning))
+    def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
+        """Return the plan of an alignment, checked against both models."""
+        a, b = open_bases(base, onto)
         alignment = via if isinstance(via, Alignment) else Alignment.load(via)
-        transport_plan = cls.planned(a, b, alignment)
+        plan = cls.planned(a, b, alignment)
         take_hashes(a, b)
         alignment.require_between(source=a, target=b)
-        return transport_plan
+        return plan
 
     @classmethod
     def planned(
@@ -79,8 +69,10 @@ class TransportPlan:
         hashed: bool = False,
         assumed: bool = False,
     ) -> TransportPlan:
-        """A journey to be talked about: without an alignment nothing moves, and unless A is to be known by
-        its content nothing is read. One that is ``assumed`` has permutations, for what they take.
+        """Return a plan for dry runs and early refusals.
+
+        Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
+        as much memory as a real one. Only headers are read, unless A is ``hashed``.
         """
         if alignment is None:
             policy = Policy()
@@ -100,8 +92,9 @@ class TransportPlan:
         return cls(a.under(policy), b.under(policy), alignment)
 
     def alpha(self, asked: AlphaArgument) -> Alpha:
-        """α as asked for; patterns must be about tensors that there are. Automatically, from weights alone:
-        turned units are of B's size already.
+        """Return α as asked for; refuse patterns that match no tensor.
+
+        ``"auto"`` goes by the weights alone here. Rotated units have B's scale already, so their α is 1.
         """
         if asked == AUTO:
             rotated = any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
@@ -118,7 +111,7 @@ class TransportPlan:
         trust_base: bool = False,
         new_tokens: NewTokens | str = NewTokens.REFUSE,
     ) -> TaskVectorSource:
-        """A fine-tune as it looks from B, whatever it is."""
+        """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             return FoldedAdapter(self.adapter(finetuned, alpha, trust_base=trust_base))
         tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
@@ -138,7 +131,7 @@ class TransportPlan:
         *,
         trust_base: bool = False,
     ) -> AdapterTransport:
-        """An adapter on its way."""
+        """Prepare the transport of an adapter."""
         adapter = Adapter.open(reference)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
@@ -147,13 +140,13 @@ class TransportPlan:
         )
 
     def _require_named_base(self, label: str, root: Path) -> None:
-        """Refuse a fine-tune whose own story names another base, by its content."""
+        """Refuse a fine-tune whose own metadata names a base with other weights."""
         info = recorded_base(root)
         if info is not None and info["sha256"] != self.alignment.provenance.source_digest != PLANNED:
             raise MismatchError(
                 f"{label} was moved onto {info['name']} ({info['sha256'][:12]}…), and its base is said to be"
                 f" {self.a.label} ({self.alignment.provenance.source_digest[:12]}…), which has other weights",
-                hint=f"give {info['name']} as --base, or --trust-base if you are sure",
+                hint=f"give {info['name']} as `base`, or `trust_base=True` if you are sure",
             )
 
     def transport(
@@ -175,15 +168,10 @@ class TransportPlan:
         if known and (alpha == AUTO or keep_support is not None):
             alpha_search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
             alpha, output_record = self._tried(alpha, keep_support, alpha_search, output_record)
-        elif known and calibrate is not None and not self.alignment.provenance.options.get("functional"):
-            raise SettingError(
-                "calibrate: nothing would look at these inputs",
-                hint='leave it out, or ask for alpha="auto" or keep_support',
-            )
         chosen = self.alpha(alpha)
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
-            raise SettingError("full: the fine-tune is a whole model already", hint="leave out --merge")
+            raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
         if isinstance(finetuned, str | Path) and adapter and not full:
             return self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
         source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
@@ -196,7 +184,7 @@ class TransportPlan:
         calibrate: str | Path | None = None,
         new_tokens: NewTokens | str = NewTokens.REFUSE,
     ) -> AlphaSearch:
-        """The fine-tune on A and on B, to be tried on probes."""
+        """Return a search for α that runs the fine-tune on A and on B, on probes."""
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
 
         def tuned() -> nn.Module:
@@ -220,23 +208,22 @@ class TransportPlan:
         self,
         asked: AlphaArgument,
         keep_support: float | None,
-        rehearse: Callable[[], AlphaSearch],
+        search: Callable[[], AlphaSearch],
         output_record: OutputRecord,
     ) -> tuple[AlphaArgument, OutputRecord]:
-        """α from what is seen on probes, and what was seen. Weights alone decide where models cannot be run
-        and nothing has to be kept.
+        """Choose α by running models on probes, and record what was measured.
+
+        Where models cannot be run, and there is no ``keep_support``, the weights alone decide.
         """
         if keep_support is not None and not 0 < float(keep_support) < float("inf"):
             raise SettingError(
-                f"keep_support = {keep_support}: it must be a number above 0",
+                f"`keep_support` = {keep_support}: it must be a number above 0",
                 hint="give the share of their own spread that B's outputs may move by, such as 0.2",
             )
         if asked != AUTO and Alpha.of(asked).patterns:
-            raise SettingError(
-                "keep_support: α has been given for every layer", hint="give one number, or auto"
-            )
+            raise SettingError("`keep_support`: α was given for every layer", hint="give one number, or auto")
         try:
-            alpha_search = rehearse()
+            alpha_search = search()
         except (ArchitectureError, LibraryError) as error:
             if keep_support is not None:
                 raise
@@ -260,27 +247,21 @@ class TransportPlan:
         trust_base: bool = False,
         output_record: OutputRecord | None = None,
     ) -> DenseTransport | MergedAdapters:
-        """Prepare B + α·(what the fine-tunes come to together); of adapters alone, an adapter."""
-        if isinstance(finetuned, str | Path):
-            raise SettingError(
-                "one fine-tune was given, and not a list", hint="give a list, or use transport"
-            )
+        """Prepare B + α·(the combined changes); of adapters alone, an adapter."""
         if not finetuned:
             raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
         merging.require_for(len(finetuned))
         if head is not None and not 0 <= head < len(finetuned):
-            raise SettingError(
-                f"head = {head + 1}: there are {len(finetuned)} fine-tunes", hint="count from 1"
-            )
+            raise SettingError(f"head = {head}: there are {len(finetuned)} fine-tunes", hint="count from 0")
         info = output_record or OutputRecord("merge")
         adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
         if len(adapters) == len(finetuned) and not full:
             moved = tuple(self.adapter(one, Alpha(), trust_base=trust_base) for one in adapters)
             return MergedAdapters(moved, merging, rank, head, as_dtype(dtype), info)
         if rank is not None:
-            raise SettingError("rank: the result is a model", hint="only adapters together have a rank")
+            raise SettingError("`rank`: the result is a model", hint="only merged adapters have a rank")
         if full and not adapters:
-            raise SettingError("full: the fine-tunes are whole models already", hint="leave out --full")
+            raise SettingError("`full`: the fine-tunes are whole models already", hint="leave it out")
         sources = tuple(
             self.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
         )
@@ -299,22 +280,8 @@ class TransportPlan:
         )
 
 
-def open_models(base: Base, onto: Base) -> tuple[Model, Model]:
-    """A and B, which may be open already."""
-    a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
-    return a, b
-
-
-def refuse_early(finetuned: Sequence[Finetune], a: Model, b: Model) -> None:
-    """Refuse an adapter that cannot become part of B, before the long work; only headers are read."""
-    require_same_shape(a, b)
-    for one in finetuned:
-        if isinstance(one, str | Path) and is_adapter(one):
-            TransportPlan.planned(a, b).transport(one, full=True, trust_base=True).plan()
-
-
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A type that weights can be stored in, by its name."""
+    """Return a type that weights can be stored in, by its name."""
     chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and chosen not in FLOATS:
         known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)

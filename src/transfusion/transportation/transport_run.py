@@ -1,4 +1,4 @@
-"""Transport: B + α·π(τ), a checkpoint that loads where B does, or an adapter for B.
+"""The functions `transport` and `merge`: B + α·π(τ), a checkpoint that loads where B does, or an adapter.
 
 A `TransportPlan` holds two bases and the alignment between them. A `TaskVectorSource` is a fine-tune's
 change in B's basis. A `DenseTransport` is B with one or several changes added, an `AdapterTransport` an
@@ -14,40 +14,23 @@ from typing import Any
 import torch
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.matching.methods import DEFAULT, Method, preset
+from transfusion.errors import SettingError
+from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
-from transfusion.transportation.adapters.adapter_output import AdapterOutput
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.applied_model import AppliedModel, apply
-from transfusion.transportation.dense_transport import Action, DenseTransport
+from transfusion.transportation.balanced_alpha import AUTO
+from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import OutputRecord
+from transfusion.transportation.output_run import Destination, OutputRun, calibrated, refuse_beside_via
 from transfusion.transportation.task_vector import NewTokens
-from transfusion.transportation.transport_plan import (
-    AlphaArgument,
-    Base,
-    Finetune,
-    TransportPlan,
-    open_models,
-    refuse_early,
-)
+from transfusion.transportation.transport_plan import AlphaArgument, Base, TransportPlan
 
-__all__ = [
-    "Action",
-    "AdapterOutput",
-    "AdapterTransport",
-    "AppliedModel",
-    "DenseTransport",
-    "MergeMethod",
-    "MergeRule",
-    "MergedAdapters",
-    "NewTokens",
-    "OutputRecord",
-    "TransportPlan",
-    "apply",
-    "merge",
-    "transport",
-]
+__all__ = ["merge", "transport"]
 
 
 def transport(
@@ -57,22 +40,46 @@ def transport(
     onto: Base,
     via: Alignment | str | Path | None = None,
     alpha: AlphaArgument = 1.0,
-    dtype: torch.dtype | str | None = None,
-    full: bool = False,
-    trust_base: bool = False,
-    new_tokens: NewTokens | str = NewTokens.REFUSE,
     keep_support: float | None = None,
     calibrate: str | Path | None = None,
+    dtype: torch.dtype | str | None = None,
+    full: bool = False,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
+    trust_base: bool = False,
+    seed: int = 0,
+    config: ConfigArgument = None,
+    architecture: str | Path | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
     **aligning: Any,
 ) -> DenseTransport | AdapterTransport:
-    """Prepare B + α·π(τ). Without ``via`` the bases are aligned first, with ``aligning`` passed on.
+    """Move a fine-tune of A onto B: B + α·π(τ). An adapter becomes an adapter for B.
 
-    With ``alpha="auto"``, α is the largest that changes B's outputs in about the direction in which the
-    fine-tune changed A's, and no further; ``keep_support`` bounds how far they may move beside their own
-    spread. Both are seen on made-up inputs, or on those that ``calibrate`` names.
+    The result computes tensors when asked: ``save`` writes them as a model or adapter for B, ``state_dict``
+    and ``module`` return them in memory. With ``output`` it is written at once.
 
-    The result computes tensors when asked: ``save`` writes them as a model or adapter for B,
-    ``state_dict`` gives them in memory.
+    ``finetuned`` is the fine-tune: a path, a hub id, a module, a state dict, or a PEFT adapter.
+    ``base`` is A, the base that was fine-tuned; ``onto`` is B, the new release.
+    ``via`` is π, or its file; without it, A and B are aligned first, with ``seed`` and ``aligning`` passed on
+    to `align`.
+    ``alpha`` says how much of the change to add: a number, a file or a mapping with one number per layer, or
+    ``"auto"``: as much as changes B's outputs in the direction in which the fine-tune changed A's.
+    ``keep_support`` bounds how far B's outputs may move, as a share of their own spread.
+    ``calibrate`` names inputs for ``alpha="auto"``, ``keep_support`` and methods that run models; the default
+    is synthetic inputs.
+    ``dtype`` is the type to store; the default is B's.
+    ``full`` writes an adapter as part of the whole model.
+    ``new_tokens`` says what becomes of tokens that the fine-tune added: ``"refuse"``, ``"keep"``, ``"drop"``.
+    ``trust_base`` skips the check that the fine-tune descends from A.
+    ``config`` is the configuration of weights that come without one.
+    ``architecture`` is the file of your own table, to be recorded with the output.
+    ``output`` is the folder (or single ``.safetensors`` file) to write; with ``force``, an existing output is
+    replaced. An interrupted run with the same ``output`` is resumed.
+    ``dry_run`` reads only headers: every map is assumed, and the result is good for its ``plan()`` alone.
+    ``resources`` are engine, threads, memory and device; ``progress`` follows the run.
 
     >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
     >>> print(moved.save("models/tuned-on-b"))
@@ -88,33 +95,47 @@ def transport(
 
     An adapter becomes an adapter for B:
 
-    >>> moved = transfusion.transport("models/lora", base="models/a", onto="models/b", via="pi.safetensors")
-    >>> print(moved.save("models/lora-on-b"))
-    models/lora-on-b
+    >>> moved = transfusion.transport(
+    ...     "models/lora", base="models/a", onto="models/b", via="pi.safetensors", output="models/lora-on-b"
+    ... )
     """
-    if via is None and calibrate is not None:
-        aligning = _shown(calibrate, **aligning)
-    a, b = open_models(base, onto)
-    if via is None and full:
-        refuse_early([finetuned], a, b)
-    return TransportPlan.between(a, b, via, **aligning).transport(
-        finetuned,
-        alpha=alpha,
-        dtype=dtype,
-        full=full,
-        trust_base=trust_base,
-        new_tokens=new_tokens,
-        keep_support=keep_support,
-        calibrate=calibrate,
+    record, to = (
+        RunRecord("transport"),
+        Destination.at(output, force=force, dry_run=dry_run, resources=resources, progress=progress),
     )
+    if via is not None:
+        refuse_beside_via(aligning)
+    tried = alpha == AUTO or keep_support is not None
+    aligning = calibrated(calibrate, via, aligning, used=tried)
+    a, b = open_bases(base, onto, config, progress)
+    tuned = open_finetune(finetuned, a, config, progress)
+    pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
+    to.require_writable([tuned], a, b, via)
+    settings = _settings(
+        via=via,
+        new_tokens=str(new_tokens),
+        full=full,
+        config=config,
+        architecture=architecture,
+        calibrate=calibrate,
+        keep_support=keep_support,
+    )
+    output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
 
+    def prepare(plan: TransportPlan) -> DenseTransport | AdapterTransport:
+        return plan.transport(
+            tuned,
+            alpha=alpha,
+            dtype=dtype,
+            full=full,
+            trust_base=trust_base or dry_run,
+            new_tokens=new_tokens,
+            keep_support=keep_support,
+            calibrate=calibrate,
+            output_record=output_record,
+        )
 
-def _shown(calibrate: str | Path, method: str | Method = DEFAULT, **aligning: Any) -> dict[str, Any]:
-    """How to align, with inputs of the user's own for a method that runs models."""
-    chosen = method if isinstance(method, Method) else preset(method)
-    if chosen.functional is not None:
-        chosen = chosen.changed(calibrate=str(Path(calibrate).resolve()))
-    return {**aligning, "method": chosen}
+    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}).run()
 
 
 def merge(
@@ -125,38 +146,90 @@ def merge(
     how: MergeMethod | str = MergeMethod.SUM,
     weights: Sequence[float] = (),
     density: float | None = None,
-    seed: int = 0,
     head: int | None = None,
-    full: bool = False,
     rank: int | None = None,
-    new_tokens: NewTokens | str = NewTokens.REFUSE,
     via: Alignment | str | Path | None = None,
     alpha: AlphaArgument = 1.0,
+    calibrate: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
+    full: bool = False,
+    new_tokens: NewTokens | str = NewTokens.REFUSE,
     trust_base: bool = False,
+    seed: int = 0,
+    config: ConfigArgument = None,
+    architecture: str | Path | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
     **aligning: Any,
 ) -> DenseTransport | MergedAdapters:
-    """Prepare several fine-tunes of A, moved by one π and combined at B.
+    """Move several fine-tunes of A onto B by one π, and combine them there.
 
-    Adapters alone come out as an adapter: of the sum of their ranks, or of the ``rank`` that is asked for.
-    With ``full``, or when any of them is a model, the result is a model.
+    Adapters alone come out as an adapter. With ``full``, or if any fine-tune is a model, the result is a
+    model.
+
+    ``finetuned`` lists the fine-tunes.
+    ``how`` is the rule: ``"sum"``, ``"mean"``, ``"ties"`` or ``"dare"``, with one of ``weights`` for each
+    fine-tune; ``density`` is the share of each change that ties and dare keep.
+    ``head`` is the place in the list, counted from 0, of the fine-tune whose heads are kept.
+    ``rank`` is the rank of the merged adapter; the default is the sum of their ranks.
+    ``calibrate`` names inputs for a method that runs models.
+    ``seed`` is for the search and for dare.
+    All other parameters are those of `transport`.
 
     >>> both = ["models/tuned", "models/tuned-again"]
     >>> merged = transfusion.merge(both, base="models/a", onto="models/b", how="ties", via="pi.safetensors")
     >>> print(merged.save("models/both-on-b"))
     models/both-on-b
     """
-    a, b = open_models(base, onto)
-    if via is None and full and not isinstance(finetuned, str | Path):
-        refuse_early(finetuned, a, b)
-    plan = TransportPlan.between(a, b, via, **({"seed": seed} if via is None else {}), **aligning)
-    return plan.merge(
-        finetuned,
-        merging=MergeRule.asked(how, weights, density, seed, plan.alpha(alpha)),
+    record, to = (
+        RunRecord("merge"),
+        Destination.at(output, force=force, dry_run=dry_run, resources=resources, progress=progress),
+    )
+    if isinstance(finetuned, str | Path):
+        raise SettingError("one fine-tune was given, and not a list", hint="give a list, or use transport")
+    if via is not None:
+        refuse_beside_via(aligning)
+    aligning = calibrated(calibrate, via, aligning)
+    a, b = open_bases(base, onto, config, progress)
+    tuned = [open_finetune(one, a, config, progress) for one in finetuned]
+    pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
+    to.require_writable(tuned, a, b, via)
+    settings = _settings(
+        via=via,
         head=head,
         full=full,
         rank=rank,
-        new_tokens=new_tokens,
-        dtype=dtype,
-        trust_base=trust_base,
+        new_tokens=str(new_tokens),
+        config=config,
+        architecture=architecture,
     )
+    output_record = OutputRecord("merge", command=record.command, settings=settings, record=record)
+
+    def prepare(plan: TransportPlan) -> DenseTransport | MergedAdapters:
+        return plan.merge(
+            tuned,
+            merging=MergeRule.asked(how, weights, density, seed, plan.alpha(alpha)),
+            head=head,
+            full=full,
+            rank=rank,
+            new_tokens=new_tokens,
+            dtype=dtype,
+            trust_base=trust_base or dry_run,
+            output_record=output_record,
+        )
+
+    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}).run()
+
+
+def _settings(**given: Any) -> dict[str, Any]:
+    """Return the settings that a rerun needs, with absolute paths, so that it can start from elsewhere."""
+    paths = ("via", "config", "architecture", "calibrate")
+    known = {name: value for name, value in given.items() if value is not None and value is not False}
+    return {
+        name: str(Path(value).resolve()) if name in paths else value
+        for name, value in known.items()
+        if name not in paths or isinstance(value, str | Path)
+    }

@@ -2,13 +2,14 @@
 
 One test for all tables. A live model in float64 is moved at random along every axis that its table calls
 free, and must compute the same; along each axis that the table calls fixed, alone, and must not. Units that
-turn in pairs are turned by random angles with the first, and permuted with the second.
+turn in pairs are turned by random angles with the first, and permuted with the second. A vector that the
+table calls a scale must multiply activations, and every other vector must be added to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,31 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rotary_pairs import random_pair_rotations
 from transfusion.architecture.architecture import Architecture, InnerPolicy, Policy, Residual
 from transfusion.architecture.families import register_file
+from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.live.vector_effects import vector_effects
+from transfusion.reporting.result_files import ResultFiles
 from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json
 
 EXACT = 1e-9
 """What is called equal may differ by this much."""
 APART = 1e-6
 """What is called different must differ by more than this."""
+_EFFECT = "its effect differs from that of a bias"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried: how much the outputs changed, and whether they should have."""
+    """One claim that was tried: what was measured, and whether it should be more than nothing."""
 
     what: str
     difference: float
     should_change: bool
+    measured: str = "the outputs change"
 
     @property
     def passed(self) -> bool:
@@ -47,7 +54,7 @@ class Check:
 
     def __str__(self) -> str:
         wanted = f"more than {APART:g}" if self.should_change else f"at most {EXACT:g}"
-        return f"{self.what}: the outputs change by {self.difference:.2g}, expected {wanted}"
+        return f"{self.what}: {self.measured} by {self.difference:.2g}, expected {wanted}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,13 @@ class Certificate:
     """Everything that was tried on one model."""
 
     checks: tuple[Check, ...]
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return all checks as plain data."""
+        checks = [{**asdict(check), "passed": check.passed} for check in self.checks]
+        return {"passed": self.passed, "checks": checks}
 
     @property
     def passed(self) -> bool:
@@ -92,6 +106,24 @@ def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
     for axis in sorted({space.axis for space in live.architecture.turning()}):
         alone = replace(live, architecture=_only(live.architecture, axis))
         yield Check(f"the axis {axis}, permuted and not turned", _difference(alone, seed), True)
+    yield from _scales(live)
+
+
+def _scales(live: LiveModel) -> Iterator[Check]:
+    """Check the scale that multiplies least and, of the other vectors, the one that multiplies most."""
+    naming, architecture = Naming(live.family, live=True), live.architecture
+    effects = {
+        name: effect
+        for parameter, effect in vector_effects(live.module, live.outputs).items()
+        if (layout := architecture.tensors.get(name := without_part(naming.canonical(parameter))[0]))
+        and layout.names()
+    }
+    if scales := [name for name in effects if name in architecture.scales]:
+        weakest = min(scales, key=effects.__getitem__)
+        yield Check(f"the scale {weakest}", effects[weakest], True, _EFFECT)
+    if added := [name for name in effects if name not in architecture.scales]:
+        strongest = max(added, key=effects.__getitem__)
+        yield Check(f"the vector {strongest}", effects[strongest], False, _EFFECT)
 
 
 def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:
@@ -118,18 +150,27 @@ def _only(architecture: Architecture, axis: str, group: Symmetry = Symmetry.PERM
     return replace(architecture, spaces=spaces)
 
 
-def certify_file(file: Path, class_name: str, config: Path | None = None) -> Certificate:
+def certify_file(
+    file: Path,
+    class_name: str,
+    config: Path | None = None,
+    *,
+    output: Path | None = None,
+    force: bool = False,
+) -> Certificate:
     """Certify the first family of a file of tables on a class, named ``module:Class`` or ``Class``.
 
     A bare name is looked for in the file itself, then in transformers. The settings of the small model
     are those of ``config``, or the file's ``EXAMPLE``. Axes that break the outputs are named one by one.
+    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
     """
+    record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(file, config))
     tables = register_file(file)
     settings = read_json(config) if config else getattr(tables, "EXAMPLE", None)
     if settings is None:
         raise ArchitectureError(
             f"{file}: it defines no EXAMPLE, the settings of a small model to try the table on",
-            hint="add EXAMPLE = {...} to the file, or give the settings as --config FILE",
+            hint="add EXAMPLE = {...} to the file, or give a file of settings as `config`",
         )
     module, _, name = class_name.rpartition(":")
     places = [import_module(module)] if module else [tables, require_library("transformers")]
@@ -139,7 +180,8 @@ def certify_file(file: Path, class_name: str, config: Path | None = None) -> Cer
             f"there is no class {name} in {' or '.join(place.__name__ for place in places)}",
             hint="give it as module:Class, with the module on Python's path",
         )
-    return certify_class(model, settings, tables.FAMILIES[0])
+    found = certify_class(model, settings, tables.FAMILIES[0])
+    return files.finish(found, record, {"architecture": str(file)})
 
 
 def certify_class(

@@ -7,7 +7,7 @@ predicts what B computes, on probes that it was not found on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
 from transfusion.architecture.architecture import HeadPolicy
-from transfusion.errors import SettingError
-from transfusion.live.hooks import record_outputs
+from transfusion.errors import SettingError, VerificationError
+from transfusion.live.activations import record_outputs
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations.correspondence import run_on_probes
 from transfusion.matching.activations.prediction_quality import (
@@ -25,7 +25,10 @@ from transfusion.matching.activations.prediction_quality import (
     prediction_qualities,
 )
 from transfusion.matching.methods import FunctionalOptions
+from transfusion.model.bases import ConfigArgument, open_model
 from transfusion.model.model import Model, Reference
+from transfusion.reporting.result_files import ResultFiles
+from transfusion.runtime.run_record import RunRecord
 
 TOLERANCE = 1e-9
 BEYOND_CHANCE = 0.01
@@ -47,6 +50,8 @@ class Verification:
     """The first module whose output differs, if any."""
     reason: str
     """Why the two would differ."""
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
     @property
     def equal(self) -> bool:
@@ -54,7 +59,19 @@ class Verification:
 
     def metadata(self) -> dict[str, Any]:
         """All of it, as a result tells it."""
-        return {**asdict(self), "reason": None if self.equal else self.reason, "equal": self.equal}
+        info = {name: value for name, value in asdict(self).items() if name != "record"}
+        return {**info, "reason": None if self.equal else self.reason, "equal": self.equal}
+
+    def require(self) -> None:
+        """Refuse two models that differ."""
+        if not self.equal:
+            raise VerificationError(
+                f"π(A) does not compute what A computes: largest difference {self.difference:.3g}"
+                + (f", first in {self.parting}" if self.parting else ""),
+                hint=self.reason
+                if self.difference > TOLERANCE
+                else "float64 itself is no more exact than this; allow a larger `tolerance`",
+            )
 
 
 def verify(
@@ -62,11 +79,17 @@ def verify(
     *,
     via: Alignment | str | Path,
     tolerance: float = TOLERANCE,
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    force: bool = False,
 ) -> Verification:
-    """Whether π(A) computes what A computes, and if not, where the two part.
+    """Run A and π(A) through their own library in float64, and compare their outputs.
 
-    ``config`` is for weights that come without one.
+    ``a`` is the model: a path, a hub id, a module or a state dict.
+    ``via`` is π, or its file.
+    ``tolerance`` is the largest difference that passes.
+    ``config`` is the configuration of weights that come without one.
+    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
@@ -74,13 +97,14 @@ def verify(
     """
     if not 0 <= tolerance < inf:  # nor is NaN
         raise SettingError(f"tolerance = {tolerance}: nothing could pass, or all", hint="1e-9 is usual")
+    record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, via))
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
-    model = a if isinstance(a, Model) else Model.open(a, config=config)
-    model = model.under(metadata.policy)
+    model = open_model(a, config).under(metadata.policy)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
-    return compare(LiveModel.of(model), alignment, tolerance)
+    found = compare(LiveModel.of(model), alignment, tolerance)
+    return files.finish(found, record, _about(model, alignment, via))
 
 
 def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
@@ -93,8 +117,8 @@ def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE)
     parting = next(
         (
             module
-            for module, (layout, value) in before.items()
-            if float((alignment.move(value, layout) - after[module][1]).abs().max()) > tolerance
+            for module, (layout, value) in before.outputs.items()
+            if float((alignment.move(value, layout) - after.outputs[module][1]).abs().max()) > tolerance
         ),
         None,
     )
@@ -125,7 +149,9 @@ class Prediction:
 
     axes: Mapping[str, PredictionQuality]
     probes: str
-    """What both models were shown."""
+    """The inputs of both models."""
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
     @property
     def mean(self) -> PredictionQuality:
@@ -142,33 +168,49 @@ class Prediction:
         axes = {id: asdict(one) for id, one in self.axes.items()}
         return {**asdict(self.mean), "holds": self.holds, "probes": self.probes, "axes": axes}
 
+    def require(self) -> None:
+        """Refuse a π that predicts no more than chance."""
+        if not self.holds:
+            raise VerificationError(
+                f"π does not predict B's activations: {self.mean}",
+                hint="the two models may have nothing in common",
+            )
 
-def verified_model(a: str, alignment: Alignment, via: str | Path) -> dict[str, Any]:
-    """What a result of running models is about: A, and a π that is known by its content."""
+
+def _about(a: Model, alignment: Alignment, via: Alignment | str | Path) -> dict[str, Any]:
+    """Return the subject of a result: A, and the file, digest and method of π."""
     info = {"sha256": alignment.digest, "method": alignment.provenance.method}
-    return {"a": a, "via": str(via), "alignment": info}
+    return {"a": a.label, "via": None if isinstance(via, Alignment) else str(via), "alignment": info}
 
 
 def predict(
     a: Model | Reference,
-    b: Model | Reference,
+    b: Model | Reference | None = None,
     *,
     via: Alignment | str | Path,
     probes: int = 64,
     calibrate: str | Path | None = None,
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    force: bool = False,
 ) -> Prediction:
-    """What a π is worth: the share of B's activations that it predicts from A's, on new probes.
+    """Measure the share of B's activations that π predicts from A's, on probes that π was not found on.
 
-    ``config`` is for weights that come without one.
+    ``a`` and ``b`` are the models: paths, hub ids, modules or state dicts; without ``b``, the one that π
+    names.
+    ``via`` is π, or its file.
+    ``probes`` is the number of inputs; ``calibrate`` names inputs of your own, in place of synthetic ones.
+    ``config`` is the configuration of weights that come without one.
+    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]
     (True, 'layer.0.ffn')
     """
+    record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, b, via))
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
-    models = [one if isinstance(one, Model) else Model.open(one, config=config) for one in (a, b)]
+    models = [open_model(one, config) for one in (a, metadata.target if b is None else b)]
     source, target = (model.under(metadata.policy) for model in models)
     alignment.require_for(source.architecture)
     alignment.require_between(source=source, target=target)
@@ -181,4 +223,5 @@ def predict(
             metadata.seed,
         )
     with run_on_probes(source, target, options, seed) as probed:
-        return Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
+        found = Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
+    return files.finish(found, record, {**_about(source, alignment, via), "b": target.label})

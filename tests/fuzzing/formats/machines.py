@@ -47,11 +47,11 @@ def made() -> Iterator[Made]:
         LONG.text,
         b"\xff\xfe",
         "{}",
-        '{"transfusion-machine": 1}',
+        '{"transfusion-machine": 2}',
         '["transfusion-machine"]',
     ):
         yield Made(f"the file is {text[:20]!r}", _text(text), text == DEEP.text)
-    for key in ("cores", "product", "assignments", "transfusion-machine"):
+    for key in ("cores", "operations_per_second", "bytes_per_second", "transfusion-machine"):
         for value in (
             None,
             0,
@@ -62,8 +62,8 @@ def made() -> Iterator[Made]:
             LONG,
             DEEP,
             TWICE,
-            {"1": 1, "1000000": LONG},
-            {"64": 1, "64.5": 2},
+            True,
+            -1,
             1e308,
         ):
             yield Made(f"{key} = {str(getattr(value, 'text', value))[:20]}", _with(key, value))

@@ -1,7 +1,7 @@
-"""The tables, one file per family. A file that is here and defines ``FAMILIES`` is registered.
+"""The tables, one file per family. A file in this folder that defines ``FAMILIES`` is registered.
 
-Others come from outside: an installed package may offer modules with ``FAMILIES`` under the entry point
-``transfusion.architecture.families``, and `register` takes a single file.
+An installed package may add modules with ``FAMILIES`` under the entry point
+``transfusion.architecture.families``, and `register_file` adds a single file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _registered: list[Family] = []
 
 
 def all_families() -> tuple[Family, ...]:
-    """Every family; those that were registered later come first, and so may replace one of ours."""
+    """Return every family; later registrations come first, and so may replace built-in families."""
     return (*reversed(_registered), *_installed())
 
 

@@ -1,4 +1,4 @@
-"""What the tables of decoder-only language models say alike."""
+"""Rows, axes and settings that decoder-only language models share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tables say alike."""
+"""Axes, settings and helpers that several families share."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ SPEC_AUGMENT = frozenset(
     ["apply_spec_augment"]
     + [f"mask_{along}_{what}" for along in ("time", "feature") for what in ("prob", "length", "min_masks")]
 )
-"""Keys of audio models: what is hidden while they are trained."""
+"""Keys of audio models: masking during training."""
 
 PLAIN = {
     "pruned_heads": ({}, None),
@@ -140,7 +140,7 @@ CROSS = (
     Axis("cross_qk", within="cross_head"),
     Axis("cross_vo", within="cross_head", tied_with="cross_qk"),
 )
-"""A decoder's attention to what an encoder hands on."""
+"""A decoder's attention to the output of an encoder."""
 
 LABEL = fixed("label", "the order of the labels is the meaning of the output")
 VOCAB = fixed("vocab", "token ids select its rows")
@@ -177,9 +177,9 @@ NO_CONFIG = (
 
 
 def needs_config(family: str, what: str) -> ArchitectureError:
-    """The refusal for a model whose shapes leave something open."""
+    """Return the error for a model whose shapes leave something open."""
     return ArchitectureError(
-        f"{family}: {what} cannot be told from the shapes",
+        f"{family}: {what} does not follow from the shapes",
         hint=NO_CONFIG,
     )
 

@@ -1,4 +1,4 @@
-"""ALBERT as in transformers: one block that is used again and again, embeddings of their own width."""
+"""ALBERT as in transformers: one block, applied repeatedly; embeddings of another width than the stream."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ encoder.embedding_hidden_mapping_in.*   x@first <- word
 {BLOCK}.attention.key.*                 (head qk) <- x
 {BLOCK}.attention.value.*               (head vo) <- x
 {BLOCK}.attention.dense.*               y <- (head vo)
-{BLOCK}.attention.LayerNorm.*           y
+{BLOCK}.attention.LayerNorm.*           scale y
 {BLOCK}.ffn.*                           ffn <- y
 {BLOCK}.ffn_output.*                    x@next <- ffn
-{BLOCK}.full_layer_layer_norm.*         x@next
+{BLOCK}.full_layer_layer_norm.*         scale x@next
 """
 
 SHORTCUTS = f"""
@@ -33,7 +33,7 @@ qa_outputs.*                  label <- x@last
 sop_classifier.classifier.*   order <- pool
 predictions.bias              vocab
 predictions.dense.*           {words} <- x@last
-predictions.LayerNorm.*       {words}
+predictions.LayerNorm.*       scale {words}
 predictions.decoder.*         vocab <- {words}
 """
 

@@ -21,10 +21,10 @@ encoder.layers.{{}}.self_attn.q_proj.*         (head qk) <- x
 encoder.layers.{{}}.self_attn.k_proj.*         (head qk) <- x
 encoder.layers.{{}}.self_attn.v_proj.*         (head vo) <- x
 encoder.layers.{{}}.self_attn.out_proj.*       y <- (head vo)
-encoder.layers.{{}}.self_attn_layer_norm.*     {norm}
+encoder.layers.{{}}.self_attn_layer_norm.*     scale {norm}
 encoder.layers.{{}}.fc1.*                      ffn <- y
 encoder.layers.{{}}.fc2.*                      x@next <- ffn
-encoder.layers.{{}}.final_layer_norm.*         {last_norm}
+encoder.layers.{{}}.final_layer_norm.*         scale {last_norm}
 """
 
 DECODER = """
@@ -33,15 +33,15 @@ decoder.layers.{{}}.self_attn.q_proj.*         (head qk) <- x
 decoder.layers.{{}}.self_attn.k_proj.*         (head qk) <- x
 decoder.layers.{{}}.self_attn.v_proj.*         (head vo) <- x
 decoder.layers.{{}}.self_attn.out_proj.*       y <- (head vo)
-decoder.layers.{{}}.self_attn_layer_norm.*     {norm}
+decoder.layers.{{}}.self_attn_layer_norm.*     scale {norm}
 decoder.layers.{{}}.encoder_attn.q_proj.*      (cross_head cross_qk) <- y
 decoder.layers.{{}}.encoder_attn.k_proj.*      (cross_head cross_qk) <- encoder.x@last
 decoder.layers.{{}}.encoder_attn.v_proj.*      (cross_head cross_vo) <- encoder.x@last
 decoder.layers.{{}}.encoder_attn.out_proj.*    z <- (cross_head cross_vo)
-decoder.layers.{{}}.encoder_attn_layer_norm.*  {cross_norm}
+decoder.layers.{{}}.encoder_attn_layer_norm.*  scale {cross_norm}
 decoder.layers.{{}}.fc1.*                      ffn <- z
 decoder.layers.{{}}.fc2.*                      x@next <- ffn
-decoder.layers.{{}}.final_layer_norm.*         {last_norm}
+decoder.layers.{{}}.final_layer_norm.*         scale {last_norm}
 """
 
 SHARED = """
@@ -50,7 +50,7 @@ shared.weight   vocab -> encoder.x@first
 
 LEARNED = """
 {name}.embed_positions.weight   position -> x@first
-{name}.layernorm_embedding.*    x@first
+{name}.layernorm_embedding.*    scale x@first
 """
 
 # Whether a file has them or not: they are written in the order of the units, and no file keeps them
@@ -110,7 +110,7 @@ def stack(name: str, config: Config, *, before: bool, embeddings: str) -> Stack:
     return Stack(
         name,
         config[f"{name}_layers"],
-        rows + f"{name}.layer_norm.* x@last" if before else rows,
+        rows + f"{name}.layer_norm.* scale x@last" if before else rows,
         (*ATTENTION, POSITION) if encoder else (*ATTENTION, *CROSS, POSITION),
         sizes={
             "x": config["d_model"],

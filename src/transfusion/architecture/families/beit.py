@@ -19,16 +19,16 @@ embeddings.cls_token                                            _ _ x@first
 embeddings.position_embeddings?                                 _ position x@first
 embeddings.patch_embeddings.projection.*                        x@first <- channel row column
 encoder.relative_position_bias.relative_position_bias_table?    distance head
-encoder.layer.{}.layernorm_before.*                             x
+encoder.layer.{}.layernorm_before.*                             scale x
 encoder.layer.{}.attention.attention.query.*                    (head qk) <- x
 encoder.layer.{}.attention.attention.key.*                      (head qk) <- x
 encoder.layer.{}.attention.attention.relative_position_bias.relative_position_bias_table?   distance head
 encoder.layer.{}.attention.attention.value.*                    (head vo) <- x
 encoder.layer.{}.attention.output.dense.*                       y <- (head vo)
-encoder.layer.{}.lambda_1?                                      y
-encoder.layer.{}.layernorm_after.*                              y
+encoder.layer.{}.lambda_1?                                      scale y
+encoder.layer.{}.layernorm_after.*                              scale y
 encoder.layer.{}.intermediate.dense.*                           ffn <- y
-encoder.layer.{}.lambda_2?                                      x@next
+encoder.layer.{}.lambda_2?                                      scale x@next
 encoder.layer.{}.output.dense.*                                 x@next <- ffn
 """
 
@@ -39,8 +39,8 @@ encoder.layer.{}.layernorm_after    y -> x@next   encoder.layer.{}.drop_path
 """
 
 HEADS = """
-layernorm.*             x@last
-pooler.layernorm.*      x@last
+layernorm.*             scale x@last
+pooler.layernorm.*      scale x@last
 classifier.*            label <- x@last
 embeddings.mask_token   _ _ x@first
 lm_head.*               token <- x@last

@@ -17,7 +17,7 @@ EMBEDDINGS = """
 embeddings.word_embeddings.weight               vocab -> x@first
 embeddings.position_embeddings.weight           position -> x@first
 embeddings.token_type_embeddings.weight         type -> x@first
-embeddings.LayerNorm.*                          x@first
+embeddings.LayerNorm.*                          scale x@first
 """
 
 BLOCKS = """
@@ -25,10 +25,10 @@ encoder.layer.{}.attention.self.query.*         (head qk) <- x
 encoder.layer.{}.attention.self.key.*           (head qk) <- x
 encoder.layer.{}.attention.self.value.*         (head vo) <- x
 encoder.layer.{}.attention.output.dense.*       y <- (head vo)
-encoder.layer.{}.attention.output.LayerNorm.*   y
+encoder.layer.{}.attention.output.LayerNorm.*   scale y
 encoder.layer.{}.intermediate.dense.*           ffn <- y
 encoder.layer.{}.output.dense.*                 x@next <- ffn
-encoder.layer.{}.output.LayerNorm.*             x@next
+encoder.layer.{}.output.LayerNorm.*             scale x@next
 """
 
 SHORTCUTS = """
@@ -45,7 +45,7 @@ qa_outputs.*                            label <- x@last
 cls.seq_relationship.*                  next <- {pooled}
 cls.predictions.bias                    vocab
 cls.predictions.transform.dense.*       {words} <- x@last
-cls.predictions.transform.LayerNorm.*   {words}
+cls.predictions.transform.LayerNorm.*   scale {words}
 cls.predictions.decoder.*               vocab <- {words}
 """
 

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, which gives each head a slope of its own, so that heads stay; heads interleaved."""
+"""BLOOM as in transformers: ALiBi, so heads cannot move; queries, keys and values interleaved by head."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from transfusion.architecture.table import Axis, Config, Stack, Table, fixed
 
 ROWS = """
 word_embeddings.weight                    vocab -> x@first
-word_embeddings_layernorm.*               x@first
-h.{}.input_layernorm.*                    x
+word_embeddings_layernorm.*               scale x@first
+h.{}.input_layernorm.*                    scale x
 h.{}.self_attention.query_key_value.*     (head [qk|qk|vo]) <- x
 h.{}.self_attention.dense.*               y <- (head vo)
-h.{}.post_attention_layernorm.*           y
+h.{}.post_attention_layernorm.*           scale y
 h.{}.mlp.dense_h_to_4h.*                  ffn <- y
 h.{}.mlp.dense_4h_to_h.*                  x@next <- ffn
-ln_f.*                                    x@last
+ln_f.*                                    scale x@last
 """
 
 SHORTCUTS = """

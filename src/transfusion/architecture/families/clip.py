@@ -1,4 +1,4 @@
-"""CLIP as in transformers: two pre-norm towers that meet in a joint space."""
+"""CLIP as in transformers: two pre-norm towers with projections into one space."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transfusion.architecture.families._shared import (
 from transfusion.architecture.table import Config, Family, Stack, Table, fixed
 
 BLOCKS = """
-encoder.layers.{}.layer_norm1.*          x
+encoder.layers.{}.layer_norm1.*          scale x
 encoder.layers.{}.self_attn.q_proj.*     (head qk) <- x
 encoder.layers.{}.self_attn.k_proj.*     (head qk) <- x
 encoder.layers.{}.self_attn.v_proj.*     (head vo) <- x
 encoder.layers.{}.self_attn.out_proj.*   y <- (head vo)
-encoder.layers.{}.layer_norm2.*          y
+encoder.layers.{}.layer_norm2.*          scale y
 encoder.layers.{}.mlp.fc1.*              ffn <- y
 encoder.layers.{}.mlp.fc2.*              x@next <- ffn
 """
@@ -31,16 +31,16 @@ VISION = f"""
 embeddings.class_embedding             x@first
 embeddings.patch_embedding.weight      x@first <- channel row column
 embeddings.position_embedding.weight   position -> x@first
-pre_layrnorm.*                         x@first
+pre_layrnorm.*                         scale x@first
 {BLOCKS.strip()}
-post_layernorm.*                       x@last
+post_layernorm.*                       scale x@last
 """
 
 TEXT = f"""
 embeddings.token_embedding.weight      vocab -> x@first
 embeddings.position_embedding.weight   position -> x@first
 {BLOCKS.strip()}
-final_layer_norm.*                     x@last
+final_layer_norm.*                     scale x@last
 """
 
 SHORTCUTS = """

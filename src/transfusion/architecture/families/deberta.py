@@ -11,25 +11,25 @@ embeddings.word_embeddings.weight                   vocab -> {word}
 embeddings.position_embeddings.weight?              position -> {word}
 embeddings.token_type_embeddings.weight?            type -> {word}
 embeddings.embed_proj.weight?                       x@first <- {word}
-embeddings.LayerNorm.*                              x@first
+embeddings.LayerNorm.*                              scale x@first
 encoder.rel_embeddings.weight?                      distance -> {distances}
-encoder.LayerNorm.*?                                {distances}
+encoder.LayerNorm.*?                                scale {distances}
 encoder.layer.{{}}.attention.self.query_proj.*      (head qk) <- x
 encoder.layer.{{}}.attention.self.key_proj.*        (head qk) <- x
 encoder.layer.{{}}.attention.self.pos_query_proj.*? (head qk) <- {distances}
 encoder.layer.{{}}.attention.self.pos_key_proj.*?   (head qk) <- {distances}
 encoder.layer.{{}}.attention.self.value_proj.*      (head vo) <- x
 encoder.layer.{{}}.attention.output.dense.*         y <- (head vo)
-encoder.layer.{{}}.attention.output.LayerNorm.*     y
+encoder.layer.{{}}.attention.output.LayerNorm.*     scale y
 encoder.layer.{{}}.intermediate.dense.*             ffn <- y
 encoder.layer.{{}}.output.dense.*                   x@next <- ffn
-encoder.layer.{{}}.output.LayerNorm.*               x@next
+encoder.layer.{{}}.output.LayerNorm.*               scale x@next
 """
 
 # Some models of v2 add a convolution of the embeddings to what the first block hands on.
 CONVOLUTION = """
 encoder.conv.conv.*?        x@1 <- x@first offset
-encoder.conv.LayerNorm.*?   x@1
+encoder.conv.LayerNorm.*?   scale x@1
 """
 
 # The projections of queries and keys may also be called with distances, so the stream enters above.
@@ -45,12 +45,12 @@ classifier.*                            label <- {pooled}
 qa_outputs.*                            label <- x@last
 cls.predictions.bias                    vocab
 cls.predictions.transform.dense.*       {words} <- x@last
-cls.predictions.transform.LayerNorm.*   {words}
+cls.predictions.transform.LayerNorm.*   scale {words}
 cls.predictions.decoder.*               vocab <- {words}
 lm_predictions.lm_head.dense.*          {word} <- x@last
-lm_predictions.lm_head.LayerNorm.*      {word}
+lm_predictions.lm_head.LayerNorm.*      scale {word}
 lm_predictions.lm_head.bias             vocab
-mask_predictions.LayerNorm.*            x@last
+mask_predictions.LayerNorm.*            scale x@last
 mask_predictions.dense.*                replaced <- x@last
 mask_predictions.classifier.*           _ <- replaced
 """

@@ -1,4 +1,4 @@
-"""DeiT as in transformers: a ViT with a second token, which learns from a teacher."""
+"""DeiT as in transformers: a ViT with a distillation token."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ embeddings.mask_token?                          _ x@first
 embeddings.register_tokens?                     _ _ x@first
 embeddings.position_embeddings                  _ position x@first
 embeddings.patch_embeddings.projection.*        x@first <- channel row column
-encoder.layer.{}.norm1.*                        x
+encoder.layer.{}.norm1.*                        scale x
 encoder.layer.{}.attention.attention.query.*    (head qk) <- x
 encoder.layer.{}.attention.attention.key.*      (head qk) <- x
 encoder.layer.{}.attention.attention.value.*    (head vo) <- x
 encoder.layer.{}.attention.output.dense.*       y <- (head vo)
-encoder.layer.{}.layer_scale1.lambda1           y
-encoder.layer.{}.norm2.*                        y
+encoder.layer.{}.layer_scale1.lambda1           scale y
+encoder.layer.{}.norm2.*                        scale y
 """
 
 MLPS = {
@@ -46,8 +46,8 @@ encoder.layer.{}.mlp.weights_out.*              x@next <- ffn
 """By the module that comes first; the gated one may be stored as transformers 4 or 5 has it."""
 
 END = """
-encoder.layer.{}.layer_scale2.lambda1           x@next
-layernorm.*                                     x@last
+encoder.layer.{}.layer_scale2.lambda1           scale x@next
+layernorm.*                                     scale x@last
 """
 
 SHORTCUTS = """

@@ -10,18 +10,18 @@ embeddings.cls_token            _ _ x@first
 embeddings.mask_token           _ _ x@first
 embeddings.register_tokens      _ _ x@first
 embeddings.patch_embeddings.*   x@first <- channel row column
-layer.{}.norm1.*                x
+layer.{}.norm1.*                scale x
 layer.{}.attention.q_proj.*     (head qk) <- x
 layer.{}.attention.k_proj.*     (head qk) <- x
 layer.{}.attention.v_proj.*     (head vo) <- x
 layer.{}.attention.o_proj.*     y <- (head vo)
-layer.{}.layer_scale1.lambda1   y
-layer.{}.norm2.*                y
+layer.{}.layer_scale1.lambda1   scale y
+layer.{}.norm2.*                scale y
 layer.{}.mlp.gate_proj.*?       ffn <- y
 layer.{}.mlp.up_proj.*          ffn <- y
 layer.{}.mlp.down_proj.*        x@next <- ffn
-layer.{}.layer_scale2.lambda1   x@next
-norm.*                          x@last
+layer.{}.layer_scale2.lambda1   scale x@next
+norm.*                          scale x@last
 """
 
 SHORTCUTS = """

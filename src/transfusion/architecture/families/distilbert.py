@@ -1,4 +1,4 @@
-"""DistilBERT as in transformers: BERT's arithmetic under other names, without segments and pooler."""
+"""DistilBERT as in transformers: BERT's blocks under other names, without token types and pooler."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from transfusion.architecture.table import Axis, Config, Family, Stack, Table
 ROWS = """
 embeddings.word_embeddings.weight          vocab -> x@first
 embeddings.position_embeddings.weight      position -> x@first
-embeddings.LayerNorm.*                     x@first
+embeddings.LayerNorm.*                     scale x@first
 transformer.layer.{}.attention.q_lin.*     (head qk) <- x
 transformer.layer.{}.attention.k_lin.*     (head qk) <- x
 transformer.layer.{}.attention.v_lin.*     (head vo) <- x
 transformer.layer.{}.attention.out_lin.*   y <- (head vo)
-transformer.layer.{}.sa_layer_norm.*       y
+transformer.layer.{}.sa_layer_norm.*       scale y
 transformer.layer.{}.ffn.lin1.*            ffn <- y
 transformer.layer.{}.ffn.lin2.*            x@next <- ffn
-transformer.layer.{}.output_layer_norm.*   x@next
+transformer.layer.{}.output_layer_norm.*   scale x@next
 """
 
 SHORTCUTS = """
@@ -30,7 +30,7 @@ pre_classifier.*     sentence <- x@last
 classifier.*         label <- {sentence}
 qa_outputs.*         label <- x@last
 vocab_transform.*    {words} <- x@last
-vocab_layer_norm.*   {words}
+vocab_layer_norm.*   scale {words}
 vocab_projector.*    vocab <- {words}
 """
 

@@ -1,4 +1,4 @@
-"""ELECTRA as in transformers: BERT's encoder, its embeddings of a width of their own, other heads."""
+"""ELECTRA as in transformers: BERT's encoder, embeddings of another width than the stream, other heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ qa_outputs.*                                   label <- x@last
 discriminator_predictions.dense.*              replaced <- x@last
 discriminator_predictions.dense_prediction.*   _ <- replaced
 generator_predictions.dense.*                  {words} <- x@last
-generator_predictions.LayerNorm.*              {words}
+generator_predictions.LayerNorm.*              scale {words}
 generator_lm_head.*                            vocab <- {words}
 """
 

@@ -1,4 +1,4 @@
-"""Falcon in its three shapes: one key for all heads, grouped queries, and ALiBi with a key per head."""
+"""Falcon as in transformers: one key head, grouped queries, or ALiBi with a key per head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ h.{{}}.self_attention.query_key_value.*   {qkv} <- x
 h.{{}}.self_attention.dense.*             {after} <- {heads}
 h.{{}}.mlp.dense_h_to_4h.*                ffn <- {mlp}
 h.{{}}.mlp.dense_4h_to_h.*                x@next <- ffn
-ln_f.*                                    x@last
+ln_f.*                                    scale x@last
 """
 
 ONE_KEY = (Axis("head"), rotary("qk", None), Axis("vo"), Axis("ffn"))
@@ -50,12 +50,16 @@ def table(config: Config, names: frozenset[str]) -> Table:
             hint="this combination of alibi, multi_query and new_decoder_architecture has no table",
         )
     if config.get("parallel_attn", True):
-        norms = ["h.{}.ln_attn.* x", "h.{}.ln_mlp.* x"] if two_norms else ["h.{}.input_layernorm.* x"]
+        norms = (
+            ["h.{}.ln_attn.* scale x", "h.{}.ln_mlp.* scale x"]
+            if two_norms
+            else ["h.{}.input_layernorm.* scale x"]
+        )
         rows = ROWS.format(norms="\n".join(norms), qkv=qkv, after="x@next", heads=out, mlp="x")
         shortcuts = f"h.{{}}.{entry}   x -> x@next   h.{{}}.self_attention.dense"
         stack = Stack("layer", depth, rows, axes, sizes, shortcuts, points=("x",))
     else:
-        norms = ["h.{}.input_layernorm.* x", "h.{}.post_attention_layernorm.* y"]
+        norms = ["h.{}.input_layernorm.* scale x", "h.{}.post_attention_layernorm.* scale y"]
         rows = ROWS.format(norms="\n".join(norms), qkv=qkv, after="y", heads=out, mlp="y")
         shortcuts = """
         h.{}.input_layernorm            x -> y        h.{}.self_attention.dense

@@ -1,4 +1,4 @@
-"""Gemma 1 to 3 (text): norms of 1 + w, from the second on also behind each branch, soft caps."""
+"""Gemma 1 to 3 (text) as in transformers: norms scale by 1 + w; Gemma 2 and 3 also norm after each branch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from transfusion.architecture.table import Config, Table
 
 ROWS = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.weight              x",
+    "layers.{}.input_layernorm.weight              scale x",
     GROUPED_ATTENTION,
-    "layers.{}.post_attention_layernorm.weight     y",
-    "layers.{}.pre_feedforward_layernorm.weight    y",
+    "layers.{}.post_attention_layernorm.weight     scale y",
+    "layers.{}.pre_feedforward_layernorm.weight    scale y",
     GATED_MLP,
-    "layers.{}.post_feedforward_layernorm.weight   x@next",
-    "norm.weight                                   x@last",
+    "layers.{}.post_feedforward_layernorm.weight   scale x@next",
+    "norm.weight                                   scale x@last",
 )
 
 SHORTCUTS = """
@@ -54,7 +54,7 @@ KEYS = KNOWN | {
     "cache_implementation",
 }
 
-# Without its configuration a Gemma 1 cannot be told from a Llama, so it has no signature.
+# Without its configuration a Gemma 1 looks like a Llama, so it has no signature.
 SECOND = f"{llama.SIGNATURE} layers.0.pre_feedforward_layernorm.weight"
 THIRD = f"{SECOND} layers.0.self_attn.q_norm.weight"
 

@@ -8,13 +8,13 @@ from transfusion.architecture.table import Config, Family, Stack, Table
 ROWS = """
 wte.weight           vocab -> x@first
 wpe.weight           position -> x@first
-h.{}.ln_1.*          x
+h.{}.ln_1.*          scale x
 h.{}.attn.c_attn.*   x -> [(head qk)|(head qk)|(head vo)]
 h.{}.attn.c_proj.*   (head vo) -> y
-h.{}.ln_2.*          y
+h.{}.ln_2.*          scale y
 h.{}.mlp.c_fc.*      y -> ffn
 h.{}.mlp.c_proj.*    ffn -> x@next
-ln_f.*               x@last
+ln_f.*               scale x@last
 """
 
 SHORTCUTS = """

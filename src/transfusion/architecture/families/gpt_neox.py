@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): heads interleaved in one projection, partial rotary, parallel branches or not."""
+"""GPT-NeoX (Pythia) as in transformers: q, k and v interleaved by head, partial rotary positions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from transfusion.architecture.table import Config, Stack, Table
 # with parallel branches both branches start at x and end at x@next.
 ROWS = """
 embed_in.weight                            vocab -> x@first
-layers.{{}}.input_layernorm.*              x
+layers.{{}}.input_layernorm.*              scale x
 layers.{{}}.attention.query_key_value.*    (head [{qk}|{qk}|vo]) <- x
 layers.{{}}.attention.dense.*              {after} <- (head vo)
-layers.{{}}.post_attention_layernorm.*     {mlp}
+layers.{{}}.post_attention_layernorm.*     scale {mlp}
 layers.{{}}.mlp.dense_h_to_4h.*            ffn <- {mlp}
 layers.{{}}.mlp.dense_4h_to_h.*            x@next <- ffn
-final_layer_norm.*                         x@last
+final_layer_norm.*                         scale x@last
 """
 
 PARALLEL = "layers.{}.input_layernorm   x -> x@next   layers.{}.attention.dense"

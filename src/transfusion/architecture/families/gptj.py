@@ -1,4 +1,4 @@
-"""GPT-J: interleaved partial rotary, parallel branches behind one norm."""
+"""GPT-J as in transformers: interleaved partial rotary positions, parallel branches after one norm."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from transfusion.architecture.table import Config, Stack, Table, rotary
 
 ROWS = """
 wte.weight                vocab -> x@first
-h.{}.ln_1.*               x
+h.{}.ln_1.*               scale x
 h.{}.attn.q_proj.weight   (head [rot|qk]) <- x
 h.{}.attn.k_proj.weight   (head [rot|qk]) <- x
 h.{}.attn.v_proj.weight   (head vo) <- x
 h.{}.attn.out_proj.weight x@next <- (head vo)
 h.{}.mlp.fc_in.*          ffn <- x
 h.{}.mlp.fc_out.*         x@next <- ffn
-ln_f.*                    x@last
+ln_f.*                    scale x@last
 """
 
 AXES = tuple(

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen2: RMSNorm, rotary positions, grouped queries, a gated MLP."""
+"""Llama, Mistral and Qwen2 as in transformers: RMSNorm, rotary positions, grouped queries, a gated MLP."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from transfusion.architecture.table import Config, Table
 
 ROWS = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.weight            x",
+    "layers.{}.input_layernorm.weight            scale x",
     GROUPED_ATTENTION,
-    "layers.{}.post_attention_layernorm.weight   y",
+    "layers.{}.post_attention_layernorm.weight   scale y",
     GATED_MLP,
-    "norm.weight                                 x@last",
+    "norm.weight                                 scale x@last",
 )
 
 SHORTCUTS = """

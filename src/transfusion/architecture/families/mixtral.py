@@ -1,7 +1,7 @@
 """Mixtral and the mixtures of experts of Qwen2 and Qwen3: a router chooses among gated MLPs.
 
-Experts change places together with the router's rows, and the units of each expert within it. Files
-keep every expert's matrices apart; live modules of transformers 5 keep them stacked, gate and up in one.
+Experts are permuted together with the router's rows, and the units of each expert within it. Files store
+each expert's matrices apart; live modules of transformers 5 stack them, with gate and up in one tensor.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def with_experts(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 ATTENTION = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.weight            x",
+    "layers.{}.input_layernorm.weight            scale x",
     GROUPED_ATTENTION,
-    "layers.{}.post_attention_layernorm.weight   y",
+    "layers.{}.post_attention_layernorm.weight   scale y",
 )
 MIXTURE = """
 layers.{}.mlp.gate.weight            expert <- y
@@ -46,7 +46,7 @@ layers.{}.mlp.shared_expert.up_proj.*     shared <- y
 layers.{}.mlp.shared_expert.down_proj.*   x@next <- shared
 layers.{}.mlp.shared_expert_gate.*        _ <- y
 """
-NORM = "norm.weight   x@last"
+NORM = "norm.weight   scale x@last"
 
 SHORTCUTS = """
 layers.{}.input_layernorm            x -> y        layers.{}.self_attn.o_proj

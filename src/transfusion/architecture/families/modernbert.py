@@ -8,14 +8,14 @@ from transfusion.architecture.table import Axis, Config, Family, Stack, Table, r
 # The embeddings come normalised, so the first block has no norm of its own.
 ROWS = """
 embeddings.tok_embeddings.weight   vocab -> x@first
-embeddings.norm.*                  x@first
-layers.{1+}.attn_norm.*            x
+embeddings.norm.*                  scale x@first
+layers.{1+}.attn_norm.*            scale x
 layers.{}.attn.Wqkv.*              [(head qk)|(head qk)|(head vo)] <- x
 layers.{}.attn.Wo.*                y <- (head vo)
-layers.{}.mlp_norm.*               y
+layers.{}.mlp_norm.*               scale y
 layers.{}.mlp.Wi.*                 [ffn|ffn] <- y
 layers.{}.mlp.Wo.*                 x@next <- ffn
-final_norm.*                       x@last
+final_norm.*                       scale x@last
 """
 
 SHORTCUTS = """
@@ -26,7 +26,7 @@ layers.{}.mlp_norm    y -> x@next   layers.{}.mlp.Wo
 # All heads read through one transform, which base models bring along from pre-training.
 HEADS = """
 head.dense.*   {words} <- x@last
-head.norm.*    {words}
+head.norm.*    scale {words}
 decoder.*      vocab <- {words}
 classifier.*   label <- {words}
 """

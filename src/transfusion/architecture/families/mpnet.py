@@ -11,16 +11,16 @@ from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, 
 ROWS = """
 embeddings.word_embeddings.weight         vocab -> x@first
 embeddings.position_embeddings.weight     position -> x@first
-embeddings.LayerNorm.*                    x@first
+embeddings.LayerNorm.*                    scale x@first
 encoder.relative_attention_bias.weight    distance -> head
 encoder.layer.{}.attention.attn.q.*       (head qk) <- x
 encoder.layer.{}.attention.attn.k.*       (head qk) <- x
 encoder.layer.{}.attention.attn.v.*       (head vo) <- x
 encoder.layer.{}.attention.attn.o.*       y <- (head vo)
-encoder.layer.{}.attention.LayerNorm.*    y
+encoder.layer.{}.attention.LayerNorm.*    scale y
 encoder.layer.{}.intermediate.dense.*     ffn <- y
 encoder.layer.{}.output.dense.*           x@next <- ffn
-encoder.layer.{}.output.LayerNorm.*       x@next
+encoder.layer.{}.output.LayerNorm.*       scale x@next
 """
 
 SHORTCUTS = """

@@ -10,14 +10,14 @@ from transfusion.architecture.table import ANGLES, Axis, Config, Family, Stack, 
 ROWS = """
 embeddings.word_embeddings.weight         vocab -> x@first
 embeddings.token_type_embeddings.weight   type -> x@first
-emb_ln.*                                  x@first
+emb_ln.*                                  scale x@first
 encoder.layers.{}.attn.Wqkv.*             [(head qk)|(head qk)|(head vo)] <- x
 encoder.layers.{}.attn.out_proj.*         y <- (head vo)
-encoder.layers.{}.norm1.*                 y
+encoder.layers.{}.norm1.*                 scale y
 encoder.layers.{}.mlp.fc11.*              ffn <- y
 encoder.layers.{}.mlp.fc12.*              ffn <- y
 encoder.layers.{}.mlp.fc2.*               x@next <- ffn
-encoder.layers.{}.norm2.*                 x@next
+encoder.layers.{}.norm2.*                 scale x@next
 """
 
 SHORTCUTS = """

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind the branches only, and over the whole width of queries and keys."""
+"""OLMo 2 as in transformers: norms after the branches only, and over all heads of queries and keys."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ROWS = lines(
     EMBEDDING,
     GROUPED_ATTENTION,
     """
-    layers.{}.self_attn.q_norm.weight             (group rep qk)
-    layers.{}.self_attn.k_norm.weight             (group qk)
-    layers.{}.post_attention_layernorm.weight     y
+    layers.{}.self_attn.q_norm.weight             scale (group rep qk)
+    layers.{}.self_attn.k_norm.weight             scale (group qk)
+    layers.{}.post_attention_layernorm.weight     scale y
     """,
     GATED_MLP,
     """
-    layers.{}.post_feedforward_layernorm.weight   x@next
-    norm.weight                                   x@last
+    layers.{}.post_feedforward_layernorm.weight   scale x@next
+    norm.weight                                   scale x@last
     """,
 )
 

@@ -15,24 +15,24 @@ from transfusion.architecture.families.clip import JOINT
 from transfusion.architecture.table import Config, Family, Stack, Table
 
 BLOCKS = """
-transformer.resblocks.{}.ln_1.*                x
+transformer.resblocks.{}.ln_1.*                scale x
 transformer.resblocks.{}.attn.in_proj_weight   [(head qk)|(head qk)|(head vo)] <- x
 transformer.resblocks.{}.attn.in_proj_bias     [(head qk)|(head qk)|(head vo)]
 transformer.resblocks.{}.attn.out_proj.*       y <- (head vo)
-transformer.resblocks.{}.ls_1.gamma?           y
-transformer.resblocks.{}.ln_2.*                y
+transformer.resblocks.{}.ls_1.gamma?           scale y
+transformer.resblocks.{}.ln_2.*                scale y
 transformer.resblocks.{}.mlp.c_fc.*            ffn <- y
 transformer.resblocks.{}.mlp.c_proj.*          x@next <- ffn
-transformer.resblocks.{}.ls_2.gamma?           x@next
+transformer.resblocks.{}.ls_2.gamma?           scale x@next
 """
 
 VISION = f"""
 class_embedding        x@first
 conv1.weight           x@first <- channel row column
 positional_embedding   position x@first
-ln_pre.*?              x@first
+ln_pre.*?              scale x@first
 {BLOCKS.strip()}
-ln_post.*              x@last
+ln_post.*              scale x@last
 proj?                  x@last -> joint
 """
 
@@ -41,7 +41,7 @@ token_embedding.weight   vocab -> x@first
 positional_embedding     position x@first
 cls_emb?                 x@first
 {BLOCKS.strip()}
-ln_final.*               x@last
+ln_final.*               scale x@last
 text_projection?         x@last -> joint
 text_projection.*?       joint <- x@last
 """

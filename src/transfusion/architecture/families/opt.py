@@ -1,4 +1,4 @@
-"""OPT: learned positions; the smallest but one norms behind its branches and embeds in fewer dimensions."""
+"""OPT as in transformers: learned positions; the 350M model is post-norm, with narrower embeddings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ layers.{}.fc2.*                        x@next <- ffn
 """
 
 NORMS_BEFORE = """
-layers.{}.self_attn_layer_norm.*   x
-layers.{}.final_layer_norm.*       y
+layers.{}.self_attn_layer_norm.*   scale x
+layers.{}.final_layer_norm.*       scale y
 """
 NORMS_BEHIND = """
-layers.{}.self_attn_layer_norm.*   y
-layers.{}.final_layer_norm.*       x@next
+layers.{}.self_attn_layer_norm.*   scale y
+layers.{}.final_layer_norm.*       scale x@next
 """
 
 BEFORE = """
@@ -44,7 +44,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
     before = config.get("do_layer_norm_before", True)
     projected = "project_in.weight" in names
     tied = bool(config.get("tie_word_embeddings", True))
-    ends = "embed_positions.weight   position -> x@first\nfinal_layer_norm.*?   x@last\n"
+    ends = "embed_positions.weight   position -> x@first\nfinal_layer_norm.*?   scale x@last\n"
     if projected:
         ends += "embed_tokens.weight   vocab -> word\nproject_in.weight   x@first <- word\n"
         ends += f"project_out.weight   {'word' if tied else 'last_word'} <- x@last"

@@ -1,4 +1,4 @@
-"""Phi (partial rotary, parallel branches) and Phi-3 (fused projections)."""
+"""Phi (partial rotary positions, parallel branches) and Phi-3 (fused projections) as in transformers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from transfusion.architecture.table import Config, Stack, Table
 PHI = lines(
     EMBEDDING,
     """
-    layers.{}.input_layernorm.*      x
+    layers.{}.input_layernorm.*      scale x
     layers.{}.self_attn.q_proj.*     (head [rot|qk]) <- x
     layers.{}.self_attn.k_proj.*     (head [rot|qk]) <- x
     layers.{}.self_attn.v_proj.*     (head vo) <- x
     layers.{}.self_attn.dense.*      x@next <- (head vo)
     layers.{}.mlp.fc1.*              ffn <- x
     layers.{}.mlp.fc2.*              x@next <- ffn
-    final_layernorm.*                x@last
+    final_layernorm.*                scale x@last
     """,
 )
 
 PHI3 = lines(
     EMBEDDING,
     """
-    layers.{}.input_layernorm.weight            x
+    layers.{}.input_layernorm.weight            scale x
     layers.{}.self_attn.qkv_proj.*              [(group rep qk)|(group qk)|(group vo)] <- x
     layers.{}.self_attn.o_proj.*                y <- (group rep vo)
-    layers.{}.post_attention_layernorm.weight   y
+    layers.{}.post_attention_layernorm.weight   scale y
     layers.{}.mlp.gate_up_proj.*                [ffn|ffn] <- y
     layers.{}.mlp.down_proj.*                   x@next <- ffn
-    norm.weight                                 x@last
+    norm.weight                                 scale x@last
     """,
 )
 

@@ -1,4 +1,4 @@
-"""Qwen3: a Llama whose queries and keys are normed with one weight for all heads."""
+"""Qwen3 as in transformers: a Llama with a norm on queries and keys, shared by all heads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from transfusion.architecture.families.llama import ROWS, SHORTCUTS, SIGNATURE
 from transfusion.architecture.table import Config, Table
 
 QK_NORM = """
-layers.{}.self_attn.q_norm.weight   qk
-layers.{}.self_attn.k_norm.weight   qk
+layers.{}.self_attn.q_norm.weight   scale qk
+layers.{}.self_attn.k_norm.weight   scale qk
 """
 
 

@@ -13,7 +13,7 @@ classifier.out_proj.*   label <- sentence
 classifier.*            label <- {pooled}
 qa_outputs.*            label <- x@last
 lm_head.dense.*         {words} <- x@last
-lm_head.layer_norm.*    {words}
+lm_head.layer_norm.*    scale {words}
 lm_head.decoder.*       vocab <- {words}
 lm_head.bias            vocab
 """

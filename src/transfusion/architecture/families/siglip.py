@@ -12,7 +12,7 @@ VISION = f"""
 embeddings.patch_embedding.*           x@first <- channel row column
 embeddings.position_embedding.weight   position -> x@first
 {clip.BLOCKS.strip()}
-post_layernorm.*                       x@last
+post_layernorm.*                       scale x@last
 """
 
 VISION_2 = VISION.replace("channel row column", "pixel")
@@ -31,7 +31,7 @@ head.probe                      _ _ vision.x@last
 head.attention.in_proj_weight   [(head qk)|(head qk)|(head vo)] <- vision.x@last
 head.attention.in_proj_bias     [(head qk)|(head qk)|(head vo)]
 head.attention.out_proj.*       x <- (head vo)
-head.layernorm.*                x
+head.layernorm.*                scale x
 head.mlp.fc1.*                  ffn <- x
 head.mlp.fc2.*                  x@next <- ffn
 """

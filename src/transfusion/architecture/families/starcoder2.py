@@ -1,4 +1,4 @@
-"""StarCoder2: rotary positions and grouped queries with biases, LayerNorm, a plain MLP."""
+"""StarCoder2 as in transformers: rotary positions and grouped queries with biases, LayerNorm, a plain MLP."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transfusion.architecture.table import Config, Table
 
 ROWS = lines(
     EMBEDDING,
-    "layers.{}.input_layernorm.*   x",
+    "layers.{}.input_layernorm.*   scale x",
     GROUPED_ATTENTION,
     """
-    layers.{}.post_attention_layernorm.*   y
+    layers.{}.post_attention_layernorm.*   scale y
     layers.{}.mlp.c_fc.*                   ffn <- y
     layers.{}.mlp.c_proj.*                 x@next <- ffn
-    norm.*                                 x@last
+    norm.*                                 scale x@last
     """,
 )
 

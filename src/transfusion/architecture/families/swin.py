@@ -1,4 +1,4 @@
-"""Swin and Swin v2 as in transformers: every stage is a stream of its own, with heads of its own."""
+"""Swin and Swin v2 as in transformers: every stage has its own residual stream and its own heads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, 
 START = """
 embeddings.position_embeddings?            _ position x@first
 embeddings.patch_embeddings.projection.*   x@first <- channel row column
-embeddings.norm.*                          x@first
+embeddings.norm.*                          scale x@first
 """
 
 BLOCKS = """
-blocks.{}.layernorm_before.*                            x
+blocks.{}.layernorm_before.*                            scale x
 blocks.{}.attention.self.query.*                        (head qk) <- x
 blocks.{}.attention.self.key.*                          (head qk) <- x
 blocks.{}.attention.self.relative_position_bias_table   distance head
 blocks.{}.attention.self.value.*                        (head vo) <- x
 blocks.{}.attention.output.dense.*                      y <- (head vo)
-blocks.{}.layernorm_after.*                             y
+blocks.{}.layernorm_after.*                             scale y
 blocks.{}.intermediate.dense.*                          ffn <- y
 blocks.{}.output.dense.*                                x@next <- ffn
 """
@@ -44,7 +44,7 @@ blocks.{}.layernorm_after    y -> x@next   blocks.{}.output.dense
 """
 
 MERGING = """
-downsample.norm.*        [x@last|x@last|x@last|x@last]
+downsample.norm.*        scale [x@last|x@last|x@last|x@last]
 downsample.reduction.*   {next}.x@first <- [x@last|x@last|x@last|x@last]
 """
 
@@ -57,10 +57,10 @@ blocks.{}.attention.self.continuous_position_bias_mlp.0.*   cpb <- coordinate
 blocks.{}.attention.self.continuous_position_bias_mlp.2.*   head <- cpb
 blocks.{}.attention.self.value.*                            (head vo) <- x
 blocks.{}.attention.output.dense.*                          y <- (head vo)
-blocks.{}.layernorm_before.*                                y
+blocks.{}.layernorm_before.*                                scale y
 blocks.{}.intermediate.dense.*                              ffn <- y
 blocks.{}.output.dense.*                                    x@next <- ffn
-blocks.{}.layernorm_after.*                                 x@next
+blocks.{}.layernorm_after.*                                 scale x@next
 """
 
 SHORTCUTS_2 = """
@@ -70,11 +70,11 @@ blocks.{}.intermediate.dense   y -> x@next   blocks.{}.layernorm_after
 
 MERGING_2 = """
 downsample.reduction.*   {next}.x@first <- [x@last|x@last|x@last|x@last]
-downsample.norm.*        {next}.x@first
+downsample.norm.*        scale {next}.x@first
 """
 
 HEADS = """
-layernorm.*             {last}.x@last
+layernorm.*             scale {last}.x@last
 classifier.*            label <- {last}.x@last
 embeddings.mask_token   _ _ stage0.x@first
 decoder.0.*             pixel <- {last}.x@last _ _

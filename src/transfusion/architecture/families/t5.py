@@ -10,31 +10,31 @@ from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, 
 ENCODER = """
 shared.weight                                       vocab -> x@first
 {distances}                                         distance -> head
-encoder.block.{{}}.layer.0.layer_norm.weight        x
+encoder.block.{{}}.layer.0.layer_norm.weight        scale x
 encoder.block.{{}}.layer.0.SelfAttention.q.weight   (head qk) <- x
 encoder.block.{{}}.layer.0.SelfAttention.k.weight   (head qk) <- x
 encoder.block.{{}}.layer.0.SelfAttention.v.weight   (head vo) <- x
 encoder.block.{{}}.layer.0.SelfAttention.o.weight   y <- (head vo)
-encoder.block.{{}}.layer.1.layer_norm.weight        y
+encoder.block.{{}}.layer.1.layer_norm.weight        scale y
 {mlp}
-encoder.final_layer_norm.weight                     x@last
+encoder.final_layer_norm.weight                     scale x@last
 """
 
 DECODER = """
 {distances}                                           distance -> head
-decoder.block.{{}}.layer.0.layer_norm.weight          x
+decoder.block.{{}}.layer.0.layer_norm.weight          scale x
 decoder.block.{{}}.layer.0.SelfAttention.q.weight     (head qk) <- x
 decoder.block.{{}}.layer.0.SelfAttention.k.weight     (head qk) <- x
 decoder.block.{{}}.layer.0.SelfAttention.v.weight     (head vo) <- x
 decoder.block.{{}}.layer.0.SelfAttention.o.weight     y <- (head vo)
-decoder.block.{{}}.layer.1.layer_norm.weight          y
+decoder.block.{{}}.layer.1.layer_norm.weight          scale y
 decoder.block.{{}}.layer.1.EncDecAttention.q.weight   (cross_head cross_qk) <- y
 decoder.block.{{}}.layer.1.EncDecAttention.k.weight   (cross_head cross_qk) <- encoder.x@last
 decoder.block.{{}}.layer.1.EncDecAttention.v.weight   (cross_head cross_vo) <- encoder.x@last
 decoder.block.{{}}.layer.1.EncDecAttention.o.weight   z <- (cross_head cross_vo)
-decoder.block.{{}}.layer.2.layer_norm.weight          z
+decoder.block.{{}}.layer.2.layer_norm.weight          scale z
 {mlp}
-decoder.final_layer_norm.weight                       x@last
+decoder.final_layer_norm.weight                       scale x@last
 """
 
 MLP = """

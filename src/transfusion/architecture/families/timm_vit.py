@@ -1,4 +1,4 @@
-"""ViT as in timm: fused projections, and almost every part may be absent."""
+"""ViT as in timm: fused projections; most parts are optional."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ dist_token?                 _ _ x@first
 reg_token?                  _ _ x@first
 pos_embed?                  _ position x@first
 patch_embed.proj.*          x@first <- channel row column
-norm_pre.*?                 x@first
-blocks.{}.norm1.*           x
+norm_pre.*?                 scale x@first
+blocks.{}.norm1.*           scale x
 blocks.{}.attn.qkv.*        [(head qk)|(head qk)|(head vo)] <- x
-blocks.{}.attn.q_norm.*?    qk
-blocks.{}.attn.k_norm.*?    qk
-blocks.{}.attn.norm.*?      (head vo)
+blocks.{}.attn.q_norm.*?    scale qk
+blocks.{}.attn.k_norm.*?    scale qk
+blocks.{}.attn.norm.*?      scale (head vo)
 blocks.{}.attn.proj.*       y <- (head vo)
-blocks.{}.ls1.gamma?        y
-blocks.{}.norm2.*           y
+blocks.{}.ls1.gamma?        scale y
+blocks.{}.norm2.*           scale y
 blocks.{}.mlp.fc1.*         ffn <- y
-blocks.{}.mlp.norm.*?       ffn
-blocks.{}.ls2.gamma?        x@next
+blocks.{}.mlp.norm.*?       scale ffn
+blocks.{}.ls2.gamma?        scale x@next
 blocks.{}.mlp.fc2.*         x@next <- ffn
 """
 
@@ -43,14 +43,14 @@ attn_pool.latent       _ _ latent
 attn_pool.q.*          (head qk) <- latent
 attn_pool.kv.*         [(head qk)|(head vo)] <- layer.x@last
 attn_pool.proj.*       x <- (head vo)
-attn_pool.norm.*       x
+attn_pool.norm.*       scale x
 attn_pool.mlp.fc1.*    ffn <- x
 attn_pool.mlp.fc2.*    x@next <- ffn
 """
 
 HEADS = """
-norm.*        layer.x@last
-fc_norm.*     {pooled}
+norm.*        scale layer.x@last
+fc_norm.*     scale {pooled}
 head.*        label <- {pooled}
 head_dist.*   label <- {pooled}
 """

@@ -18,15 +18,15 @@ embeddings.cls_token                            _ _ x@first
 embeddings.mask_token?                          _ _ x@first
 embeddings.position_embeddings                  _ position x@first
 embeddings.patch_embeddings.projection.*        x@first <- channel row column
-encoder.layer.{}.layernorm_before.*             x
+encoder.layer.{}.layernorm_before.*             scale x
 encoder.layer.{}.attention.attention.query.*    (head qk) <- x
 encoder.layer.{}.attention.attention.key.*      (head qk) <- x
 encoder.layer.{}.attention.attention.value.*    (head vo) <- x
 encoder.layer.{}.attention.output.dense.*       y <- (head vo)
-encoder.layer.{}.layernorm_after.*              y
+encoder.layer.{}.layernorm_after.*              scale y
 encoder.layer.{}.intermediate.dense.*           ffn <- y
 encoder.layer.{}.output.dense.*                 x@next <- ffn
-layernorm.*                                     x@last
+layernorm.*                                     scale x@last
 """
 
 SHORTCUTS = """

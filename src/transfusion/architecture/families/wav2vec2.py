@@ -15,24 +15,24 @@ from transfusion.architecture.table import Axis, Config, Family, Stack, Table, f
 
 FEATURES = """
 feature_extractor.conv_layers.{{}}.conv.*             channel@next <- channel tap
-feature_extractor.conv_layers.{normed}.layer_norm.*   {channel}
+feature_extractor.conv_layers.{normed}.layer_norm.*   scale {channel}
 """
 
 ENCODER = """
-feature_projection.layer_norm.*?                        features.channel@last
+feature_projection.layer_norm.*?                        scale features.channel@last
 feature_projection.projection.*                         x@first <- features.channel@last
 encoder.pos_conv_embed.conv.weight_g                    _ _ moment
 encoder.pos_conv_embed.conv.weight_v                    x@first <- mate moment
 encoder.pos_conv_embed.conv.bias                        x@first
-encoder.layer_norm.*                                    {outer_norm}
+encoder.layer_norm.*                                    scale {outer_norm}
 encoder.layers.{{}}.attention.q_proj.*                  (head qk) <- x
 encoder.layers.{{}}.attention.k_proj.*                  (head qk) <- x
 encoder.layers.{{}}.attention.v_proj.*                  (head vo) <- x
 encoder.layers.{{}}.attention.out_proj.*                y <- (head vo)
-encoder.layers.{{}}.layer_norm.*                        {norm}
+encoder.layers.{{}}.layer_norm.*                        scale {norm}
 encoder.layers.{{}}.feed_forward.intermediate_dense.*   ffn <- y
 encoder.layers.{{}}.feed_forward.output_dense.*         x@next <- ffn
-encoder.layers.{{}}.final_layer_norm.*                  {last_norm}
+encoder.layers.{{}}.final_layer_norm.*                  scale {last_norm}
 """
 
 POST_NORM = """

@@ -1,4 +1,4 @@
-"""Whisper as in transformers: a pre-norm encoder that hears, a decoder that writes, on two streams."""
+"""Whisper as in transformers: pre-norm, an encoder of spectrograms and a decoder of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: inputs that the user gives, read from images, texts or tensors; labels are never read."""
+"""Calibration data: the user's images, texts or tensors. Labels are never read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from transfusion.data.dataset import LABELS, Dataset, read_tensors
-from transfusion.data.example_tables import TABLES, read_lines
-from transfusion.data.image_files import PICTURES, ImageFile, image_files_below
+from transfusion.data.example_tables import TABLES, read_texts
+from transfusion.data.image_files import IMAGE_SUFFIXES, ImageFile, find_images
 from transfusion.data.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.data.probes.random_inputs import in_dtype
 from transfusion.data.probes.synthetic_images import fitted, image_inputs, normalised, size
@@ -22,23 +22,23 @@ from transfusion.errors import DataError, listing
 
 TENSORS = (".safetensors", ".npz")
 FEWEST = 8
-"""Fewer examples than this tell nothing about the units of a model."""
+"""The fewest examples from which units can be compared."""
 _HOW = "give a folder of images, a .txt, .jsonl, .csv or .parquet of texts, or a file of tensors"
 
 
 def read_calibration(
     path: Path, subject: ProbedModel, count: int, seed: int
 ) -> tuple[dict[str, Tensor], str]:
-    """At most so many of the user's inputs, in float32, and what they are."""
+    """Read at most ``count`` inputs in float32, and describe them."""
     if isdir(path):
-        return _pictures(path, subject, count, seed)
+        return _images(path, subject, count, seed)
     if not isfile(path):
         raise DataError(f"{path}: no such file or folder", hint=_HOW)
     if path.suffix in TABLES:
         return _texts(path, subject, count, seed)
     if path.suffix in TENSORS:
         return _tensors(path, subject, count, seed)
-    raise DataError(f"{path}: not a kind of file that can be shown to models", hint=_HOW)
+    raise DataError(f"{path}: not a kind of file that can be calibration data", hint=_HOW)
 
 
 def _require_enough(path: Path, found: int, what: str) -> None:
@@ -50,7 +50,7 @@ def _require_enough(path: Path, found: int, what: str) -> None:
 
 
 def _some(found: int, count: int, seed: int) -> list[int]:
-    """Which of them are taken, in order."""
+    """Return the indices of a random choice, in order."""
     chosen: list[int] = (
         torch.randperm(found, generator=seeded_generator(seed, 7))[:count].sort().values.tolist()
     )
@@ -60,31 +60,33 @@ def _some(found: int, count: int, seed: int) -> list[int]:
 def _refuse(path: Path, subject: ProbedModel, what: str) -> NoReturn:
     raise DataError(
         f"{path}: {what}, and {subject.name} reads {listing(subject.model.family.inputs)}",
-        hint="give what the model reads",
+        hint="give inputs of a kind that the model reads",
     )
 
 
 # ── images ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _pictures(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
+def _images(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     if not subject.takes("image") and not subject.takes("patches"):
         _refuse(path, subject, "a folder of images")
-    found = image_files_below(path)
+    found = find_images(path)
     if not found:
-        raise DataError(f"{path}: no images in this folder", hint=f"looked for {listing(sorted(PICTURES))}")
+        raise DataError(
+            f"{path}: no images in this folder", hint=f"looked for {listing(sorted(IMAGE_SUFFIXES))}"
+        )
     _require_enough(path, len(found), "image(s)")
     frame = size(subject)
-    pixels = torch.stack([_picture(found[number], frame) for number in _some(len(found), count, seed)])
+    pixels = torch.stack([_image(found[number], frame) for number in _some(len(found), count, seed)])
     return image_inputs(subject, normalised(subject, pixels)), f"{len(pixels)} images of {path}"
 
 
-def _picture(file: Path, frame: tuple[int, int, int]) -> Tensor:
-    """One image with values between 0 and 1: made so small that it just fills the frame, and cropped."""
+def _image(file: Path, frame: tuple[int, int, int]) -> Tensor:
+    """Read an image with values between 0 and 1, resized to fill the frame and cropped."""
     channels = frame[0]
     if channels not in (1, 3):
         raise DataError(
-            f"{file}: an image, and the model sees {channels} channels",
+            f"{file}: an image, and the model takes {channels} channels",
             hint="give a .safetensors or .npz with pixel_values",
         )
     return fitted(ImageFile.at(file).opened("RGB" if channels == 3 else "L"), frame)
@@ -96,7 +98,7 @@ def _picture(file: Path, frame: tuple[int, int, int]) -> Tensor:
 def _texts(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     if not subject.takes("tokens") and not subject.takes("spectrogram"):
         _refuse(path, subject, "a file of texts")
-    texts = [line for line in read_lines(path) if line.strip()]
+    texts = [line for line in read_texts(path) if line.strip()]
     if not texts:
         raise DataError(f"{path}: there is no text in it", hint="one text a line")
     tokenizer, reason = tokenizer_of(subject)
@@ -146,7 +148,7 @@ def _tensors(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[d
 
 
 def _require_shapes(data: Dataset, subject: ProbedModel, template: dict[str, Tensor]) -> None:
-    """Refuse inputs with other dimensions, or other sizes where only one will do."""
+    """Refuse inputs with another number of dimensions, or another size where the size is fixed."""
     fixed = ("input_features",) if subject.takes("spectrogram") else ()
     for name, tensor in data.inputs.items():
         wanted = template.get(name)

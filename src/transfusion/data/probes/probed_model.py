@@ -1,4 +1,4 @@
-"""The model that probes are made for: what it is fed, and what its folder tells about that."""
+"""The model that probes are made for: its inputs, and the settings in its folder."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from transfusion.runtime.untrusted_files import read_json, validate
 
 BATCH = 32
 WINDOW = 48
-"""How many tokens a text has, where the model has room for more."""
+"""Tokens of a text, if the model has more positions than `NARROW`."""
 NARROW = 80
-"""A model with no more positions than this is given texts that fill them: its last one may be special."""
+"""A model with at most so many positions gets texts that fill them: its last position may be special."""
 _SPECIAL = ("bos", "cls", "eos", "sep", "pad", "unk", "mask", "decoder_start")
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Inputs by name, in batches, and what they are in words."""
+    """Batches of inputs by name, and a description."""
 
     batches: list[dict[str, Tensor]]
     about: str
 
 
 class Preprocessor(TypedDict, total=False):
-    """What a file says of how images are prepared."""
+    """The settings of image preparation in a file."""
 
     do_resize: bool | None
     do_center_crop: bool | None
@@ -54,14 +54,14 @@ class Preprocessor(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ProbedModel:
-    """A model, and the module that its library made of it."""
+    """A model, and its module in memory."""
 
     model: Model
     module: nn.Module
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings on one level; the library's configuration knows the defaults, too."""
+        """All settings on one level, with the defaults of the library's configuration."""
         return flatten_outputs(self._whole)
 
     @property
@@ -75,12 +75,12 @@ class ProbedModel:
 
     @property
     def folder(self) -> Path | None:
-        """Where the model's other files are, if there is such a place."""
+        """The folder with the model's tokenizer and image settings, if there is one."""
         root = self.model.checkpoint.root
-        return root if root.is_dir() else None
+        return root if root.is_dir() else self.model.checkpoint.auxiliary_folder
 
     def info(self, file: str) -> dict[str, Any]:
-        """What a file of JSON in the folder says; nothing, if there is none."""
+        """Read a file of JSON in the folder; empty, if there is none."""
         if self.folder is None or not exists(self.folder / file):
             return {}
         content = read_json(self.folder / file)
@@ -92,7 +92,7 @@ class ProbedModel:
         return content
 
     def template(self, batch: int = 1, seed: int = 0) -> dict[str, Tensor]:
-        """Random inputs, for their names and shapes, in float32."""
+        """Return random inputs in float32, for their names and shapes."""
         drawn = random_inputs(self.model.family, self._whole, batch=batch, seed=seed)
         return {name: one.float() if one.is_floating_point() else one for name, one in drawn.items()}
 
@@ -103,12 +103,12 @@ class ProbedModel:
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many tokens the model knows."""
+        """The size of the vocabulary."""
         found = vocabulary(self.module) if self.takes("tokens") or self.takes("spectrogram") else None
         return found or int(self.settings.get("vocab_size", 49408))
 
     def token(self, *names: str) -> int | None:
-        """The first of some special tokens that the configuration names and the model knows."""
+        """Return the first of these special tokens that the configuration names and the vocabulary holds."""
         for name in names:
             info = self.settings.get(f"{name}_token_id")
             one = info[0] if isinstance(info, list) and info else info
@@ -118,7 +118,7 @@ class ProbedModel:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """All special tokens that the configuration names."""
+        """The special tokens that the configuration names."""
         ids: set[int] = set()
         for name in _SPECIAL:
             info = self.settings.get(f"{name}_token_id")
@@ -127,7 +127,7 @@ class ProbedModel:
 
     @cached_property
     def length(self) -> int:
-        """How many tokens its texts have."""
+        """The number of tokens of its probes."""
         room = self.positions
         if self.model.family.library == "open_clip" and room is not None:
             return room
@@ -135,7 +135,7 @@ class ProbedModel:
 
     @cached_property
     def positions(self) -> int | None:
-        """How many tokens a text may have at most; none, where nothing tells."""
+        """The largest number of tokens of a text; None if it is not known."""
         if self.model.family.library == "open_clip":
             return int(self.settings.get("context_length", 77))
         names = ("max_target_positions", "max_position_embeddings", "n_positions")
@@ -143,7 +143,7 @@ class ProbedModel:
         return None if info is None else int(info) - self._skipped_positions()
 
     def _skipped_positions(self) -> int:
-        """Where positions are counted from behind the padding token, as many as come before."""
+        """Return how many positions are skipped: some models count from behind the padding token."""
         skipped = [
             part.padding_idx + 1
             for name, part in self.module.named_modules()
@@ -155,14 +155,14 @@ class ProbedModel:
 
     @property
     def writes(self) -> bool:
-        """Whether the model continues texts, and nothing else comes in."""
+        """Whether the model continues texts and takes nothing else."""
         can = getattr(self.module, "can_generate", None)
         alone = self.model.family.inputs == ("tokens",) and not self.settings.get("is_encoder_decoder")
         return alone and callable(can) and bool(can())
 
 
 def vocabulary(module: nn.Module) -> int | None:
-    """How many tokens a module knows, if it reads tokens."""
+    """Return the size of a module's vocabulary, if it reads tokens."""
     try:
         embeddings = module.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
@@ -171,12 +171,12 @@ def vocabulary(module: nn.Module) -> int | None:
 
 
 def seeded_generator(seed: int, purpose: int) -> torch.Generator:
-    """Random numbers for one purpose."""
+    """Return a generator of random numbers for one purpose."""
     return torch.Generator().manual_seed(1000 * seed + purpose)
 
 
 def batched(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The inputs, some at a time."""
+    """Iterate over the inputs in batches."""
     count = len(next(iter(inputs.values())))
     for start in range(0, count, BATCH):
         yield {name: one[start : start + BATCH] for name, one in inputs.items()}

@@ -1,4 +1,4 @@
-"""Probes: made-up inputs for live models, and what the models compute from them, in float64."""
+"""Random inputs for live models, and the outputs of the models, in float64."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError
 
 LARGEST = 2**28
-"""So many numbers are made up for one input at most."""
+"""The largest number of values of one input."""
 
 
 def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
-    """Random inputs of the kinds that a family takes, in the words of its library."""
+    """Draw random inputs of the kinds that a family takes, under the library's names."""
     if family.probes is not None:
         return dict(family.probes(config))
     try:
-        return _made_up(family, config, batch, seed)
+        return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ArchitectureError(
-            f"{family.name}: no inputs can be made up from the configuration ({_info(error)})",
+            f"{family.name}: no inputs can be generated from the configuration ({_info(error)})",
             hint=WRONG_FILE,
         ) from error
 
@@ -40,10 +40,10 @@ def in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def _info(error: Exception) -> str:
-    return f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 
-def _made_up(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     settings = flatten_outputs(config)
     inputs: dict[str, Tensor] = {}
@@ -67,8 +67,7 @@ def _made_up(family: Family, config: Config, batch: int, seed: int) -> dict[str,
             0, settings["vocab_size"], (batch, length), generator=generator
         )
     if "waveform" in family.inputs:
-        heard = (batch, samples_of(settings, frames=16))
-        inputs["input_values"] = _noise(heard, generator)
+        inputs["input_values"] = _noise((batch, samples_of(settings, frames=16)), generator)
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)
@@ -83,24 +82,24 @@ def _made_up(family: Family, config: Config, batch: int, seed: int) -> dict[str,
         if settings.get("is_encoder_decoder"):
             inputs["decoder_input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
             if isinstance(end := settings.get("eos_token_id"), int):
-                for ids in inputs.values():  # classifiers look for the one end of every text
+                for ids in inputs.values():  # classifiers look for the only end-of-text token
                     ids[ids == end] = (end + 1) % vocabulary
                     ids[:, -1] = end
     return inputs
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Random numbers; a configuration may ask for more of them than there is memory."""
+    """Draw random numbers; refuse a shape that is too large for the memory."""
     if prod(shape) > LARGEST:
         raise ArchitectureError(
-            f"the configuration asks for inputs of shape {shape}, and at most {LARGEST} numbers are made up",
+            f"the configuration asks for inputs of shape {shape}, and at most {LARGEST} values are generated",
             hint=WRONG_FILE,
         )
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def samples_of(settings: Config, frames: int) -> int:
-    """As many samples of sound as it takes to hear so many frames."""
+    """Return the number of samples that make ``frames`` frames."""
     samples = frames
     steps = zip(settings["conv_kernel"], settings["conv_stride"], strict=True)
     for kernel, stride in reversed(list(steps)):
@@ -109,7 +108,7 @@ def samples_of(settings: Config, frames: int) -> int:
 
 
 def flatten_outputs(config: Config) -> dict[str, Any]:
-    """All settings on one level; those of the towers join those of the whole."""
+    """Return all settings on one level; those of the towers join those of the whole model."""
     level: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and key in (*SECTIONS, "pretrained_cfg"):
@@ -127,7 +126,7 @@ def run_model(
     double: bool = True,
     gradients: bool = False,
 ) -> dict[str, Tensor]:
-    """Everything that a model computes from the inputs, by name; in float64 throughout, if ``double``."""
+    """Run a model and return its outputs by name; computed in float64 throughout, if ``double``."""
     with torch.set_grad_enabled(gradients), in_double(double), plain_experts(module):
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
@@ -139,15 +138,14 @@ def run_model(
 
 
 def in_double(double: bool) -> AbstractContextManager[Any]:
-    """Within the block, everything is computed in float64, if ``double``."""
+    """Within the block, compute everything in float64, if ``double``."""
     return _DoubleThroughout() if double else nullcontext()
 
 
 class _DoubleThroughout(TorchFunctionMode):
-    """Computes in float64 also where a library's code asks for float32 (norms, softmax).
+    """Compute in float64 also where a library's code asks for float32 (norms, softmax).
 
-    Two ways of summing the same numbers differ by 1e-7 in float32; an equivalence that is exact
-    should be seen to be exact.
+    Two orders of summation differ by 1e-7 in float32, which would hide whether an equivalence is exact.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,9 +160,9 @@ class _DoubleThroughout(TorchFunctionMode):
 
 @contextmanager
 def plain_experts(module: nn.Module) -> Iterator[None]:
-    """Within the block, experts are computed by the model's own code.
+    """Within the block, compute experts with the model's own code.
 
-    The faster kernels that transformers 5 prefers know no float64.
+    The faster kernels of transformers 5 do not support float64.
     """
     config = getattr(module, "config", None)
     chosen = getattr(config, "_experts_implementation", None)
@@ -179,7 +177,7 @@ def plain_experts(module: nn.Module) -> Iterator[None]:
 
 
 def _tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The numbers in an output, with dotted names; a bare tensor is called ``output``."""
+    """Iterate over the floating-point tensors of an output, with dotted names."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield name or "output", output

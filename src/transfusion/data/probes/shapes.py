@@ -1,4 +1,4 @@
-"""Images of overlapping shapes: edges, corners, flat and shaded areas of all sizes, as scenes have them."""
+"""Images of overlapping shapes: edges, corners, flat and shaded areas of all sizes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 FEWEST, MOST = 6, 30
-"""How many shapes lie in an image, one on another."""
+"""The number of shapes in an image."""
 SMALLEST, LARGEST = 0.08, 0.9
-"""Their radii, as shares of half an image; small ones are more frequent, as distant things are."""
+"""Radii as shares of half an image; small ones are more frequent."""
 
 
 def overlapping_shapes(
     count: int, channels: int, rows: int, columns: int, generator: torch.Generator
 ) -> Tensor:
-    """So many images with values between 0 and 1."""
+    """Draw ``count`` images with values between 0 and 1."""
 
     def draw(values: int) -> Tensor:
         return torch.rand(count, values, 1, 1, generator=generator)
@@ -40,13 +40,13 @@ def overlapping_shapes(
 
 
 def _colour(draw: Callable[[int], Tensor], channels: int) -> Tensor:
-    """A colour for every image: the channels are mostly alike, as in the light of day."""
+    """Draw a colour for every image; its channels are similar."""
     grey = draw(1)
     return grey if channels == 1 else (grey + 0.5 * (draw(channels) - 0.5)).clamp(0, 1)
 
 
 def _distance(along: Tensor, beside: Tensor, kind: Tensor) -> Tensor:
-    """From the middle, 1 at the edge: of an ellipse, a rectangle or a rhombus."""
+    """Return the distance from the centre, 1 at the edge, of an ellipse, a rectangle or a rhombus."""
     round_ = torch.sqrt(along.square() + beside.square())
     square = torch.maximum(along.abs(), beside.abs())
     return torch.where(kind < 1 / 3, round_, torch.where(kind < 2 / 3, square, along.abs() + beside.abs()))

@@ -1,4 +1,4 @@
-"""Sounds that nobody made: noise of several colours, chirps, and a voice without words."""
+"""Synthetic audio: coloured noise, chirps, and a voice without words."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from transfusion.data.probes.random_inputs import samples_of
 from transfusion.runtime.optional_libraries import require_library
 
 RATE = 16000
-"""Samples a second, as all models of speech have it."""
+"""Samples per second, as in all models of speech."""
 FRAMES = 48
 HOP, SPAN = 160, 400
-"""Spectra are taken every so many samples, of so many."""
+"""The distance and the length of the windows of a spectrogram, in samples."""
 FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
-"""The resonances of a throat for five vowels, in Hz."""
+"""The formants of five vowels, in Hz."""
 
 
 def waveforms(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
-    """So many sounds of at most a second, of zero mean and unit variance."""
+    """Generate sounds of at most one second, with zero mean and unit variance."""
     needed = samples_of(subject.settings, frames=1)
     length = max(needed, min(RATE, samples_of(subject.settings, FRAMES)))
     return {
         "input_values": synthetic_audio(count, length, seeded_generator(seed, 2))
-    }, f"{count} made-up sounds"
+    }, f"{count} synthetic sounds"
 
 
 def spectrograms(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
-    """So many sounds in the form that Whisper reads: powers on the mel scale, as logarithms."""
+    """Generate sounds as Whisper reads them: logarithms of powers on the mel scale."""
     frames = 2 * subject.settings["max_source_positions"]
     bins = subject.settings["num_mel_bins"]
     generator = seeded_generator(seed, 2)
@@ -40,11 +40,11 @@ def spectrograms(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str,
         log_mel(synthetic_audio(min(BATCH, count - start), frames * HOP, generator), bins)
         for start in range(0, count, BATCH)
     ]
-    return {"input_features": torch.cat(parts)}, f"{count} made-up sounds"
+    return {"input_features": torch.cat(parts)}, f"{count} synthetic sounds"
 
 
 def log_mel(sounds: Tensor, bins: int) -> Tensor:
-    """(sounds, bins, frames): as the model's own preparation computes it."""
+    """Return spectrograms (sounds, bins, frames), computed as Whisper's own preparation does."""
     bank = require_library("transformers.audio_utils", "transformers").mel_filter_bank
     filters: Any = bank(
         num_frequency_bins=1 + SPAN // 2,
@@ -64,7 +64,7 @@ def log_mel(sounds: Tensor, bins: int) -> Tensor:
 
 
 def synthetic_audio(count: int, length: int, generator: torch.Generator) -> Tensor:
-    """(count, length): the kinds of sounds in turn."""
+    """Generate sounds (count, length), of each kind in turn."""
     kinds: tuple[Callable[[int, torch.Generator], Tensor], ...] = (voice, coloured_noise, voice, chirp)
     sounds = torch.stack([kinds[number % len(kinds)](length, generator) for number in range(count)])
     sounds = sounds + 0.01 * sounds.std(1, keepdim=True) * torch.randn(sounds.shape, generator=generator)
@@ -73,7 +73,7 @@ def synthetic_audio(count: int, length: int, generator: torch.Generator) -> Tens
 
 
 def coloured_noise(length: int, generator: torch.Generator, slope: float | None = None) -> Tensor:
-    """Noise whose power falls with f to the power of ``slope``: from white, 0, to brown, 2."""
+    """Generate noise with power 1 / f**slope: from white, 0, to brown, 2."""
     slope = 2 * _uniform(generator) if slope is None else slope
     spectrum = torch.fft.rfft(torch.randn(length, generator=generator))
     frequencies = torch.arange(len(spectrum)).clamp(min=1).float()
@@ -82,14 +82,14 @@ def coloured_noise(length: int, generator: torch.Generator, slope: float | None 
 
 
 def chirp(length: int, generator: torch.Generator) -> Tensor:
-    """A tone that glides from one pitch to another, up or down, in waves of loudness."""
+    """Generate a tone that glides from one pitch to another, with varying loudness."""
     low, high = (100 * 40 ** _uniform(generator) for _ in range(2))
     pitch = low * (high / low) ** torch.linspace(0, 1, length)
     return torch.sin(2 * pi * torch.cumsum(pitch / RATE, 0)) * _syllables(length, generator)
 
 
 def voice(length: int, generator: torch.Generator) -> Tensor:
-    """Pulses through the resonances of vowels that follow each other, one in a syllable."""
+    """Generate pulses that pass through the formants of one vowel after the other."""
     pitch = 80 + 140 * _uniform(generator)
     bend = 1 + 0.15 * torch.sin(torch.linspace(0, 6 * _uniform(generator), length))
     phase = torch.cumsum(pitch * bend / RATE, 0)
@@ -98,15 +98,15 @@ def voice(length: int, generator: torch.Generator) -> Tensor:
     spectrum = torch.fft.rfft(pulses + breath)
     frequencies = torch.fft.rfftfreq(length, 1 / RATE)
     vowels = [
-        torch.fft.irfft(spectrum * _throat(frequencies, formants), n=length)
+        torch.fft.irfft(spectrum * _vocal_tract(frequencies, formants), n=length)
         for formants in _chosen(FORMANTS, 3, generator)
     ]
     turns = torch.stack([_syllables(length, generator) for _ in vowels])
     return (torch.stack(vowels) * turns).sum(0)
 
 
-def _throat(frequencies: Tensor, formants: tuple[int, ...]) -> Tensor:
-    """How much of every frequency comes through, as a sum of resonances."""
+def _vocal_tract(frequencies: Tensor, formants: tuple[int, ...]) -> Tensor:
+    """Return the response of the vocal tract: a sum of resonances."""
     response = torch.zeros_like(frequencies)
     for number, centre in enumerate(formants):
         width = 60 + 40 * number
@@ -115,7 +115,7 @@ def _throat(frequencies: Tensor, formants: tuple[int, ...]) -> Tensor:
 
 
 def _syllables(length: int, generator: torch.Generator) -> Tensor:
-    """Loudness that comes and goes a few times a second."""
+    """Return a loudness that rises and falls a few times per second."""
     rate, start = 2 + 4 * _uniform(generator), _uniform(generator)
     swing = torch.sin(2 * pi * (rate * torch.arange(length) / RATE + start))
     return 0.05 + ((1 + swing) / 2) ** 2

@@ -1,4 +1,4 @@
-"""Made-up images, as the model's own preparation would hand them on."""
+"""Synthetic images, normalised as the model's own preparation does."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transfusion.data.probes.shapes import overlapping_shapes
 from transfusion.runtime.optional_libraries import require_library
 
 GRIDS = (3, 5, 9, 14)
-"""Noise is drawn on grids of so many cells, and smoothly enlarged: blobs of several sizes."""
+"""Cells of the grids on which noise is drawn before it is enlarged: blobs of several sizes."""
 NOISY = 4
-"""One image in so many is noise; the others have overlapping shapes."""
+"""One image in so many is smooth noise; the others show overlapping shapes."""
 GREY, CONTRAST = 0.5, 0.25
 """The mean and the standard deviation of pixels between 0 and 1."""
 
 
 def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
-    """So many images, in the words of the model's library."""
+    """Generate ``count`` images, under the library's names."""
     channels, rows, columns = shape = size(subject)
     generator = seeded_generator(seed, 1)
     images = torch.cat(
@@ -39,7 +39,7 @@ def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[
 
 
 def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:
-    """One image of unit variance: noise on a grid, enlarged."""
+    """Generate one image of unit variance: enlarged noise."""
     channels, *extents = shape
     grid = torch.randn(1, channels, cells, cells, generator=generator)
     image = nn.functional.interpolate(grid, size=extents, mode="bicubic", align_corners=False)
@@ -47,7 +47,7 @@ def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Gener
 
 
 def fitted(image: Any, frame: tuple[int, int, int]) -> Tensor:
-    """An image of Pillow with values between 0 and 1: so small that it just fills the frame, and cropped."""
+    """Resize a Pillow image to fill the frame, crop it, and scale its values to between 0 and 1."""
     channels, rows, columns = frame
     pillow, operations = (require_library(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
     whole = operations.fit(image, (columns, rows), method=pillow.Resampling.BICUBIC)
@@ -56,7 +56,7 @@ def fitted(image: Any, frame: tuple[int, int, int]) -> Tensor:
 
 
 def size(subject: ProbedModel) -> tuple[int, int, int]:
-    """Channels, rows and columns of the images that a model sees."""
+    """Return channels, rows and columns of a model's images."""
     if subject.takes("patches"):
         settings = subject.settings
         side = isqrt(settings["num_patches"]) * settings["patch_size"]
@@ -66,7 +66,7 @@ def size(subject: ProbedModel) -> tuple[int, int, int]:
 
 
 def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
-    """Prepared images by the names of the library; cut up, if the model wants patches."""
+    """Return prepared images under the library's names; cut into patches, if the model takes those."""
     if not subject.takes("patches"):
         return {"pixel_values": pixels}
     patch = subject.settings["patch_size"]
@@ -82,7 +82,7 @@ def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def normalised(subject: ProbedModel, pixels: Tensor) -> Tensor:
-    """Pixels between 0 and 1 as the model wants them; to about unit variance, where nothing tells."""
+    """Normalise pixels between 0 and 1 as the folder says; to about unit variance, if it says nothing."""
     channels = pixels.shape[1]
     mean, deviation = normalisation(subject) or ([GREY] * channels, [CONTRAST] * channels)
     shape = (1, channels, 1, 1)
@@ -90,7 +90,7 @@ def normalised(subject: ProbedModel, pixels: Tensor) -> Tensor:
 
 
 def normalisation(subject: ProbedModel) -> tuple[list[float], list[float]] | None:
-    """The mean and the standard deviation of every channel that the model's preparation takes away."""
+    """Return the mean and the standard deviation of every channel in the model's preparation."""
     prepares = subject.info("preprocessor_config.json") or subject.info("processor_config.json")
     prepares = prepares.get("image_processor", prepares)
     config = subject.model.checkpoint.config or {}
@@ -112,7 +112,7 @@ def normalisation(subject: ProbedModel) -> tuple[list[float], list[float]] | Non
 
 
 def _per_channel(info: Any, channels: int) -> list[float] | None:
-    """One number for every channel, if that is what was told."""
+    """Return one number per channel, or None if the setting has another form."""
     numbers = [info] * channels if isinstance(info, int | float) else info
     if not isinstance(numbers, list | tuple) or len(numbers) != channels:
         return None

@@ -1,6 +1,6 @@
-"""Texts: passages of a corpus that ships with the package, and what language models write themselves.
+"""Texts: passages of a corpus that ships with the package, and texts that language models generate.
 
-Nothing is padded, for a model would be heard on the padding, too: texts are cut into windows of one length.
+Texts are cut into windows of one length. Nothing is padded: activations of padding would count as well.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from transfusion.data.probes.generated_texts import frequent_tokens, generate_te
 from transfusion.data.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.data.probes.tokenizers import Tokenizer, tokenizer_of
 
-STRANGE = 0.25
-"""A window in which the tokenizer does not know a larger share of the tokens is left out."""
+MAX_UNKNOWN = 0.25
+"""Windows with a larger share of unknown tokens are left out."""
 GOLDEN = 0.618
-"""Multiples of it, without what is before the point, put the offsets of windows into an even order."""
+"""The fractional parts of its multiples spread the offsets of windows evenly."""
 
 
 @cache
 def corpus() -> dict[str, tuple[str, ...]]:
-    """The passages that ship with the package, by the file that holds them."""
+    """Return the passages that ship with the package, by file."""
     found = (one for one in files("transfusion.data.probes").joinpath("corpus").iterdir())
     texts = {one.name: one.read_text(encoding="utf-8") for one in found if one.name.endswith(".txt")}
     return {
@@ -34,13 +34,13 @@ def corpus() -> dict[str, tuple[str, ...]]:
 
 
 def synthetic_texts(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
-    """So many texts, in the words of the model's library."""
+    """Generate ``count`` texts, under the library's names."""
     ids, about = _drawn(subject, count, seed)
     return text_inputs(subject, ids), about
 
 
 def text_inputs(subject: ProbedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Tokens by the names of the library; an encoder and its decoder get different texts."""
+    """Return tokens under the library's names; an encoder and its decoder get different texts."""
     names = subject.template()
     if "input_ids" not in names:
         return {"decoder_input_ids": _for_a_decoder(subject, ids)}
@@ -53,14 +53,14 @@ def text_inputs(subject: ProbedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _for_a_decoder(subject: ProbedModel, ids: Tensor) -> Tensor:
-    """The same texts as a decoder is given them: all but the last token, behind the one that starts."""
+    """Return the texts shifted by one: the start token, then all tokens but the last."""
     start = subject.token("decoder_start", "bos", "pad", "eos") or 0
     begun = bool((ids[:, 0] == start).all())
     return ids if begun else torch.cat([torch.full((len(ids), 1), start), ids[:, :-1]], 1)
 
 
 def _drawn(subject: ProbedModel, count: int, seed: int) -> tuple[Tensor, str]:
-    """(count, length), and what it is."""
+    """Return tokens (count, length), and a description."""
     tokenizer, reason = tokenizer_of(subject)
     own = 0 if not subject.writes else count if tokenizer is None else count - count // 2
     read = count - own
@@ -85,10 +85,10 @@ def _drawn(subject: ProbedModel, count: int, seed: int) -> tuple[Tensor, str]:
 def windows(
     groups: Iterable[Sequence[str]], tokenizer: Tokenizer, subject: ProbedModel, count: int, seed: int
 ) -> Tensor:
-    """(count, length) or fewer: windows of texts, which are joined within a group.
+    """Cut texts into at most ``count`` windows; the texts of a group are joined.
 
-    Groups are cut from their first token on; if that makes too few windows, again from later ones. What no
-    model could read raises a ValueError.
+    Groups are cut from their first token on, and again from later ones if there are too few windows. Texts
+    that the model cannot read raise a ValueError.
     """
     room = subject.length - len(tokenizer.before) - len(tokenizer.after)
     if room < 1:
@@ -109,10 +109,10 @@ def windows(
 
 
 def _known(streams: list[list[int]], offset: int, room: int, unknown: int | None) -> list[list[int]]:
-    """All windows from an offset on, but those that are mostly unknown."""
+    """Return the windows from an offset on, without those that have many unknown tokens."""
     cut = [
         stream[start : start + room]
         for stream in streams
         for start in range(offset, len(stream) - room + 1, room)
     ]
-    return [ids for ids in cut if unknown is None or ids.count(unknown) <= STRANGE * room]
+    return [ids for ids in cut if unknown is None or ids.count(unknown) <= MAX_UNKNOWN * room]

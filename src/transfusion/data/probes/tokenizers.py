@@ -1,4 +1,4 @@
-"""The model's own tokenizer, if it can be had without a download."""
+"""The tokenizer in a model's folder, or the one that comes with open_clip."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SENTENCE = "The sun was low, and we walked home along the river."
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What makes tokens of a text, and what stands around them."""
+    """Encodes a text; special tokens go before and after."""
 
     encode: Callable[[str], list[int]]
-    """The tokens of the text alone."""
+    """Returns the tokens of a text without special tokens."""
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     unknown: int | None = None
@@ -38,7 +38,7 @@ class Tokenizer:
 
 
 def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
-    """The tokenizer; or none, and the reason."""
+    """Return the tokenizer; or None and the reason."""
     settings, folder = subject.settings, subject.folder
     present = folder is not None and any((folder / name).exists() for name in FILES)
     bundled = subject.model.family.library == "open_clip" and not settings.get("hf_tokenizer_name")
@@ -47,7 +47,7 @@ def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
         return None, f"no tokenizer in {where}"
     try:
         found = _of_transformers(folder) if present and folder else _of_open_clip()
-    except Exception as error:  # the libraries raise whatever they like at a file that is not theirs
+    except Exception as error:  # the libraries raise many types for a damaged file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return None, f"the tokenizer cannot be used: {reason}"
     highest = max(found.framed(found.encode(_SENTENCE)))
@@ -69,7 +69,7 @@ def _of_transformers(folder: Path) -> Tokenizer:
 
 
 def _around(alone: list[int], framed: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What stands before and after the tokens of a text."""
+    """Return the special tokens before and after the tokens of a text."""
     if not alone:
         raise ValueError("it makes no tokens of a plain sentence")
     for start in range(len(framed) - len(alone) + 1):

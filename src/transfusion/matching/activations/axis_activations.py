@@ -1,4 +1,4 @@
-"""Axes: from the samples of modules to the activations of an axis, in A and in B."""
+"""Activations by axis: from the recorded inputs and outputs of modules to the units of an axis."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from transfusion.model.model import Model
 
 @dataclass(frozen=True)
 class AxisPiece:
-    """Activations in A and in B, with one dimension per axis and the samples last."""
+    """Activations of A and B, with one dimension per axis and the samples last."""
 
     axes: tuple[str, ...]
     a: Tensor
     b: Tensor
     side: str
-    """Whether a module read them, or put them out."""
+    """Whether they are inputs or outputs of a module."""
 
 
 class AxisActivations:
-    """What two models computed from the same probes, asked for axis by axis."""
+    """The activations of two models on the same probes, by axis."""
 
     def __init__(self, a: Model, b: Model, of_a: ActivationStore, of_b: ActivationStore) -> None:
         self.a, self.b, self.of_a, self.of_b = a, b, of_a, of_b
@@ -38,49 +38,49 @@ class AxisActivations:
         self.sizes = a.architecture.sizes
 
     def under(self, policy: Policy) -> AxisActivations:
-        """The same for axes that a policy asks for."""
+        """Return the same activations for the axes of another policy."""
         return AxisActivations(self.a.under(policy), self.b.under(policy), self.of_a, self.of_b)
 
     def pair(self, module: str, side: str) -> tuple[Tensor, Tensor] | None:
-        """The samples of one module in both models, if both were heard."""
+        """Return the samples of one module in both models, if both were recorded."""
         a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
         return None if a is None or b is None or a.shape != b.shape else (a, b)
 
-    def _hears(self, module: str) -> bool:
-        """Whether both models showed what a module puts out."""
+    def _is_recorded(self, module: str) -> bool:
+        """Return whether the outputs of a module were recorded in both models."""
         return f"{module}/{OUTPUT}" in self.of_a.keys & self.of_b.keys
 
     # ── norms ────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def norms(self) -> dict[str, str]:
-        """Every norm on a stream, and the point that it is on."""
+        """Every norm on the residual stream, and its point of the stream."""
         spaces = self.architecture.spaces
         found: dict[str, str] = {}
         for name, layout in self.architecture.tensors.items():
             module, _, leaf = name.rpartition(".")
-            if leaf == "weight" and layout.arrow is None and len(layout.items) == 1:
+            if leaf == "weight" and name in self.architecture.scales:
                 (item,) = layout.items
                 if isinstance(item, Name) and spaces[item.text].stream is not None:
                     found[module] = item.text
         return found
 
     def before_branches(self, point: str) -> list[str]:
-        """The norms on a point that only branches read, while the stream goes by."""
+        """Return the norms at a point that only branches read (pre-norm)."""
         cuts = [cut for cut in self.architecture.shortcuts if cut.source == point]
         entries = {cut.entry for cut in cuts}
         here = [norm for norm, at in self.norms.items() if at == point and norm not in self.of_a.shown]
-        return [norm for norm in here if (norm in entries or not cuts) and self._hears(norm)]
+        return [norm for norm in here if (norm in entries or not cuts) and self._is_recorded(norm)]
 
     def after(self, point: str) -> list[str]:
-        """The norms that put out the stream at a point."""
-        return [norm for norm, at in self.norms.items() if at == point and self._hears(norm)]
+        """Return the norms whose output is the stream at a point (post-norm)."""
+        return [norm for norm, at in self.norms.items() if at == point and self._is_recorded(norm)]
 
     def on_stream(self, point: str) -> tuple[Tensor, Tensor] | None:
-        """A point of the stream in both models, as (samples, units).
+        """Return a point of the stream in both models, as (samples, units).
 
-        Where branches read it through norms, as these have normalised it; otherwise as the last norm has put
-        it out, or as it is read.
+        With norms before branches it is normalised; otherwise it is the output of the last norm, or the input
+        of a module.
         """
         if before := self.before_branches(point):
             pairs = [pair for norm in before if (pair := self.normalised(norm))]
@@ -95,7 +95,7 @@ class AxisActivations:
 
     @cached_property
     def folds(self) -> dict[str, NormFold]:
-        """For every tensor that reads a stream through such a norm, the norm."""
+        """For every tensor that reads the stream through a norm before a branch, the norm."""
         found: dict[str, NormFold] = {}
         for name, layout in self.architecture.tensors.items():
             norm = self.of_a.fed_by.get(name.rpartition(".")[0])
@@ -108,33 +108,35 @@ class AxisActivations:
         return found
 
     def _offset(self, norm: str) -> float:
-        """Whether a norm multiplies by its weight, or by one more: what it divides by tells."""
-        made = self.of_a.samples(norm, OUTPUT)
-        if made is None:
+        """Return 1 if a norm multiplies by 1 + its weight, 0 if by its weight, from recorded outputs."""
+        output = self.of_a.samples(norm, OUTPUT)
+        if output is None:
             return 0.0
-        off = [float((self._bare(self.a, norm, made, offset).square().mean() - 1).abs()) for offset in (0, 1)]
+        off = [
+            float((self._bare(self.a, norm, output, offset).square().mean() - 1).abs()) for offset in (0, 1)
+        ]
         return float(off[1] < off[0])
 
     @staticmethod
-    def _bare(model: Model, norm: str, made: Tensor, offset: float) -> Tensor:
-        """What a norm put out, without its scale and shift."""
+    def _bare(model: Model, norm: str, output: Tensor, offset: float) -> Tensor:
+        """Return the output of a norm without its scale and shift."""
         if (bias := f"{norm}.bias") in model.architecture.tensors:
-            made = made - model.read(bias).double()
+            output = output - model.read(bias).double()
         scale = model.read(f"{norm}.weight").double() + offset
-        return made / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
+        return output / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
 
     def normalised(self, norm: str) -> tuple[Tensor, Tensor] | None:
-        """What a norm makes of the stream in both models, before its own scale and shift."""
+        """Return the normalised stream in both models, without the scale and shift of the norm."""
         pair = self.pair(norm, OUTPUT)
         if pair is None:
             return None
         offset = self._offset(norm)
         return self._bare(self.a, norm, pair[0], offset), self._bare(self.b, norm, pair[1], offset)
 
-    def weighed(self, id: str, maps: Mapping[str, Map]) -> Tensor | None:
-        """How B's units of a point go with A's in the weights that read it or write to it.
+    def weight_covariance(self, id: str, maps: Mapping[str, Map]) -> Tensor | None:
+        """Return the covariance of B's units of a point and A's in the weights that read or write it.
 
-        Only weights whose other axes are mapped already, or never move, have a say.
+        Only weights whose other axes are mapped already, or never move, count.
         """
         total: Tensor | None = None
         for name, layout in self.architecture.tensors.items():
@@ -158,7 +160,7 @@ class AxisActivations:
         return frozenset(space.id for space in self.architecture.moving())
 
     def _scaled(self, model: Model, name: str) -> Tensor:
-        """A weight, with the scale of the norm that it reads through."""
+        """Return a weight with the scale of the norm that it reads through."""
         value = model.read(name).double()
         if (fold := self.folds.get(name)) is not None:
             layout = self.architecture.tensors[name]
@@ -169,8 +171,8 @@ class AxisActivations:
 
     # ── other axes ───────────────────────────────────────────────────────────────────────────
 
-    def holders(self) -> list[str]:
-        """The axes whose elements hold others, heads for the most part, where either may move."""
+    def parent_axes(self) -> list[str]:
+        """Return the axes that have children (mostly heads), where either may move."""
         parents = self.architecture.parents
         found: dict[str, None] = {}
         for layout in self.architecture.tensors.values():
@@ -182,7 +184,7 @@ class AxisActivations:
         return list(found)
 
     def pieces(self, id: str) -> Iterator[AxisPiece]:
-        """All activations with an axis: of the modules that put it out, and of those that read it."""
+        """Yield all activations with an axis: outputs of modules that produce it, inputs of its readers."""
         for name, layout in self.architecture.tensors.items():
             module, _, leaf = name.rpartition(".")
             if layout.arrow is None or len(layout.outputs) != 1:
@@ -202,19 +204,17 @@ class AxisActivations:
         return self.a.info(name).shape[dim]
 
     def _computed(self, name: str, side: str) -> tuple[Tensor, Tensor] | None:
-        """What a tensor makes of its inputs, where it has no module of its own to be heard."""
+        """Return the product of a tensor with its inputs, if no module of its own has recorded outputs."""
         module, parts = name.rpartition(".")[0], self.a.info(name).shape
         if side == INPUT or len(parts) != 2:
             return None
         given = [self.pair(module, f"{INPUT}{number or ''}") for number in range(3)]
         if given[0] is None:
             return None
-        inputs = [
-            one or given[0] for one in given
-        ]  # queries, keys and values may be made of different things
+        inputs = [one or given[0] for one in given]  # queries, keys and values may have different inputs
         count = min(len(pair[0]) for pair in inputs)
 
-        def made(model: Model, which: int) -> Tensor:
+        def outputs(model: Model, which: int) -> Tensor:
             weight, bias = model.read(name).double(), name.removesuffix("weight") + "bias"
             shift = (
                 model.read(bias).double()
@@ -224,7 +224,7 @@ class AxisActivations:
             blocks = zip(weight.chunk(3), shift.chunk(3), inputs, strict=True)
             return torch.cat([pair[which][:count] @ one.T + own for one, own, pair in blocks], dim=1)
 
-        return made(self.a, 0), made(self.b, 1)
+        return outputs(self.a, 0), outputs(self.b, 1)
 
     def _cut(self, item: Item, id: str, pair: tuple[Tensor, Tensor], side: str) -> Iterator[AxisPiece]:
         layout = Layout((Name(ANONYMOUS), item))
@@ -236,7 +236,7 @@ class AxisActivations:
 
 
 def _products(item: Item) -> Iterator[tuple[str, ...]]:
-    """The axes of every product in an item, outermost first."""
+    """Yield the axes of every product in an item, outermost first."""
     match item:
         case Product(items):
             names = tuple(name for child in items for name in names_in(child))

@@ -50,21 +50,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ProbedPair:
-    """What two models computed from the same probes."""
+    """The activations of two models on the same probes."""
 
     evidence: AxisActivations
     held_out: AxisActivations
-    """From probes that are not to be learned from."""
+    """Activations on held-out probes."""
     about: str
-    """What the probes were."""
+    """A description of the probes."""
 
     def under(self, policy: Policy) -> ProbedPair:
-        """The same samples, for axes that a policy asks for."""
+        """Return the same samples for the axes of another policy."""
         return replace(self, evidence=self.evidence.under(policy), held_out=self.held_out.under(policy))
 
 
 def split_batches(batches: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
-    """The same inputs in at least two batches for every fifth of them: a fifth is to be held out."""
+    """Divide inputs into at least ten batches, so that a fifth of the inputs can be held out."""
     total = sum(_count(batch) for batch in batches)
     size = max(1, total // (2 * HELD_OUT))
     return [
@@ -80,7 +80,7 @@ def _count(batch: Mapping[str, Tensor]) -> int:
 
 @contextmanager
 def run_on_probes(a: Model, b: Model, options: FunctionalOptions, seed: int = 0) -> Iterator[ProbedPair]:
-    """Run two models, one after the other; their samples are on the disk within the block."""
+    """Run two models one after the other; yield their activations, on disk for the ``with`` block."""
     with tempfile.TemporaryDirectory() as folder:
         stores: list[ActivationStore] = []
         probes: Probes | None = None
@@ -108,7 +108,7 @@ def run_on_probes(a: Model, b: Model, options: FunctionalOptions, seed: int = 0)
 
 @dataclass(frozen=True)
 class Correspondence:
-    """What was found."""
+    """The maps of functional alignment."""
 
     maps: dict[str, Map] = field(default_factory=dict)
     folds: dict[str, NormFold] = field(default_factory=dict)
@@ -124,27 +124,27 @@ def correspond(
     """Find a map for every axis that may move."""
     found = Correspondence(folds=evidence.folds)
     free = evidence.architecture.moving()
-    holders, stacks = evidence.holders(), expert_stacks(evidence)
+    parents, stacks = evidence.parent_axes(), expert_stacks(evidence)
     for id, stack in stacks.items():
         on_axis(id)
         found.maps.update(match_experts(stack))
     for space in free:
-        apart = space.id not in holders and space.id not in stacks
+        apart = space.id not in parents and space.id not in stacks
         if space.parent is None and space.stream is None and apart:
             on_axis(space.id)
             found.maps.update(solve_axis(evidence, space.id, options))
-    for id in holders:  # after what all heads share
+    for id in parents:  # after the axes that all heads share
         on_axis(id)
         found.maps.update(match_heads(evidence, id, options, found.maps))
     branches = dict(found.maps)
-    for space in free:  # last, so that weights can speak, too: all that they lead to is known by now
+    for space in free:  # last, so that weights count too: the axes that they lead to are mapped by now
         if space.stream is not None:
             on_axis(space.id)
             found.maps.update(solve_stream(evidence, space.id, options, branches))
-    silent = [space.id for space in free if space.id not in found.maps]
-    if silent:
+    missing = [space.id for space in free if space.id not in found.maps]
+    if missing:
         raise AlignmentError(
-            f"no module of {evidence.a.label} shows what the units of {listing(silent, 3)} compute",
+            f"no module of {evidence.a.label} shows what the units of {listing(missing, 3)} compute",
             hint="choose a method that compares weights, such as --method guarded",
         )
     return found

@@ -1,7 +1,7 @@
-"""Experts: which of A's is which of B's, and which of its neurons are which.
+"""Matching the experts of a mixture, and the neurons of each.
 
-Libraries keep the experts of a block in one module, and run each on what a router sends to it. Here every
-neuron is computed from the weights, on everything that the module reads.
+Libraries keep the experts of a block in one module, and run each on the tokens that a router sends to it.
+Here every neuron is computed from the weights, on all inputs of the module.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from transfusion.alignment.maps import Map, Permutation
 from transfusion.layouts import Layout, Name, names_in
 from transfusion.live.activations import INPUT
 from transfusion.matching.activations.axis_activations import AxisActivations
-from transfusion.matching.activations.procrustes import solve_units, unit
+from transfusion.matching.activations.procrustes import normalise_units, unit
 from transfusion.matching.solvers.assignment import assign, best_totals
 
-TOGETHER = 4096
-"""How many neurons of all experts, at most, have a say in which expert is which."""
+COMPARED = 4096
+"""The most neurons of all experts together by which experts are compared."""
 
 
 @dataclass(frozen=True)
 class _Stack:
-    """Matrices of all experts in one tensor, whose outputs are the experts' neurons."""
+    """A tensor with the matrices of all experts, whose outputs are the experts' neurons."""
 
     evidence: AxisActivations
     name: str
@@ -34,12 +34,12 @@ class _Stack:
     neurons: str
 
     @property
-    def given(self) -> tuple[Tensor, Tensor] | None:
-        """What the experts read, in A and in B."""
+    def inputs(self) -> tuple[Tensor, Tensor] | None:
+        """The inputs of the experts, in A and in B."""
         return self.evidence.pair(self.name.rpartition(".")[0], INPUT)
 
-    def made(self, given: tuple[Tensor, Tensor], which: int, expert: int) -> Tensor:
-        """What the neurons of one expert make of all samples: gate and up, if there are two, in a row."""
+    def outputs(self, given: tuple[Tensor, Tensor], which: int, expert: int) -> Tensor:
+        """Return the outputs of one expert's neurons on all samples; gate and up, if it has both, joined."""
         model = (self.evidence.a, self.evidence.b)[which]
         (weight,) = model.read(self.name, slice(expert, expert + 1)).double()
         parts = weight.split(self.evidence.sizes[self.neurons])
@@ -47,7 +47,7 @@ class _Stack:
 
 
 def expert_stacks(evidence: AxisActivations) -> dict[str, _Stack]:
-    """The axes of experts, which have a dimension of their own before that of what lies within them."""
+    """Return the axes of experts: those with a dimension of their own before that of their children."""
     return {stack.experts: stack for stack in _stacks(evidence)}
 
 
@@ -61,41 +61,43 @@ def _stacks(evidence: AxisActivations) -> Iterator[_Stack]:
 
 
 def match_experts(stack: _Stack) -> dict[str, Map]:
-    """Experts are paired by how well the router's outputs and their neurons go together, each neuron with the
-    one that suits it best; then the neurons of every pair are. Gates multiply, so neurons are not turned.
+    """Match experts by the correlation of the router's outputs and of their best-matched neurons.
+
+    Then match the neurons of every pair. Gates multiply, so neurons are permuted, not rotated.
     """
-    evidence, given = stack.evidence, stack.given
+    evidence, given = stack.evidence, stack.inputs
     if given is None:
         return {}
-    order = assign((_routed(stack, given) + _alike(stack, given))[None])
+    order = assign((_router_agreement(stack, given) + _neuron_agreement(stack, given))[None])
     neurons = []
     for i, j in enumerate(order.index[0].tolist()):
-        b, a = solve_units(stack.made(given, 1, i)), solve_units(stack.made(given, 0, j))
+        b, a = normalise_units(stack.outputs(given, 1, i)), normalise_units(stack.outputs(given, 0, j))
         neurons.append(assign((b @ a.T)[None]).index[0])
     moving = {space.id for space in evidence.architecture.moving()}
     maps = {stack.experts: order, stack.neurons: Permutation(np.stack(neurons))}
     return {id: map_ for id, map_ in maps.items() if id in moving}
 
 
-def _alike(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
-    """How well the loudest neurons of B's experts go with those of A's, on average: (B's expert, A's)."""
+def _neuron_agreement(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean correlation of the most active neurons, best matched: (B's expert, A's expert)."""
     count, size = stack.evidence.sizes[stack.experts], stack.evidence.sizes[stack.neurons]
-    some = min(size, max(8, TOGETHER // count))
+    some = min(size, max(8, COMPARED // count))
     a, b = (
-        torch.stack([_loudest(stack.made(given, which, expert), some) for expert in range(count)])
+        torch.stack([_most_active(stack.outputs(given, which, expert), some) for expert in range(count)])
         for which in (0, 1)
     )
-    together = torch.einsum("ikn,jln->ijkl", solve_units(b), solve_units(a))
+    together = torch.einsum("ikn,jln->ijkl", normalise_units(b), normalise_units(a))
     return best_totals(together.flatten(0, 1))[1].reshape(count, count) / some
 
 
-def _loudest(values: Tensor, count: int) -> Tensor:
+def _most_active(values: Tensor, count: int) -> Tensor:
     return values[torch.linalg.vector_norm(values, dim=1).topk(count).indices]
 
 
-def _routed(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
-    """How what the router says of B's experts goes with what it says of A's. What it says of all of them
-    alike changes nothing, and does not count.
+def _router_agreement(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the correlation of the router's logits: (B's expert, A's expert).
+
+    The mean over experts changes no routing, and is subtracted.
     """
     count = stack.evidence.sizes[stack.experts]
     total = given[0].new_zeros(count, count)
@@ -103,7 +105,7 @@ def _routed(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
         if _is_router(layout, stack.experts):
             weights = (model.read(name).double() for model in (stack.evidence.a, stack.evidence.b))
             a, b = (
-                solve_units((one - one.mean(0)) @ samples.T)
+                normalise_units((one - one.mean(0)) @ samples.T)
                 for one, samples in zip(weights, given, strict=True)
             )
             total = total + b @ a.T

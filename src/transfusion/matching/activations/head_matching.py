@@ -1,4 +1,4 @@
-"""Households: heads, or groups of heads, and the units within each."""
+"""Matching heads, or groups of heads, and the units within each."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Index
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.procrustes import larger, nearest, unit
+from transfusion.matching.activations.procrustes import nearest, norm_ratio, unit
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign
 
 
 @dataclass(frozen=True)
-class _View:
-    """One set of activations: by head, by what shares the head if anything does, and by unit."""
+class _HeadActivations:
+    """Activations by head, by query of a group if heads are grouped, and by unit."""
 
     piece: AxisPiece
     group: Symmetry = Symmetry.FIXED
-    """How the units may be turned: freely, in pairs, or not at all."""
+    """How the units may be rotated: freely, in pairs, or not at all."""
 
     @property
     def sharing(self) -> str | None:
-        """The axis between the head and the units: the queries of a group."""
+        """The axis between the head and the units: the queries that share a key head."""
         return self.piece.axes[1] if len(self.piece.axes) == 3 else None
 
     @cached_property
     def covariances(self) -> Tensor:
-        """How units of B go with units of A: (B's head, sharing; A's head, sharing; B's unit, A's)."""
+        """Covariances of units: (B's head, query; A's head, query; B's unit, A's unit)."""
         a, b = (one if one.ndim == 4 else one.unsqueeze(1) for one in (self.piece.a, self.piece.b))
         return torch.einsum("hrun,gsvn->hrgsuv", unit(b), unit(a))
 
     @cached_property
     def agreement(self) -> Tensor:
-        """How well they can go together: (B's head, sharing; A's head, sharing)."""
+        """The agreement under the best rotation: (B's head, query; A's head, query)."""
         if self.group is Symmetry.PERMUTATION:
             best: Tensor = torch.linalg.matrix_norm(self.covariances, ord="nuc")
             return best
@@ -49,28 +49,29 @@ class _View:
             return split_pairs(self.covariances, self.group).abs().sum(-1)
         return torch.diagonal(self.covariances, dim1=-2, dim2=-1).sum(-1)
 
-    def of_heads(self) -> Tensor:
-        """The same for whole heads, with what shares them seated as well as can be."""
-        return self.seated(self.agreement.unsqueeze(-1)).squeeze(-1)
+    def head_scores(self) -> Tensor:
+        """Return the agreement of whole heads, with their queries assigned in the best way."""
+        return self.summed_over_queries(self.agreement.unsqueeze(-1)).squeeze(-1)
 
     def planes(self) -> Tensor:
-        """How the planes of B's heads go with those of A's: (B's head, A's head, plane), complex."""
-        return self.seated(split_pairs(self.covariances, self.group))
+        """Return the complex covariances of rotary planes: (B's head, A's head, plane)."""
+        return self.summed_over_queries(split_pairs(self.covariances, self.group))
 
-    def seated(self, values: Tensor) -> Tensor:
-        """Sums over those that share a head, in the best seats that each pair of heads has for them."""
+    def summed_over_queries(self, values: Tensor) -> Tensor:
+        """Sum over the queries of a head, under the best assignment for each pair of heads."""
         heads, sharing = self.agreement.shape[:2]
         by_pair = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
-        seats = torch.from_numpy(assign(by_pair).index)[:, :, None, None]
+        assigned = torch.from_numpy(assign(by_pair).index)[:, :, None, None]
         rest = values.permute(0, 2, 1, 3, 4).reshape(heads * heads, sharing, sharing, -1)
-        return rest.take_along_dim(seats, dim=2).sum((1, 2)).reshape(heads, heads, -1)
+        return rest.take_along_dim(assigned, dim=2).sum((1, 2)).reshape(heads, heads, -1)
 
 
 def match_heads(
     evidence: AxisActivations, id: str, options: FunctionalOptions, known: Mapping[str, Map]
 ) -> dict[str, Map]:
-    """Heads are paired by how well their activations go together, each turned as well as can be; then the
-    units of every pair are turned. What all heads share is known already.
+    """Match heads by their agreement under the best rotation, and then rotate the units of every pair.
+
+    ``known`` has the maps of axes that all heads share.
     """
     spaces = evidence.architecture.spaces
     free = spaces[id].group is not Symmetry.FIXED
@@ -80,7 +81,7 @@ def match_heads(
         if child.parent == id and child.group is not Symmetry.FIXED
     }
     views = [
-        _View(_with_known(piece, known), members.get(piece.axes[-1], Symmetry.FIXED))
+        _HeadActivations(_with_known(piece, known), members.get(piece.axes[-1], Symmetry.FIXED))
         for piece in evidence.pieces(id)
         if piece.axes[0] == id and len(piece.axes) in (2, 3)
     ]
@@ -89,20 +90,20 @@ def match_heads(
     maps: dict[str, Map] = {}
     order = Permutation.identity(evidence.sizes[id])
     if free:
-        maps[id] = order = assign(_of_heads(views)[None])
+        maps[id] = order = assign(_head_scores(views)[None])
     heads = order.index[0].tolist()
-    seats = _seats(views, heads)
-    maps.update({axis: map_ for axis, map_ in seats.items() if axis in members})
-    for child in sorted(members.keys() - seats.keys()):
+    queries = _query_maps(views, heads)
+    maps.update({axis: map_ for axis, map_ in queries.items() if axis in members})
+    for child in sorted(members.keys() - queries.keys()):
         mine = [view for view in views if view.piece.axes[-1] == child]
         if mine:
-            maps[child] = _turned(mine, heads, seats, options)
+            maps[child] = _unit_rotation(mine, heads, queries, options)
     return maps
 
 
-def _of_heads(views: Sequence[_View]) -> Tensor:
-    """How well B's heads and A's can go together. In each plane, queries and keys turn by one angle."""
-    scores = [view.of_heads() for view in views if not view.group.turns]
+def _head_scores(views: Sequence[_HeadActivations]) -> Tensor:
+    """Return the scores of all pairs of heads. In each rotary plane, queries and keys rotate by one angle."""
+    scores = [view.head_scores() for view in views if not view.group.turns]
     turning = {view.piece.axes[-1] for view in views if view.group.turns}
     for axis in sorted(turning):
         planes = [view.planes() for view in views if view.piece.axes[-1] == axis]
@@ -111,15 +112,15 @@ def _of_heads(views: Sequence[_View]) -> Tensor:
 
 
 def _with_known(piece: AxisPiece, known: Mapping[str, Map]) -> AxisPiece:
-    """A's activations with the units of the last axis moved, if they are known to."""
+    """Return the piece with A's units of the last axis moved by their map, if there is one."""
     map_ = known.get(piece.axes[-1])
     if map_ is None or map_.rows != 1:
         return piece
     return replace(piece, a=map_.apply(piece.a, piece.a.ndim - 2))
 
 
-def _seats(views: Sequence[_View], heads: Sequence[int]) -> dict[str, Permutation]:
-    """Where those that share a head go, in every head of B."""
+def _query_maps(views: Sequence[_HeadActivations], heads: Sequence[int]) -> dict[str, Permutation]:
+    """Return the permutation of the queries within every head of B."""
     sharing = [view for view in views if view.sharing is not None]
     if not sharing:
         return {}
@@ -129,20 +130,23 @@ def _seats(views: Sequence[_View], heads: Sequence[int]) -> dict[str, Permutatio
     return {axis: assign(torch.stack([total[i, :, j, :] for i, j in enumerate(heads)]))}
 
 
-def _turned(
-    views: Sequence[_View], heads: Sequence[int], seats: dict[str, Permutation], options: FunctionalOptions
+def _unit_rotation(
+    views: Sequence[_HeadActivations],
+    heads: Sequence[int],
+    queries: dict[str, Permutation],
+    options: FunctionalOptions,
 ) -> Rotation:
-    """The units within every head of B, from those of its head of A."""
+    """Return the rotation of the units within every head of B, from those of its head of A."""
     matrices: list[Tensor] = []
     sizes: list[float] = []
     for i, j in enumerate(heads):
         together = torch.zeros(())
         ratios: list[float] = []
         for view in views:
-            seat: Index = seats[view.sharing].index[i] if view.sharing else np.zeros(1, dtype=np.int64)
-            for r, s in enumerate(seat.tolist()):
+            query: Index = queries[view.sharing].index[i] if view.sharing else np.zeros(1, dtype=np.int64)
+            for r, s in enumerate(query.tolist()):
                 together = together + view.covariances[i, r, j, s]
-            ratios.append(larger(view.piece.b[i], view.piece.a[j]))
+            ratios.append(norm_ratio(view.piece.b[i], view.piece.a[j]))
         matrices.append(nearest(together, views[0].group))
         sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
     return Rotation(torch.stack(matrices).float().numpy(), np.array(sizes), np.array(sizes))

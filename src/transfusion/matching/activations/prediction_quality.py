@@ -1,4 +1,4 @@
-"""Quality: how much of what B computes is predicted from A, by maps that were found on other samples."""
+"""Prediction quality: the share of B's activations predicted from A's, on held-out samples."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PredictionQuality:
 
     found: float
     identity: float
-    """The same with nothing moved."""
+    """The same with the identity."""
     null: float
-    """The same with A's samples in another order: what is alike in all of B's activations."""
+    """The same with A's samples in another order: what all of B's activations have in common."""
 
     def __str__(self) -> str:
         return (
@@ -35,8 +35,9 @@ class PredictionQuality:
 
 
 def prediction_qualities(evidence: AxisActivations, maps: Mapping[str, Map]) -> dict[str, PredictionQuality]:
-    """What maps are worth, for everything that may move: points of the stream, heads with all that lies
-    within them, and the neurons of MLPs. What cannot be heard is left out.
+    """Return the quality of maps for all free axes: points of the stream, heads with their units, neurons.
+
+    Axes without recorded activations are left out.
     """
     found: dict[str, PredictionQuality] = {}
     for space in evidence.architecture.moving():
@@ -44,13 +45,13 @@ def prediction_qualities(evidence: AxisActivations, maps: Mapping[str, Map]) -> 
             found[space.id] = PredictionQuality(
                 fmean(_predicted(piece.b, _moved(evidence, piece, maps)) for piece in pieces),
                 fmean(_predicted(piece.b, piece.a) for piece in pieces),
-                fmean(_predicted(piece.b, _disordered(_moved(evidence, piece, maps))) for piece in pieces),
+                fmean(_predicted(piece.b, _shuffled(_moved(evidence, piece, maps))) for piece in pieces),
             )
     return found
 
 
 def mean_quality(found: Mapping[str, PredictionQuality]) -> PredictionQuality:
-    """All axes as one."""
+    """Return the mean over all axes."""
     every = found.values()
     return PredictionQuality(
         *(fmean([getattr(one, what) for one in every] or [0.0]) for what in ("found", "identity", "null"))
@@ -58,7 +59,7 @@ def mean_quality(found: Mapping[str, PredictionQuality]) -> PredictionQuality:
 
 
 def _pieces(evidence: AxisActivations, id: str) -> Iterator[AxisPiece]:
-    """The activations of an axis, and of what lies within it."""
+    """Yield the activations of an axis and of its children."""
     if evidence.architecture.spaces[id].stream is None:
         yield from (piece for piece in evidence.pieces(id) if piece.axes[0] == id)
     elif (pair := evidence.on_stream(id)) is not None:
@@ -73,11 +74,11 @@ def _moved(evidence: AxisActivations, piece: AxisPiece, maps: Mapping[str, Map])
     )
 
 
-def _disordered(values: Tensor) -> Tensor:
+def _shuffled(values: Tensor) -> Tensor:
     return torch.roll(values, values.shape[-1] // 3 + 1, dims=-1)
 
 
 def _predicted(b: Tensor, a: Tensor) -> float:
-    """The squared cosine of the two, with its sign: the share that the best multiple of one explains."""
+    """Return the squared cosine of both, with its sign: the share that the best multiple of A explains."""
     cosine = float((unit(a) * unit(b)).sum())
     return cosine * abs(cosine)

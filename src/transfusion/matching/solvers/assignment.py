@@ -1,8 +1,8 @@
 """Linear assignment: the permutation that collects the largest total gain.
 
-A small gain is solved as it is. A large one is solved among candidates, with the same answer and a proof
-(`sparse_assignment`). A huge one is always solved so, because its gain may come row by row: the result must
-not depend on how much memory there is.
+A small gain is solved directly. A large one is solved among candidate pairs, with the same answer and a proof
+(`sparse_assignment`). A huge one always is, because its gain may come from a file: the result must not depend
+on the memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_c
 from transfusion.runtime.scratch import scratch
 
 LARGE, HUGE = 4096, 12288
-"""The sizes from which a gain is solved among candidates: where places crowd around the same units, since it
-is faster then (docs/assignments.md), and always."""
+"""Sizes from which a gain is solved among candidates: where many places have the same best unit, which is
+faster then (docs/assignments.md), and always."""
 CROWDED = 0.5
-"""Places crowd where fewer than this share of all units are the best for some place."""
+"""A gain is crowded if fewer than this share of all units are the best for some place."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A permutation, and how far from the best it can be at most."""
+    """A permutation, and a bound on its distance from the best."""
 
     permutation: Permutation
     gap: float
@@ -41,10 +41,10 @@ class Solution:
 
 
 def solve(gain: Tensor | Sequence[RowCosts], *, known: Permutation | None = None) -> Solution:
-    """The best permutation for each row of a gain of shape (rows, size in B, size in A), or of one whose rows
-    are themselves handed out by rows.
+    """Return the best permutation for each row of a gain of shape (rows, size in B, size in A), or of gains
+    that are read by rows.
 
-    ``known`` is where the axis is now. It may help to find the best, and never changes how good it is.
+    ``known`` is the current permutation of the axis. It may speed up the solver, and changes no total.
     """
     if not isinstance(gain, Tensor):
         return _among_candidates(gain, known)
@@ -56,26 +56,26 @@ def solve(gain: Tensor | Sequence[RowCosts], *, known: Permutation | None = None
 
 
 def assign(gain: Tensor) -> Permutation:
-    """The best permutation for each row of a gain of shape (rows, size in B, size in A)."""
+    """Return the best permutation for each row of a gain of shape (rows, size in B, size in A)."""
     return solve(gain).permutation
 
 
 def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
-    """The best permutation for each row, and what it collects."""
+    """Return the best permutation for each row, and its total gain."""
     best = assign(gain)
     index = torch.from_numpy(best.index).to(gain.device).unsqueeze(2)
     return best, gain.gather(2, index).sum((1, 2), dtype=torch.float64)
 
 
 def wants_candidates(gain: Tensor) -> bool:
-    """Whether a gain that is there as a whole is solved among candidates."""
+    """Return whether a gain in memory is solved among candidates."""
     size = gain.shape[1]
     crowded = LARGE <= size < HUGE and min(map(_wanted, gain)) < CROWDED * size
     return crowded or size >= HUGE
 
 
 def _wanted(gain: Tensor) -> int:
-    """How many units are the best for some place."""
+    """Return how many units are the best for some place."""
     best = [block.numpy().argmax(1) for _, block in blocks(MemoryCosts(gain))]
     return len(np.unique(np.concatenate(best)))
 
@@ -97,10 +97,9 @@ def _among_all(gain: Tensor) -> Permutation:
 
 
 def _costs(gain: Tensor) -> NDArray[np.floating[Any]]:
-    """What each place of B loses with each unit of A against the best one for it.
+    """Return for each place of B the loss with each unit of A against its best unit.
 
-    The answer is the same as for the plain negative; with rows that start at zero the solver needs half
-    of the time.
+    The assignment is the same as for the negative gain, and takes half the time when rows start at zero.
     """
     costs = torch.sub(gain.amax(2, keepdim=True), gain, out=scratch("costs", gain.shape, gain))
     return cast("NDArray[np.floating[Any]]", costs.cpu().numpy())

@@ -1,10 +1,9 @@
-"""Prices of units at which everybody would like to have another one: where a large assignment begins.
+"""Dual prices of units at which each place prefers a different unit, from which a large assignment starts.
 
-Every place spreads its demand over all units, more to those that gain it more after their price, and a unit
-that is asked for by more than one place becomes dearer. At first demand is spread widely, so that prices find
-their order of size; then it is narrowed down step by step. The prices that come out are nearly those of the
-best permutation, so that few pairs remain worth looking at. A round is one pass over the gain in blocks of
-rows.
+Every place spreads its demand over all units by a softmax of gain minus price, and a unit with a demand above
+one becomes dearer. The temperature falls step by step, so that prices first find their magnitude. The final
+prices are nearly those of the best permutation, so that few pairs remain candidates. A round is one pass over
+the gain in blocks of rows.
 """
 
 from __future__ import annotations
@@ -18,45 +17,44 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 WIDEST, NARROWEST, STEP = 8.0, 0.01, 0.6
-"""How widely demand is spread, in standard deviations of the gain: at first, at last, and by which factor
-less in every round."""
+"""The temperature in standard deviations of the gain: the first, the last, and the factor of each round."""
 HASTE = 1.6
-"""Prices rise and fall by this much more than demand alone would ask for: half of the rounds suffice."""
+"""Prices move by this factor more than demand implies: half of the rounds suffice."""
 FEWEST = 8
-"""While demand is spread widely, a share of the places speaks for all: one block of rows in so many."""
+"""At high temperatures a sample of places is enough: one block of rows in so many."""
 _CELLS = 2**17
-"""Numbers that are looked at together: they stay close to the processor."""
+"""Numbers that are read at a time: few enough to stay in a cache."""
 _LEAST = -60.0
-"""Demand below e to this power counts as that; smaller numbers would be slow to compute with."""
+"""The least exponent of demand: denormal numbers would be slow."""
 
 Numbers = NDArray[np.float64]
 
 
 class RowCosts(Protocol):
-    """A square gain that is handed out in blocks of rows, such as one that is kept in a file."""
+    """A square gain that is read in blocks of rows, such as one in a file."""
 
     @property
     def size(self) -> int:
         """The number of rows, and of columns."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """These rows, of shape (stop - start, size), in float32."""
+        """Return these rows, of shape (stop - start, size), in float32."""
 
 
 class MemoryCosts:
-    """A gain of shape (size in B, size in A) that is there as a whole."""
+    """A gain of shape (size in B, size in A) in memory."""
 
     def __init__(self, gain: Tensor) -> None:
         self.gain = gain
         self.size = len(gain)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """These rows."""
+        """Return these rows."""
         return self.gain[start:stop].cpu()
 
 
 def blocks(gain: RowCosts, first: int = 0, every: int = 1) -> Iterator[tuple[slice, Tensor]]:
-    """The gain in blocks of rows, or every so manieth of them."""
+    """Yield the gain in blocks of rows, or one block in ``every``."""
     height = max(1, _CELLS // gain.size)
     for start in range(first * height, gain.size, every * height):
         rows = slice(start, min(start + height, gain.size))
@@ -64,7 +62,7 @@ def blocks(gain: RowCosts, first: int = 0, every: int = 1) -> Iterator[tuple[sli
 
 
 def first_prices(gain: RowCosts, spread: float) -> Numbers:
-    """Prices that nearly balance demand; ``spread`` is the standard deviation of the gain."""
+    """Return prices that nearly balance demand; ``spread`` is the standard deviation of the gain."""
     prices = np.zeros(gain.size)
     width, number = WIDEST, 0
     while width >= NARROWEST:
@@ -76,7 +74,7 @@ def first_prices(gain: RowCosts, spread: float) -> Numbers:
 
 
 def _demand(gain: RowCosts, prices: Numbers, width: float, first: int, every: int) -> Numbers:
-    """By how many places every unit is asked for."""
+    """Return the total demand for every unit."""
     asked = torch.from_numpy(prices).float()
     demand, places = torch.zeros(gain.size), 0
     for rows, block in blocks(gain, first, every):

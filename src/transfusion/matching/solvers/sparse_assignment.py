@@ -1,10 +1,10 @@
-"""Large assignments: solved among a few candidates for each unit, and proven among all of them.
+"""Large assignments: solved among candidate pairs, and proven optimal among all pairs.
 
-Prices of the units select the candidate pairs (`dual_prices`); only these are kept. The best permutation
-among them comes with better prices, and any price list bounds what a permutation can collect: the prices, and
-for every place what its best unit leaves after its price. If a pair that was left out would pay at these
-prices, it joins the candidates, and the rest is solved again, until the bound is reached. What is returned is
-then the best permutation, not nearly the best; otherwise the bound says how much is missing at most.
+Dual prices of the units select the candidates (`dual_prices`). The best permutation among them gives better
+prices, and any prices bound the total of every permutation: the sum of all prices, and of the best gain minus
+price of every place. Other pairs that beat the bound join the candidates, and the assignment is solved again,
+until the bound is reached. The result is then the best permutation; otherwise the bound says how much may be
+missing.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from transfusion.errors import AlignmentError
 from transfusion.matching.solvers.dual_prices import Numbers, RowCosts, blocks, first_prices
 
 CANDIDATES = 48
-"""Units that are looked at for every place, and places for every unit, about."""
+"""About how many candidates every place and every unit has."""
 JOINING = 32
-"""Pairs that may join for every place in a round."""
+"""The most pairs that join for every place in a round."""
 ROUNDS = 40
 EXACT = 1e-7
-"""The share of the bound that may be missing: less than what float32 rounds off the gain itself."""
+"""The share of the bound that may be missing: less than the rounding of the gain in float32."""
 _SAMPLE = 512
-"""Rows, and columns, by which the candidates are estimated."""
-_SETTLED = 1e-12
-"""Prices that change by less than this share of the largest gain have settled."""
+"""Rows and columns of the sample that sets the thresholds of candidates."""
+_NEGLIGIBLE = 1e-12
+"""Changes of prices below this share of the largest gain do not count."""
 _SAMPLED_BLOCKS = 8
-"""One block in so many tells the standard deviation."""
+"""One block in so many is used for the standard deviation."""
 _MOST = 8 * CANDIDATES
-"""Candidates that a place may have at first, where many pairs are equally good."""
+"""The most first candidates of a place, where many pairs are equally good."""
 _DIGITS = 18
-"""Losses are scaled to this power of two: the solver wants them below a million."""
+"""Losses are scaled to this power of two: the solver needs them below a million."""
 _STEPS = 10_000
 _TINY = 1e-35
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
@@ -47,7 +47,7 @@ Singles = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class SparseSolution:
-    """A permutation, what it collects, and what no permutation exceeds."""
+    """A permutation, its total gain, and an upper bound of all permutations."""
 
     index: Index
     """The unit of A for each place of B."""
@@ -56,14 +56,14 @@ class SparseSolution:
 
     @property
     def gap(self) -> float:
-        """The share of the bound that is not known to be out of reach."""
+        """The share of the bound that is missing."""
         missing = max(0.0, self.bound - self.total)
         return missing / abs(self.bound) if self.bound else float(missing > 0)
 
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Candidates: places in rising order, and for each of them units in rising order."""
+    """Candidate pairs, sorted by place and then by unit."""
 
     keys: Index
     """place · size + unit"""
@@ -72,55 +72,55 @@ class _Pairs:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Index, Numbers]], size: int) -> _Pairs:
-        """Keys and gains from blocks of rows, one after the other."""
+        """Join keys and gains of consecutive blocks of rows."""
         keys, gains = zip(*parts, strict=True)
         return cls(np.concatenate(keys), np.concatenate(gains), size)
 
-    def and_more(self, other: _Pairs) -> _Pairs:
-        """These and others."""
+    def union(self, other: _Pairs) -> _Pairs:
+        """Return the union with other pairs."""
         at = np.searchsorted(self.keys, other.keys)
         new = self.keys[np.minimum(at, len(self.keys) - 1)] != other.keys
         at, keys, gains = at[new], other.keys[new], other.gains[new]
         return _Pairs(np.insert(self.keys, at, keys), np.insert(self.gains, at, gains), self.size)
 
     def gain_of(self, index: Index) -> Numbers:
-        """What every place gains from its unit; all of these pairs must be candidates."""
+        """Return the gain of every place with its unit; these pairs must be candidates."""
         return self.gains[np.searchsorted(self.keys, np.arange(self.size) * self.size + index)]
 
 
 def assign_among_candidates(
     gain: RowCosts, *, known: Index | None = None, tolerance: float = EXACT
 ) -> SparseSolution:
-    """The best permutation for a gain, with a proof.
+    """Return the best permutation for a gain, with an upper bound as its proof.
 
     ``known`` is a permutation that is always among the candidates, such as that of an earlier sweep. The
-    search ends when the bound is within a share ``tolerance`` of what is collected.
+    solver ends when the share of the bound that is missing is at most ``tolerance``.
     """
     size = gain.size
     known = np.arange(size) if known is None else known
-    start, spread = _survey(gain, known)
+    start, spread = _first_look(gain, known)
     if isinstance(start, SparseSolution):
         return start
     prices = first_prices(gain, spread)
     pairs, prices = _first_candidates(gain, prices)
-    pairs = pairs.and_more(start)
+    pairs = pairs.union(start)
     best = None
     for _ in range(ROUNDS):
         index = _best(pairs, prices)
-        prices = _is_solved(pairs, index, prices)
-        bound, joining = _look_around(gain, pairs.gain_of(index) - prices[index], prices)
+        prices = _dual_prices(pairs, index, prices)
+        bound, joining = _bound_and_missing(gain, pairs.gain_of(index) - prices[index], prices)
         total = float(pairs.gain_of(index).sum())
         best = SparseSolution(index, total, min(bound, best.bound) if best else bound)
         if best.gap <= tolerance or not len(joining.keys):
             break
-        pairs = pairs.and_more(joining)
+        pairs = pairs.union(joining)
     assert best is not None
     return best
 
 
-def _survey(gain: RowCosts, known: Index) -> tuple[SparseSolution | _Pairs, float]:
-    """What is known already, as candidates, and the standard deviation of the gain; or at once the best
-    permutation, where no two places like the same unit best.
+def _first_look(gain: RowCosts, known: Index) -> tuple[SparseSolution | _Pairs, float]:
+    """Return the pairs of ``known`` and the standard deviation of the gain; or the best permutation, if all
+    places have different best units.
     """
     size = gain.size
     units, most, own = np.empty(size, np.int64), np.empty(size), np.empty(size)
@@ -138,18 +138,18 @@ def _survey(gain: RowCosts, known: Index) -> tuple[SparseSolution | _Pairs, floa
     if len(np.unique(units)) == size:
         total = float(most.sum())
         return SparseSolution(units, total, total), 0.0
-    resources, spreads = np.array(moments).T
-    spread = float(np.sqrt(resources.var() + np.square(spreads).mean()))
+    means, spreads = np.array(moments).T
+    spread = float(np.sqrt(means.var() + np.square(spreads).mean()))
     return _Pairs(np.arange(size) * size + known, own, size), max(
         spread, 1e-7 * float(np.abs(most).max()), _TINY
     )
 
 
 def _first_candidates(gain: RowCosts, prices: Numbers) -> tuple[_Pairs, Numbers]:
-    """The pairs that lose little at these prices, for every place and every unit, and the prices at which
-    every unit is somebody's best.
+    """Return the pairs with a small loss at these prices, for every place and every unit, and prices at which
+    every unit is the best of some place.
 
-    How much "little" is differs between units; it is estimated from a sample of places and of units.
+    The threshold of each place and unit is estimated from a sample.
     """
     size = gain.size
     sample = np.unique(np.linspace(0, size - 1, min(_SAMPLE, size)).astype(np.int64))
@@ -162,8 +162,8 @@ def _first_candidates(gain: RowCosts, prices: Numbers) -> tuple[_Pairs, Numbers]
 
 
 def _tight(gain: RowCosts, prices: Numbers, sample: Index) -> tuple[Numbers, Numbers, Singles, Singles]:
-    """What its best unit leaves to every place; the prices, lowered until every unit is somebody's best; and
-    the rows and the columns of a sample.
+    """Return the best gain minus price of every place; the prices, lowered until every unit is the best of
+    some place; and the rows and columns of a sample.
     """
     size = gain.size
     asked = torch.from_numpy(prices).float()
@@ -182,8 +182,9 @@ def _tight(gain: RowCosts, prices: Numbers, sample: Index) -> tuple[Numbers, Num
 
 
 def _within(gain: RowCosts, left: Numbers, prices: Numbers, by_place: Singles, by_unit: Singles) -> _Pairs:
-    """The pairs that lose no more than their place or their unit allows; where these are too many for a
-    place, the best of them, and among equals those that come next after the place itself.
+    """Return the pairs within the threshold of their place or unit.
+
+    Of too many for a place, the best are kept, and among equals those next after the place itself.
     """
     size = gain.size
     asked, allowed = torch.from_numpy(prices).float(), torch.from_numpy(by_unit)
@@ -200,7 +201,7 @@ def _within(gain: RowCosts, left: Numbers, prices: Numbers, by_place: Singles, b
 
 
 def _fewer(where: Index, after: Singles, start: int) -> Index:
-    """At most so many of these pairs for every place."""
+    """Return at most `_MOST` of these pairs for every place."""
     size = after.shape[1]
     places = where // size
     for place in np.flatnonzero(np.bincount(places) > _MOST):
@@ -214,7 +215,7 @@ def _fewer(where: Index, after: Singles, start: int) -> Index:
 
 
 def _best(pairs: _Pairs, prices: Numbers) -> Index:
-    """The best permutation among the candidates; prices do not change which one it is, but find it faster."""
+    """Return the best permutation among the candidates. Prices only make the solver faster."""
     places, units = np.divmod(pairs.keys, pairs.size)
     starts = np.searchsorted(places, np.arange(pairs.size + 1))
     after = pairs.gains - prices[units]
@@ -226,16 +227,15 @@ def _best(pairs: _Pairs, prices: Numbers) -> Index:
     return np.asarray(found, dtype=np.int64)
 
 
-def _is_solved(pairs: _Pairs, index: Index, prices: Numbers) -> Numbers:
-    """Prices at which every place likes its own best among its candidates: halfway between the lowest ones
-    above the given prices and the highest ones below, so that they do not lie at the edge of what is
-    possible.
+def _dual_prices(pairs: _Pairs, index: Index, prices: Numbers) -> Numbers:
+    """Return prices at which every place prefers its own unit among its candidates: the middle between the
+    lowest feasible prices above the given ones and the highest below.
 
-    The pairs that matter most are gone through first; what is left to do with all of them is little.
+    The pairs with the smallest losses are relaxed first, so that little is left to do with all of them.
     """
     places, units = np.divmod(pairs.keys, pairs.size)
     own = pairs.gain_of(index)
-    slack = _SETTLED * max(float(np.abs(own).max()), float(np.abs(prices).max()))
+    slack = _NEGLIGIBLE * max(float(np.abs(own).max()), float(np.abs(prices).max()))
     held, lead = index[places], own[places] - pairs.gains
     loss = lead - prices[held] + prices[units]
     near = np.flatnonzero(loss <= np.partition(loss, len(loss) // 8)[len(loss) // 8])
@@ -247,9 +247,7 @@ def _is_solved(pairs: _Pairs, index: Index, prices: Numbers) -> Numbers:
 
 
 def _raised(prices: Numbers, begin: Index, to: Index, lead: Numbers, slack: float) -> Numbers:
-    """The lowest prices above the given ones that are nowhere lower than at the beginning of a way there,
-    less the lead of that way.
-    """
+    """Return the lowest prices above the given ones with price[to] ≥ price[begin] − lead for every edge."""
     size, prices = len(prices), prices.copy()
     order = np.argsort(begin.astype(np.uint16 if size <= 2**16 else np.int64), kind="stable")
     begin, to, lead = begin[order], to[order], lead[order]
@@ -268,11 +266,11 @@ def _raised(prices: Numbers, begin: Index, to: Index, lead: Numbers, slack: floa
     return prices
 
 
-def _look_around(gain: RowCosts, left: Numbers, prices: Numbers) -> tuple[float, _Pairs]:
-    """What no permutation exceeds at these prices, and the pairs among all that would pay.
+def _bound_and_missing(gain: RowCosts, left: Numbers, prices: Numbers) -> tuple[float, _Pairs]:
+    """Return the upper bound at these prices, and the pairs that would beat their place's current unit.
 
-    ``left`` is what every place has after the price of its unit. A first look in float32 leaves only few
-    pairs to compute with care.
+    ``left`` is the gain minus price of every place with its unit. A first pass in float32 leaves few pairs to
+    compute in float64.
     """
     size = gain.size
     asked = torch.from_numpy(prices).float()
@@ -286,7 +284,7 @@ def _look_around(gain: RowCosts, left: Numbers, prices: Numbers) -> tuple[float,
         most = np.zeros(len(block))
         np.maximum.at(most, place, more)
         bound += float((left[rows] + most).sum())
-        pays = more > _SETTLED * largest
+        pays = more > _NEGLIGIBLE * largest
         if not pays.any():
             continue
         order = np.lexsort((-more[pays], place[pays]))

@@ -1,9 +1,9 @@
-"""Transport plans: whom each unit of B is made of, when both models' units all weigh the same.
+"""Transport plans between the units of two models, all of equal weight.
 
 Between equal numbers of units of equal weight, some optimal plan is a permutation, and the best
 permutation is an optimal plan. The hard plan is therefore solved as a linear assignment, which is exact
-and gives indices; a general solver would give the same as floating-point numbers, or, where several
-plans are equally good, a mixture. The soft plan is the one that a penalty on certainty leaves (Sinkhorn).
+and gives indices. A general solver would return floating-point numbers, or a mixture of equally good
+permutations. The soft plan has an entropic regularisation (Sinkhorn).
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ _PRECISION = 1e-6
 
 
 def hard_plan(cost: Tensor) -> Permutation:
-    """The cheapest permutation for each row of a cost of shape (rows, size in B, size in A)."""
+    """Return the cheapest permutation for each row of a cost of shape (rows, size in B, size in A)."""
     return assign(-cost)
 
 
 def soft_plan(cost: Tensor, regularisation: float) -> TransportMap:
-    """The plan that trades cost against evenness, for each row of a cost of that shape.
+    """Return the entropically regularised plan for each row of a cost of that shape.
 
-    The regularisation is counted in standard deviations of the row's costs, so that one number means the
-    same in every layer: at 1 units that are alike mix freely, at 0.01 hardly any do.
+    The regularisation is in standard deviations of the row's costs, so that one value means the same in every
+    layer: at 1 similar units mix freely, at 0.01 hardly any do.
     """
     if not HARDEST <= regularisation <= SOFTEST:
         raise SettingError(
-            f"regularisation = {regularisation}: it lies between {HARDEST:g} and {SOFTEST:g}",
-            hint="for less than that, take hard plans",
+            f"regularisation = {regularisation}: not between {HARDEST:g} and {SOFTEST:g}",
+            hint="for less regularisation, use hard plans",
         )
     return TransportMap(np.stack([_sinkhorn(one, regularisation) for one in cost.cpu().double().numpy()]))
 
 
 def _sinkhorn(cost: NDArray[np.float64], regularisation: float) -> NDArray[np.float64]:
-    """One plan whose rows sum to 1 exactly and whose columns do as far as the rounds allow.
+    """Return a plan whose rows sum to 1 exactly, and whose columns do up to the rounds.
 
-    Taking away the least of every row and column changes no plan, and leaves a kernel that has a one in
-    each of them and cannot vanish.
+    Subtracting the least cost of every row and column changes no plan, and keeps the kernel from vanishing.
     """
     size, spread = len(cost), float(cost.std())
     if spread == 0:
@@ -55,7 +54,7 @@ def _sinkhorn(cost: NDArray[np.float64], regularisation: float) -> NDArray[np.fl
     cost = cost - cost.min(axis=0, keepdims=True)
     weights = np.full(size, 1 / size)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # about rounds: what is left over is mended below
+        warnings.simplefilter("ignore")  # about convergence: rows are normalised below
         import ot
 
         plan = ot.sinkhorn(

@@ -1,8 +1,8 @@
-"""Products: what a section says about its axis, added to a gain some rows at a time.
+"""The products of a section, added to a gain some rows at a time.
 
-Of a section that is a plain matrix only those rows of the files are in memory that are being multiplied.
-How many are multiplied together depends on the section alone, neither on the memory nor on the threads,
-so that sums have the same digits everywhere.
+Of a section that is a plain matrix, only the rows that are being multiplied are in memory. Their number
+depends on the section alone, neither on the memory nor on the threads, so that sums have the same digits
+everywhere.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from transfusion.runtime.threads import Threads
 BLOCK = 512
 """Rows of a gain that are computed at a time."""
 NUMBERS = 2**23
-"""How many numbers of a matrix are in memory at a time, unless it has only a few rows."""
+"""The most numbers of a matrix in memory at a time, unless `BLOCK` rows have more."""
 
 
 class GainProducts:
-    """Adds products to rows of a gain that begin at one number and end before another."""
+    """Adds products to a range of rows of a gain."""
 
     def __init__(self, weights: WeightPair, workers: Threads, rows: range) -> None:
         self.weights, self.workers = weights, workers
@@ -32,7 +32,7 @@ class GainProducts:
         self.first = rows.start
 
     def add(self, total: Tensor, section: Section, old: Tensor | None, new: Tensor) -> None:
-        """Add what a section says with new columns of A, and take away what it said with the old ones.
+        """Add the products with the new columns of A, and subtract those with the old columns.
 
         ``total`` has these rows of the gain: (rows of the axis, some of B's units, A's units).
         """
@@ -46,7 +46,7 @@ class GainProducts:
             self._column_by_column(total[0], section, old, new)
 
     def _unit_by_unit(self, total: Tensor, section: Section, old: Tensor | None, new: Tensor) -> None:
-        """Of a matrix whose rows are the units: some units of A with all of B."""
+        """Add a matrix whose rows are the units: some units of A with all of B."""
         name, size, width = section.tensor, section.shape[0], section.shape[1]
         moved = _moved(old, new)
         step = max(BLOCK, NUMBERS // width // BLOCK * BLOCK)
@@ -67,7 +67,7 @@ class GainProducts:
             self.workers.each(one, self.edges)
 
     def _column_by_column(self, total: Tensor, section: Section, old: Tensor | None, new: Tensor) -> None:
-        """Of a matrix whose columns are the units: some rows of both, which meet as the maps say."""
+        """Add a matrix whose columns are the units: some rows of both, paired by the maps."""
         name, size = section.tensor, section.shape[1]
         for rows in torch.split(_moved(old, new), max(BLOCK, NUMBERS // size)):
             wanted = [("b", rows), ("a", new[0, rows]), *([("a", old[0, rows])] if old is not None else [])]
@@ -80,7 +80,7 @@ class GainProducts:
     def _member_by_member(
         self, total: Tensor, section: Section, member: Section, old: Tensor | None, new: Tensor
     ) -> None:
-        """Of a stack: one member of B at a time, with those of A that meet it."""
+        """Add a stack of members: one of B at a time, with the one of A that the maps pair it with."""
         rows, width = section.shape[0], member.width
         before = old.reshape(rows, width) if old is not None else None
         for row, now in enumerate(new.reshape(rows, width)):
@@ -97,7 +97,7 @@ class GainProducts:
             self._multiply(total[row if section.rows > 1 else 0], left, right)
 
     def _of_member(self, section: Section, member: Section, columns: Tensor, name: str) -> Tensor:
-        """Columns of A by their numbers through all members. Members move as a whole, so they are of one."""
+        """Return columns of A, numbered through all members. Members move as a whole, so all are of one."""
         number = int(columns[0]) // member.width
         return _pick(self._one(section, member, "a", number), columns - number * member.width, name)
 
@@ -116,7 +116,7 @@ class GainProducts:
             self._multiply(total[row], of_b[row], moved[:, row])
 
     def _multiply(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add left @ rightᵀ, in blocks of rows that are computed side by side."""
+        """Add left @ rightᵀ, in blocks of rows that are computed in parallel."""
 
         def one(edge: tuple[int, int]) -> None:
             into = total[edge[0] - self.first : edge[1] - self.first]
@@ -126,28 +126,28 @@ class GainProducts:
 
 
 def _moved(old: Tensor | None, new: Tensor) -> Tensor:
-    """The numbers of the columns that are not what they were."""
+    """Return the indices of the columns that have changed."""
     return torch.arange(new.shape[1]) if old is None else (old[0] != new[0]).nonzero().squeeze(1)
 
 
 def _run(rows: Tensor) -> Tensor | slice:
-    """Rows that lie side by side in a file are read in one go."""
+    """Return rows as a slice if they are consecutive: these are read at once."""
     first, count = int(rows[0]) if len(rows) else 0, len(rows)
     return slice(first, first + count) if torch.equal(rows, torch.arange(first, first + count)) else rows
 
 
 def _by_column(matrix: Tensor) -> Tensor:
-    """(rows, axis, width) as (axis, rows × width): every column by one number."""
+    """Reshape (rows, axis, width) to (axis, rows × width), so that one number names each column."""
     return matrix.transpose(0, 1).reshape(matrix.shape[1], -1)
 
 
 def _columns(matrix: Tensor, columns: Tensor, name: str) -> Tensor:
-    """The columns (rows, width) of a matrix, as (axis, rows, width), in scratch memory."""
+    """Return columns (rows, width) of a matrix as (axis, rows, width), in scratch memory."""
     return _pick(matrix, columns.reshape(-1), name).reshape(matrix.shape[0], *columns.shape)
 
 
 def _pick(matrix: Tensor, columns: Tensor, name: str) -> Tensor:
-    """Some columns of a matrix, in scratch memory."""
+    """Return some columns of a matrix, in scratch memory."""
     columns, size = columns.to(matrix.device), matrix.shape[0]
     if matrix.stride(0) == 1:
         picked = scratch(name, (len(columns), size), matrix)

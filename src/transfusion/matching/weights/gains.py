@@ -1,10 +1,10 @@
-"""Gains: what it brings to put a unit of A into a place of B, kept up to date as other axes move.
+"""Gains: how well each unit of A fits each place of B, kept up to date as other axes move.
 
-The gain of unit j of A in place i of B is the inner product of everything that belongs to the two, over
-all tensors in which the axis occurs, with all other axes of A at their maps. A gain that was computed
-once is corrected by the columns that have moved since, which late in a search are few. Which corrections
-those were is its past. A gain is made of its past alone: where it is not kept, for want of memory or
-because another machine has it, going through its past again gives the same digits.
+The gain of unit j of A in place i of B is the inner product of their weights, over all tensors that have the
+axis, with all other axes of A moved by their maps. A gain that was computed once is corrected by the columns
+that have moved since, which late in a search are few. These corrections are its history. A gain depends on
+its history alone: where it was not kept, for lack of memory or because another machine has it, repeating the
+history gives the same digits.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.threads import Threads
 
 CORRECTED = 0.5
-"""The share of all columns that may be corrected in all; with more, a gain is computed from nothing."""
+"""The share of all columns that corrections may add up to; beyond it, a gain is computed from scratch."""
 
 
 @dataclass(frozen=True)
 class GainSnapshot:
-    """What a gain went by at one time."""
+    """The sections and maps that a gain was computed from at one time."""
 
     sections: tuple[str, ...]
     """The sections that counted."""
     maps: Mapping[str, Map]
-    """Where the other axes were, as far as they had moved."""
+    """The maps of the other axes, as far as they had any."""
     moved: int = 0
-    """How many columns were not where they had been in the view before."""
+    """How many columns had moved since the snapshot before."""
 
 
 GainHistory: TypeAlias = tuple[GainSnapshot, ...]
-"""What a gain has gone through since it was last computed from nothing."""
+"""The snapshots of a gain since it was last computed from scratch."""
 _Columns: TypeAlias = dict[str, Tensor]
 
 
 @dataclass
 class _Kept:
-    """A gain, its past, and the columns of A that it has now."""
+    """A gain, its history, and the columns of A that it was last computed with."""
 
     total: Tensor
     history: GainHistory = ()
@@ -55,7 +55,7 @@ class _Kept:
 class Gains:
     """The gains of all axes. As many are kept as fit into ``limit`` bytes, always the same ones.
 
-    The weights themselves are not kept, so that both together take no more than the two models would.
+    The weights are not kept: the gains take at most three quarters of their bytes.
     """
 
     def __init__(self, weights: WeightPair, workers: Threads, limit: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Gains:
         self._worth_keeping = set(self._that_fit())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing that is kept goes to another process, nor do threads."""
+        """Leave out kept gains and threads: they stay in this process."""
         return {**self.__dict__, "workers": None, "_kept": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -74,48 +74,48 @@ class Gains:
     def history(
         self, id: str, maps: Mapping[str, Map], sections: Sequence[Section], history: GainHistory = ()
     ) -> GainHistory:
-        """The past of a gain with what it goes by now as its end."""
+        """Return the history of a gain, extended by a snapshot of its current sections and maps."""
         here = {other: maps[other] for section in sections for other in section.others if other in maps}
         now = GainSnapshot(tuple(section.key for section in sections), here)
         if not history or set(history[-1].sections) - set(now.sections) or not self._is_corrected(id):
             return (now,)
         if history[-1].sections == now.sections and history[-1].maps == now.maps:
             return history
-        before, after = (self._columns(id, view) for view in (history[-1], now))
+        before, after = (self._columns(id, snapshot) for snapshot in (history[-1], now))
         moved = sum(
             int((before[key] != new).sum()) if key in before else new.numel() for key, new in after.items()
         )
-        corrected = moved + sum(view.moved for view in history)
+        corrected = moved + sum(snapshot.moved for snapshot in history)
         if corrected > CORRECTED * sum(new.numel() for new in after.values()):
             return (now,)
         return (*history, GainSnapshot(now.sections, now.maps, moved))
 
     def of(self, id: str, history: GainHistory, rows: range | None = None, *, keep: bool = True) -> Tensor:
-        """The gain of an axis at the end of its past: (rows, size in B, size in A), or some of B's units."""
+        """Return the gain at the end of its history: (rows, size in B, size in A), or some of B's units."""
         rows = range(self.weights.architecture.sizes[id]) if rows is None else rows
         kept = self._kept.pop((id, rows), None)
         if kept is None or kept.history != history[: len(kept.history)]:
             kept = self._empty(id, rows)
         products = GainProducts(self.weights, self.workers, rows)
-        for view in history[len(kept.history) :]:
-            columns = self._columns(id, view)
-            for section in self._sections(id, view):
+        for snapshot in history[len(kept.history) :]:
+            columns = self._columns(id, snapshot)
+            for section in self._sections(id, snapshot):
                 old, new = kept.columns.get(section.key), columns[section.key]
                 if old is None or not torch.equal(old, new):
                     products.add(kept.total, section, old, new)
-            kept.columns, kept.history = columns, (*kept.history, view)
+            kept.columns, kept.history = columns, (*kept.history, snapshot)
         if keep and id in self._worth_keeping and self._is_corrected(id):
             self._kept[id, rows] = kept
         return kept.total
 
     def forget(self) -> None:
-        """Give back what is kept."""
+        """Free the kept gains."""
         self._kept.clear()
 
     def between(self, section: Section, maps: Mapping[str, Map]) -> Tensor:
-        """Every row of B against every row of A: (rows in B, rows in A, size in B, size in A).
+        """Return the gains of all pairs of rows: (rows in B, rows in A, size in B, size in A).
 
-        ``maps`` must not move what the rows are numbered by.
+        ``maps`` must not move the axis that numbers the rows.
         """
         rows, width = section.rows, section.width
         columns = section.columns(maps)
@@ -134,16 +134,16 @@ class Gains:
         return flat.reshape(rows, size, rows, size).permute(0, 2, 1, 3)
 
     def _is_corrected(self, id: str) -> bool:
-        """Whether that is worth it: not where columns take more than the gain, as those of a few heads do."""
+        """Return whether corrections pay: not if columns take more memory than the gain, as for few heads."""
         architecture = self.weights.architecture
         columns = sum(section.rows * section.width for section in self.weights.sections[id])
         return columns <= architecture.rows(id) * architecture.sizes[id] ** 2
 
-    def _sections(self, id: str, view: GainSnapshot) -> list[Section]:
-        return [section for section in self.weights.sections[id] if section.key in view.sections]
+    def _sections(self, id: str, snapshot: GainSnapshot) -> list[Section]:
+        return [section for section in self.weights.sections[id] if section.key in snapshot.sections]
 
-    def _columns(self, id: str, view: GainSnapshot) -> _Columns:
-        return {section.key: section.columns(view.maps) for section in self._sections(id, view)}
+    def _columns(self, id: str, snapshot: GainSnapshot) -> _Columns:
+        return {section.key: section.columns(snapshot.maps) for section in self._sections(id, snapshot)}
 
     def _empty(self, id: str, rows: range) -> _Kept:
         architecture = self.weights.architecture
@@ -151,10 +151,15 @@ class Gains:
         return _Kept(torch.zeros(shape, **self.weights.place))
 
     def _that_fit(self) -> Iterator[str]:
-        """The axes whose gains are kept, the first ones first."""
-        per_number = torch.empty((), **self.weights.place).element_size()
-        architecture, left = self.weights.architecture, self.limit
-        for space in architecture.free():
-            left -= per_number * architecture.rows(space.id) * space.size**2
+        """Yield the axes whose gains are kept: the first ones that fit."""
+        left = self.limit
+        for space in self.weights.architecture.free():
+            left -= gain_bytes(self.weights, space.id)
             if left >= 0:
                 yield space.id
+
+
+def gain_bytes(weights: WeightPair, id: str) -> int:
+    """Return the bytes of the gain of an axis."""
+    architecture = weights.architecture
+    return weights.itemsize * architecture.rows(id) * architecture.sizes[id] ** 2

@@ -1,6 +1,6 @@
-"""Spilling: a gain that does not fit into memory, in a temporary file that is read some rows at a time.
+"""Gains that do not fit into memory, in temporary files that are read some rows at a time.
 
-Only what is solved among candidates anyway is spilled, so that the memory does not decide what comes out.
+Only gains that are solved among candidates anyway are written to files: the result does not depend on memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PER_UNIT = 16_000
 
 
 def rows_at_a_time(weights: WeightPair, id: str, room: int | None) -> int | None:
-    """How many places of B are computed at a time, if all of them with their solution do not fit into the
-    room that there is; None if they do, or if the axis has too few units to be spilled.
+    """Return how many places of B to compute at a time, if the gain and its solution exceed ``room`` bytes.
+
+    None means that they fit, or that the axis has too few units for a file.
     """
     size, rows = weights.architecture.sizes[id], weights.architecture.rows(id)
     per_place: int = rows * size * weights.place["dtype"].itemsize
@@ -37,13 +38,13 @@ def rows_at_a_time(weights: WeightPair, id: str, room: int | None) -> int | None
 
 
 def solving_bytes(rows: int, size: int) -> int:
-    """Bytes that solving a large gain takes beside it."""
+    """Return the bytes that solving a large gain takes beside it."""
     return rows * size * PER_UNIT
 
 
 @dataclass(frozen=True)
 class DiskGain:
-    """One row of a gain in a file: what a unit of A brings in a place of B."""
+    """One row of a gain, in a file."""
 
     file: IO[bytes]
     offset: int
@@ -51,7 +52,7 @@ class DiskGain:
     dtype: torch.dtype
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Some places of B with all units of A."""
+        """Return the gains of some places of B with all units of A."""
         per_row = self.size * self.dtype.itemsize
         buffer = torch.empty(stop - start, self.size, dtype=self.dtype)
         self.file.seek(self.offset + start * per_row)
@@ -61,7 +62,7 @@ class DiskGain:
 
 @contextmanager
 def gain_on_disk(gains: Gains, id: str, history: GainHistory, step: int) -> Iterator[list[DiskGain]]:
-    """The gain of an axis in a file, computed so many places at a time: one for each of its rows."""
+    """Compute a gain into a temporary file, ``step`` places at a time; yield a part for each of its rows."""
     size, rows = gains.weights.architecture.sizes[id], gains.weights.architecture.rows(id)
     dtype: torch.dtype = gains.weights.place["dtype"]
     whole = size * size * dtype.itemsize
@@ -77,6 +78,6 @@ def gain_on_disk(gains: Gains, id: str, history: GainHistory, step: int) -> Iter
             raise OutputError(
                 f"the gain of {id} ({rows * whole / 1e9:.1f} GB) could not be written to"
                 f" {tempfile.gettempdir()} ({error.strerror or error})",
-                hint="set TMPDIR to a place with more room, or give more --memory",
+                hint="set TMPDIR to a folder on a larger disk, or give more --memory",
             ) from error
         yield [DiskGain(file, row * whole, size, dtype) for row in range(rows)]

@@ -1,4 +1,4 @@
-"""Evidence from the weights that produce an axis: what a unit is made from, and nothing that reads it."""
+"""Features of units from the weights that produce them, for optimal transport."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class IncomingWeights:
         self.tensors = {name: a.architecture.tensors[name] for name in shared_tensors(a, b)}
 
     def features(self, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None:
-        """B's units and A's as vectors, (rows, size, anything), with A's other axes moved by ``maps``.
+        """Return B's units and A's as vectors, (rows, size, features), with A's other axes moved by ``maps``.
 
-        The tensors that produce the axis count, together with their biases. Those whose other axes have no
-        map yet are left out where anything else is known; where nothing produces the axis, all count.
+        The tensors that produce the axis count, with their biases. Tensors whose other axes have no map yet
+        are left out if there are others; if no tensor produces the axis, all count.
         """
         places = self._places(id, maps)
         if not places:
@@ -43,7 +43,7 @@ class IncomingWeights:
         return model.read(name).to(device=self.device, dtype=self.dtype)
 
     def _moved(self, name: str, dim: int, id: str, maps: Mapping[str, Map]) -> Tensor:
-        """A tensor of A with every axis moved but the one that is looked at, in its dimension."""
+        """Return a tensor of A with all axes moved, except the axis in question in its dimension."""
         layout, tensor = self.tensors[name], self._read(self.a, name)
         others = {other: map_ for other, map_ in maps.items() if other != id}
         for at in range(len(layout.items)):
@@ -52,13 +52,13 @@ class IncomingWeights:
         return tensor
 
     def _places(self, id: str, found: Container[str]) -> list[tuple[str, int]]:
-        """The tensors that speak of an axis, and where: the best kind of which there is any."""
+        """Return the tensors and dimensions by which units are compared: the best kind that exists."""
         everywhere = list(self._occurrences(id))
         matrices = [(name, dim) for name, dim in everywhere if len(self.tensors[name].items) > 1]
         producing = [(name, dim) for name, dim in matrices if dim in self.tensors[name].outputs]
         kinds = (
-            [place for place in producing if self._is_settled(id, place[0], found)],
-            [place for place in matrices if self._is_settled(id, place[0], found)],
+            [place for place in producing if self._is_mapped(id, place[0], found)],
+            [place for place in matrices if self._is_mapped(id, place[0], found)],
             producing,
             matrices,
         )
@@ -70,15 +70,15 @@ class IncomingWeights:
             if layout := self.tensors.get(name):
                 yield from ((name, dim) for dim in layout.dims_with(id))
 
-    def _is_settled(self, id: str, name: str, found: Container[str]) -> bool:
-        """Whether every other axis of a tensor has a map, or needs none."""
+    def _is_mapped(self, id: str, name: str, found: Container[str]) -> bool:
+        """Return whether every other axis of a tensor has a map, or needs none."""
         return all(
             other == id or other in found or self.architecture.spaces[other].group is not Symmetry.PERMUTATION
             for other in self.tensors[name].names()
         )
 
     def _biases(self, places: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-        """The biases that belong to weights; they have the weights' outputs as their dimensions."""
+        """Yield the biases of weights; their dimensions are the outputs of the weights."""
         for name, dim in places:
             bias = f"{name.removesuffix('weight')}bias"
             if name.endswith("weight") and bias in self.tensors:

@@ -1,9 +1,8 @@
-"""Sections: whatever an axis occurs in, as one matrix of the axis × everything else.
+"""Sections: the part of a tensor that has an axis, as one matrix of the axis × everything else.
 
-The maps of all other axes then only decide which *column* of A's matrix meets which of B's, and
-`Section.columns` is that one index vector. Two consequences make matching fast. The gain of an axis changes
-only by the columns that moved; and everything that a layout can say (products, concatenations, experts)
-is already said in the vector.
+The maps of all other axes then only decide which *column* of A's matrix is paired with which of B's, and
+`Section.columns` is that index vector. Matching is fast because the gain of an axis changes only by the
+columns that moved, and because the vector covers all layouts (products, concatenations, experts).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from transfusion.matching.weights.unit_vectors import unfolded
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """An axis in one dimension of a tensor, or in one part of what is concatenated there."""
+    """An axis in one dimension of a tensor, or in one part of a concatenation there."""
 
     architecture: Architecture
     tensor: str
@@ -45,7 +44,7 @@ class Section:
         id: str,
         dim: int,
     ) -> list[Section]:
-        """The sections of an axis in one dimension of a tensor."""
+        """Return the sections of an axis in one dimension of a tensor."""
         first = cls(architecture, tensor, layout, shape, id, dim, 0)
         count = len(first._pieces(first._outline, one_unit=True))
         return [cls(architecture, tensor, layout, shape, id, dim, part) for part in range(count)]
@@ -71,21 +70,19 @@ class Section:
 
     @cached_property
     def key(self) -> str:
-        """What this section is called in another process."""
+        """The name of this section in other processes."""
         return f"{self.tensor}:{self.dim}:{self.part}"
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the tensor is the matrix itself, or turned on its side: rows can then be had apart."""
+        """Whether the tensor is the matrix itself or its transpose, so that rows can be read separately."""
         alone = len(self.shape) == 2 and self.layout.items[self.dim] == Name(self.id)
         whole = not any(isinstance(item, Concat) for item in self.layout.items)
         return alone and whole and self.id not in self.architecture.parents
 
     @cached_property
     def member(self) -> Section | None:
-        """The same of one member, where the tensor is a stack of members, such as experts, that can be had
-        apart; None where it is none.
-        """
+        """The section of one member, if the tensor is a stack of members (experts) to be read separately."""
         first, spaces = self.layout.items[0], self.architecture.spaces
         if self.dim == 0 or not isinstance(first, Name) or first.text not in self.architecture.children:
             return None
@@ -95,13 +92,13 @@ class Section:
         return replace(self, architecture=architecture, shape=(1, *self.shape[1:]))
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """The matrix, from the tensor: (rows of the axis, the axis, everything else)."""
+        """Return the matrix of a tensor: (rows of the axis, the axis, everything else)."""
         return self._unfold(*self._pieces(tensor)[self.part])
 
     def blocks(self, tensor: Tensor) -> Tensor:
-        """The tensor as one matrix for every unit of the axis: (the axis, what is in it, the rest).
+        """Return one matrix for every unit of the axis: (the axis, what is inside it, the rest).
 
-        In it is what shares its dimension, and, where it has a dimension of its own, what lies within it.
+        Inside are the axes that share its dimension, and its children where it has a dimension of its own.
         """
         piece, factors = self._pieces(tensor)[self.part]
         first = factors.index(AxisFactor(self.id, self.dim))
@@ -113,7 +110,7 @@ class Section:
         return rotated.reshape(piece.shape[first], height, -1)
 
     def columns(self, maps: Mapping[str, Map]) -> Tensor:
-        """For every row and column of B's matrix, the column of A's that meets it: (rows, width).
+        """Return for every row and column of B's matrix the column of A's paired with it: (rows, width).
 
         Columns of A are numbered through all rows; the axis itself is not moved.
         """
@@ -129,23 +126,21 @@ class Section:
 
     @cached_property
     def _extents(self) -> tuple[int, int]:
-        """Rows and width, from the shape alone."""
+        """Rows and width, from the shape."""
         rows, _, width = self._unfold(*self._pieces(self._outline, one_unit=True)[self.part]).shape
         return int(rows), int(width)
 
     @property
     def _outline(self) -> Tensor:
-        """The tensor with one unit of the axis, without any values."""
+        """The tensor with one unit of the axis, on the meta device."""
         return torch.empty(self._shape_of_one_unit, device="meta")
 
     def _places(self, maps: Mapping[str, Map]) -> Tensor:
-        """The positions of all columns under maps."""
+        """Return the positions of all columns under maps."""
         return self._unfold(*self._pieces(self._positions(maps), one_unit=True)[self.part])[:, 0]
 
     def _positions(self, maps: Mapping[str, Map]) -> Tensor:
-        """Where everything beside the axis comes from under maps: the tensor with one unit of the axis,
-        holding positions instead of values.
-        """
+        """Return the tensor with one unit of the axis under maps, with positions instead of values."""
         sizes, shape = {**self.architecture.sizes, self.id: 1}, self._shape_of_one_unit
         positions = torch.arange(torch.Size(shape).numel()).reshape(shape)
         for dim in range(len(shape)):
@@ -161,7 +156,7 @@ class Section:
         ]
 
     def _pieces(self, tensor: Tensor, *, one_unit: bool = False) -> list[tuple[Any, list[AxisFactor]]]:
-        """The parts of a tensor that have the axis, with their factors."""
+        """Return the parts of a tensor that have the axis, with their factors."""
         sizes = {**self.architecture.sizes, self.id: 1} if one_unit else self.architecture.sizes
         own = AxisFactor(self.id, self.dim)
         return [(piece, factors) for piece, factors in explode(tensor, self.layout, sizes) if own in factors]

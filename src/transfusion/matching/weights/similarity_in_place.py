@@ -1,7 +1,7 @@
-"""Kinship: whether the units of A are at home where they are in B, without matching anything.
+"""Similarity in place: whether the units of A are already in their places in B, without any matching.
 
-If B continues A, a unit resembles the one in its own place more than any other. Products with all others
-are as dear as a sweep; a few dozen of them tell how large chance products are.
+If B descends from A, a unit resembles the unit in its own place more than any other. Products with all
+others cost as much as a sweep; products with a few dozen of them measure chance.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from transfusion.runtime.engines import Engine
 from transfusion.runtime.scratch import scratch
 
 SAMPLE = 32
-"""How many units of A, about, every unit of B is compared with."""
+"""About how many units of A every unit of B is compared with."""
 UNMOVED = 8.0
-"""Standard deviations above chance from which a unit counts as at home: beyond the largest of the 10¹⁴
+"""Standard deviations above chance from which a unit counts as in place: beyond the largest of the 10¹⁴
 products between two axes of ten million units, if chance products are normal."""
 
 
 _Part: TypeAlias = tuple[str, tuple[Tensor, Tensor]]
-"""An axis, and what its units give with those in their own places, and with a few others."""
+"""An axis, and the products of its units with those in the same places and with a few others."""
 
 
 @dataclass(frozen=True)
 class SimilarityInPlace:
-    """What the places of one axis say about nothing moving."""
+    """How far the units of one axis are in place."""
 
     home: float
-    """The share of units that are at home."""
+    """The share of units that are in place."""
     margin: float
     """How far the sum over all units is above chance, in standard deviations of that sum."""
 
@@ -43,7 +43,7 @@ class SimilarityInPlace:
 def similarity_in_place(
     weights: WeightPair, ids: Collection[str], engine: Engine
 ) -> dict[str, SimilarityInPlace]:
-    """How much at home each axis is. Every tensor is read once, for all of its axes."""
+    """Return the similarity in place of each axis. Every tensor is read once, for all of its axes."""
     axes: dict[str, list[str]] = defaultdict(list)
     for id in ids:
         for tensor in dict.fromkeys(section.tensor for section in weights.sections[id]):
@@ -58,7 +58,7 @@ def similarity_in_place(
 
 
 def _of_tensor(weights: WeightPair, item: tuple[str, Sequence[str]]) -> list[_Part]:
-    """For every axis of a tensor, what its units of B give with those in their own places, and with a few."""
+    """Return for every axis of a tensor the products of units in the same places, and with a few others."""
     tensor, ids = item
     sections = [section for id in ids for section in weights.sections[id] if section.tensor == tensor]
     with weights.clock.phase("similarity in place"):
@@ -93,13 +93,13 @@ def _at_once(weights: WeightPair, tensor: str, sections: Sequence[Section]) -> l
 
 
 def _sample(size: int) -> slice:
-    """Some units of an axis: their order means nothing, so every so many will do."""
+    """Return a sample of the units of an axis, evenly spaced."""
     return slice(None, None, max(1, size // SAMPLE))
 
 
 def _judge(own: Tensor, others: Tensor) -> SimilarityInPlace:
-    """Compare the products with units in their own places to those with strangers."""
-    among = own[:, _sample(own.shape[1])]  # a few of the others are a unit's own
+    """Compare the products of units in the same places with those of other units."""
+    among = own[:, _sample(own.shape[1])]  # the sample contains a few units in the same place
     count = others.numel() - among.numel()
     if count < 2:
         return SimilarityInPlace(0.0, 0.0)

@@ -1,7 +1,6 @@
-"""Spectra: how alike two heads are, whatever the order of the units inside them (Eq. 5 and 6).
+"""The distance of two heads by singular values, whatever the order of the units inside (Eq. 5 and 6).
 
-Singular values do not change when rows or columns change places, so this evidence depends on no map
-and is gathered once.
+Permuting rows or columns does not change singular values, so the distance depends on no map.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from transfusion.matching.weights.weight_pair import WeightPair
 
 
 def spectral_distance(weights: WeightPair, sections: Iterable[Section]) -> Tensor:
-    """The distance of singular values between each unit of B and each of A, summed over tensors."""
+    """Return the distance of singular values between each unit of B and each of A, summed over tensors."""
     return torch.stack([_distance(weights, section) for section in sections]).sum(0)
 
 
@@ -26,7 +25,7 @@ def _distance(weights: WeightPair, section: Section) -> Tensor:
 
 
 def singular_values(matrices: Tensor) -> Tensor:
-    """Singular values of a batch of matrices, largest first, through the smaller Gram matrix."""
+    """Return the singular values of a batch of matrices, largest first, by the smaller Gram matrix."""
     matrices = matrices.double()
     if matrices.shape[1] > matrices.shape[2]:
         matrices = matrices.transpose(1, 2)

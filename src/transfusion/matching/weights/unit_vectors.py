@@ -1,4 +1,4 @@
-"""The units of an axis as vectors, one per row, whatever tensor they come from."""
+"""The units of an axis as vectors, from a tensor of any layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transfusion.layouts import AxisFactor, Layout, explode
 
 
 def unfold(tensor: Tensor, layout: Layout, id: str, dim: int, architecture: Architecture) -> Iterator[Tensor]:
-    """Every piece of a tensor with an axis in this dimension, as (rows of the axis, the axis, the rest)."""
+    """Yield the pieces of a tensor with an axis in a dimension as (rows of the axis, the axis, the rest)."""
     for piece, factors in explode(tensor, layout, architecture.sizes):
         if AxisFactor(id, dim) in factors:
             yield unfolded(piece, factors, AxisFactor(id, dim), architecture)
@@ -20,7 +20,7 @@ def unfold(tensor: Tensor, layout: Layout, id: str, dim: int, architecture: Arch
 def unfolded(
     piece: Tensor, factors: Sequence[AxisFactor], axis: AxisFactor, architecture: Architecture
 ) -> Tensor:
-    """One piece, with these factors as its dimensions, as (rows of the axis, the axis, the rest)."""
+    """Return one piece, whose dimensions are these factors, as (rows of the axis, the axis, the rest)."""
     own = factors.index(axis)
     first = [*(_enclosing(factors[:own], name) for name in _ancestors(axis.name, architecture)), own]
     rest = [place for place in range(piece.ndim) if place not in first]
@@ -28,11 +28,11 @@ def unfolded(
 
 
 def _ancestors(id: str, architecture: Architecture) -> list[str]:
-    """What an axis lies within, outermost first."""
+    """Return the ancestors of an axis, outermost first."""
     parent = architecture.parents.get(id)
     return [] if parent is None else [*_ancestors(parent, architecture), parent]
 
 
 def _enclosing(factors: Sequence[AxisFactor], name: str) -> int:
-    """The nearest place of an axis among the factors before another."""
+    """Return the last place of an axis among factors."""
     return max(place for place, factor in enumerate(factors) if factor.name == name)

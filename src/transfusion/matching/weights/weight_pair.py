@@ -1,4 +1,4 @@
-"""Evidence from the weights: two models side by side, and how far π(A) agrees with B."""
+"""The weights of two models, and the objective ⟨π(A), B⟩."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from transfusion.runtime.clock import Clock
 from transfusion.runtime.devices import require_device
 
 NUMBERS = 2**22
-"""How many numbers of a tensor are looked at together; always the same, so that sums keep their digits."""
+"""How many numbers of a tensor are read at a time; always the same, so that sums keep their digits."""
 
 
 class WeightPair:
-    """The weights of two models of one architecture, read when they are needed."""
+    """The weights of two models of one architecture, read on use."""
 
     def __init__(
         self,
@@ -48,36 +48,41 @@ class WeightPair:
         self.clock = clock or Clock()
 
     def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
-        """A tensor of model ``a`` or ``b``, or some of its rows, in the type of the computation."""
+        """Return a tensor of model ``a`` or ``b``, or some of its rows, in the type of the computation."""
         model = self.a if side == "a" else self.b
         with self.clock.phase("reading"):
             return model.raw(name, rows).to(**self.place)
 
     def blocks(self, name: str) -> Iterator[slice]:
-        """The rows of a tensor that are looked at together."""
+        """Yield the rows of a tensor that are read at a time."""
         return row_blocks(self.a.info(name).shape, NUMBERS)
 
     def require_unchanged(self) -> None:
-        """Refuse files that are not those that were opened."""
+        """Refuse files that have changed since they were opened."""
         for model in (self.a, self.b):
             model.checkpoint.require_unchanged()
 
     def beside(self, name: str, maps: Mapping[str, Map]) -> dict[str, Map]:
-        """The maps of the axes that a tensor has."""
+        """Return the maps of the axes that a tensor has."""
         return {id: maps[id] for id in self.tensors[name].names() if id in maps}
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of one number in the type of the computation."""
+        dtype: torch.dtype = self.place["dtype"]
+        return dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
-        """What both models take in the type of the computation."""
-        per_number = torch.empty((), **self.place).element_size()
-        return 2 * per_number * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
+        """Bytes of both models in the type of the computation."""
+        return 2 * self.itemsize * sum(torch.Size(self.a.info(name).shape).numel() for name in self.tensors)
 
     def score(self, name: str, maps: Mapping[str, Map]) -> float:
-        """⟨π(A), B⟩ of one tensor; values that are not numbers are found here, and refused."""
+        """Return ⟨π(A), B⟩ of one tensor; refuse values that are not finite."""
         with self.clock.phase("scores"):
             total = 0.0
             for moved, of_b in self._side_by_side(name, maps):
-                rows = torch.linalg.vecdot(moved, of_b)  # short sums: no digits are lost
+                rows = torch.linalg.vecdot(moved, of_b)  # short sums lose no digits
                 total += float(rows.sum(dtype=torch.float64))
         if not isfinite(total):
             for model in (self.a, self.b):
@@ -85,7 +90,7 @@ class WeightPair:
         return total
 
     def _side_by_side(self, name: str, maps: Mapping[str, Map]) -> Iterator[tuple[Tensor, Tensor]]:
-        """π(A) and B of one tensor, some rows at a time; at once, where rows do not move apart."""
+        """Yield π(A) and B of one tensor, some rows at a time where rows can be moved separately."""
         sizes, parents, layout = self.architecture.sizes, self.architecture.parents, self.tensors[name]
         here = self.beside(name, maps)
         if self.a.info(name).shape and moves_by_rows(layout, here, parents):
@@ -96,18 +101,18 @@ class WeightPair:
             yield move_tensor(self.read("a", name), layout, here, sizes, parents), self.read("b", name)
 
     def objective(self, maps: Mapping[str, Map]) -> float:
-        """⟨π(A), B⟩ over all tensors that take part."""
+        """Return ⟨π(A), B⟩ over all tensors that count."""
         return sum(self.score(name, maps) for name in self.tensors)
 
     def has_evidence_for(self, id: str) -> bool:
-        """Whether any tensor says anything about an axis."""
+        """Return whether some tensor has the axis."""
         return id in self.sections
 
     @cached_property
     def sections(self) -> dict[str, list[Section]]:
         """For every axis, the parts of tensors in which it occurs.
 
-        A tensor with an axis in two dimensions would make its matching quadratic, and says nothing here.
+        A tensor with an axis in two dimensions would make the assignment quadratic, and does not count.
         """
         found: dict[str, list[Section]] = {}
         for tensor, layout in self.tensors.items():
@@ -120,12 +125,12 @@ class WeightPair:
         return found
 
     def matrix(self, side: str, section: Section) -> Tensor:
-        """A section of model ``a`` or ``b``, as it is: (rows, axis, width)."""
+        """Return the matrix of a section in model ``a`` or ``b``: (rows, axis, width)."""
         return section.cut(self.read(side, section.tensor))
 
     @cached_property
     def neighbours(self) -> dict[str, set[str]]:
-        """For every axis, the others that it shares a section with."""
+        """For every axis, the axes that it shares a section with."""
         return {
             id: {other for section in sections for other in section.others}
             for id, sections in self.sections.items()
@@ -133,7 +138,7 @@ class WeightPair:
 
     @cached_property
     def tensors_of(self) -> dict[str, list[str]]:
-        """For every axis of which any tensor speaks, all tensors in which it occurs."""
+        """For every axis with a section, all tensors in which it occurs."""
         found: dict[str, list[str]] = {id: [] for id in self.sections}
         for tensor, layout in self.tensors.items():
             for id in layout.names():

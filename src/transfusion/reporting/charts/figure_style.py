@@ -7,9 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
 INK, LINE, AXIS = "#333333", "#e3e3e3", "#bbbbbb"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b04a8b", "#b8860b", "#111111")
 """Distinguishable with every kind of colour vision."""
@@ -33,6 +30,9 @@ _BARE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 @contextmanager
 def figure_file(path: Path, format: str, size: tuple[float, float]) -> Iterator[Any]:
     """Open an empty figure, and write it to a file at the end."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure

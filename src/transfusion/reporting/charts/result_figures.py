@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfusion.evaluation.interpolation import Barrier
 from transfusion.reporting.charts.figure_style import (
     AXIS,
     INK,
@@ -25,31 +24,30 @@ _GAP = 0.6
 """The space between two stacks of layers."""
 
 
-def draw_barriers(curves: Mapping[str, Barrier], path: Path, format: str) -> None:
+def draw_barriers(result: Mapping[str, Any], path: Path, format: str) -> None:
     """Draw loss and accuracy against α, a panel each, with one curve per π."""
+    curves = result["curves"]
     with figure_file(path, format, (11.2, 4.2)) as figure:
         left, right = figure.subplots(1, 2)
-        styles = styles_of(curve.method for curve in curves.values())
-        for curve, style in zip(curves.values(), styles, strict=True):
-            alphas = [point.alpha for point in curve.points]
-            left.plot(alphas, [point.loss for point in curve.points], **style)
-            right.plot(alphas, [100 * point.accuracy for point in curve.points], **style)
-        one = next(iter(curves.values()))
+        styles = styles_of(curve["method"] for curve in curves)
+        for curve, style in zip(curves, styles, strict=True):
+            alphas = [point["alpha"] for point in curve["points"]]
+            left.plot(alphas, [point["loss"] for point in curve["points"]], **style)
+            right.plot(alphas, [100 * point["accuracy"] for point in curve["points"]], **style)
         _barrier_frame(left, "Loss")
-        _barrier_frame(right, f"Accuracy in % ({one.question})")
+        _barrier_frame(right, f"Accuracy in % ({result['question']})")
         _barrier_key(figure, left.get_lines(), curves)
 
 
-def _barrier_key(figure: Any, lines: list[Any], curves: Mapping[str, Barrier]) -> None:
-    """Name the curves: the highest barrier first, those of a π(A) that is not A last."""
+def _barrier_key(figure: Any, lines: list[Any], curves: Sequence[Mapping[str, Any]]) -> None:
+    """Add the key: the highest barrier first, curves that do not start at A's loss last."""
     entries = sorted(
-        zip(lines, curves.items(), strict=True),
-        key=lambda entry: (not entry[1][1].faithful, -entry[1][1].height),
+        zip(lines, curves, strict=True), key=lambda entry: (not entry[1]["faithful"], -entry[1]["height"])
     )
     title = "Barrier: how far the loss\nrises above the straight\nline between its ends"
-    if not all(curve.faithful for curve in curves.values()):
+    if not all(curve["faithful"] for curve in curves):
         title += "\n(* π(A) does not compute\nwhat A computes)"
-    labels = [f"{label}  {curve.height:.2f}{'' if curve.faithful else '*'}" for _, (label, curve) in entries]
+    labels = [f"{one['label']}  {one['height']:.2f}{'' if one['faithful'] else '*'}" for _, one in entries]
     key(figure, [line for line, _ in entries], labels, title)
 
 

@@ -22,6 +22,7 @@ from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.checkpoint.tensor_files import headers
+from transfusion.checkpoint.weight_files import refuse_image_lora
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model.model import Model
@@ -105,7 +106,9 @@ class Adapter:
             raise CheckpointError(
                 f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="fetch the adapter's weights too"
             )
-        return cls(Checkpoint(str(reference), root, headers(file), (file,)), config, kind)
+        tensors = headers(file)
+        refuse_image_lora(file, tensors)
+        return cls(Checkpoint(str(reference), root, tensors, (file,)), config, kind)
 
     def settings(self, module: str) -> ModuleSettings:
         """What the configuration says about one module."""

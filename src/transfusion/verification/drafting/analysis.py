@@ -20,7 +20,10 @@ from transfusion.verification.drafting.module_parts import ModulePart, PartKind,
 from transfusion.verification.drafting.probe_model import ProbeModel, same
 
 OWN_BASIS = ("hidden", "pool")
-"""Outputs with these words in their names are in a basis of the model's own, by the custom of libraries."""
+"""Outputs with these words in their names are in a basis of the model's own, by the custom of libraries.
+
+The drafter works on models that no table describes, so that names are all there is to go by.
+"""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 from transfusion.architecture.table import Axis
 from transfusion.errors import VerificationError, listing
+from transfusion.live.vector_effects import vector_effects
+from transfusion.verification.certification import APART
 from transfusion.verification.drafting.analysis import Analysis
 from transfusion.verification.drafting.axis_labels import LETTERS, Labels
 from transfusion.verification.drafting.module_parts import PartKind
@@ -47,6 +49,7 @@ class _Drafter:
     def __init__(self, found: Analysis, labels: Labels) -> None:
         self.found, self.labels = found, labels
         self.blocks, self.depth = found.blocks, found.blocks.depth
+        self.effects = vector_effects(found.probe.module, found.probe.run)
 
     def draft(self) -> Draft:
         found, labels, probe = self.found, self.labels, self.found.probe
@@ -124,6 +127,8 @@ class _Drafter:
         owner = next(
             (part for part in probe.parts if (name, 0) in (*part.rows, *part.inputs, *part.outputs)), None
         )
+        if len(dims) == 1 and dims != ["_"] and self.effects.get(name, 0.0) > APART:
+            return f"scale {dims[0]}"
         if len(dims) < 2 or owner is None or owner.kind in (PartKind.BARE, PartKind.ELEMENTWISE):
             return " ".join(dims)
         backwards = (name, 0) in owner.outputs
@@ -176,5 +181,5 @@ def _merged(rows: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _bias_of(layout: str) -> str:
-    before, arrow, after = layout.partition(" -> ")
+    before, arrow, after = layout.removeprefix("scale ").partition(" -> ")
     return after if arrow else before.partition(" <- ")[0]

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from transfusion.architecture.config_schema import require_sensible
 from transfusion.architecture.table import Config
+from transfusion.checkpoint.publishing import publish_file, require_writable, write_text
 from transfusion.checkpoint.references import resolve
 from transfusion.data.probes.random_inputs import random_inputs
 from transfusion.errors import ArchitectureError, TransfusionError
 from transfusion.live.model_classes import class_named_in, class_of_transformers
+from transfusion.model.bases import input_files
 from transfusion.runtime.untrusted_files import path_inside, read_json
 from transfusion.verification.drafting.axis_labels import counts_blocks
 from transfusion.verification.drafting.declarations import require_word
@@ -34,14 +36,32 @@ MOST = 1000
 """A model with more blocks than this is not made: it might take forever."""
 
 
-def propose_for(reference: str | Path, *, config: Path | None = None) -> ProposedTable:
-    """Draft and certify a table for the class that a folder's config.json names."""
+def propose_for(
+    reference: str | Path,
+    *,
+    config: Path | None = None,
+    output: Path | None = None,
+    force: bool = False,
+) -> ProposedTable:
+    """Draft and certify a table for the class that a folder's config.json names.
+
+    ``output`` is a file to write the draft to; with ``force``, an existing file is replaced.
+    """
     root = resolve(reference)
+    if output is not None:
+        require_writable(output, force=force, inputs=input_files(root), folder=False)
+    proposal = _propose(reference, root, config).require()
+    if output is not None:
+        publish_file(output, lambda staged: write_text(staged, proposal.text), force=force)
+    return proposal
+
+
+def _propose(reference: str | Path, root: Path, config: Path | None) -> ProposedTable:
     file = config or (root / "config.json" if root.is_dir() else root.parent / "config.json")
     if not file.exists():
         raise ArchitectureError(
             f"{reference}: a draft is made from a config.json, and there is none",
-            hint="put the model's config.json beside the weights, or give it with --config",
+            hint="put the model's config.json beside the weights, or give it as `config`",
         )
     settings = read_json(file if config else path_inside(file.parent, file))
     require_sensible(settings, str(file))

@@ -1,4 +1,4 @@
-"""Paper models: everything that a model's headers say, from its configuration alone."""
+"""Models without weights: everything that headers say, from a configuration alone."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from transfusion.model.recognition import declared_family
 from transfusion.runtime.untrusted_files import read_json
 
 DEFAULT_DTYPE = torch.bfloat16
-"""What weights are stored in, where a configuration does not say: as large models are today."""
+"""The type of weights where a configuration names none, as large models are stored today."""
 
 
-def sketch(reference: str | Path | Model) -> Model:
-    """A model to be talked about. Of a folder without weights, or of a configuration by itself, the shapes
-    are those of the module that its library would make; nothing of it can be read.
+def open_headers(reference: str | Path | Model) -> Model:
+    """Open a model whose shapes and types are needed, not its weights.
+
+    The reference may also be a configuration, or a folder with nothing but one. Its shapes are then those of
+    the module that its library makes of the configuration, and none of its tensors can be read.
     """
     if isinstance(reference, Model):
         return reference
-    root = resolve(reference)
-    file = _configuration(root)
-    return Model.open(reference) if file is None else _by_configuration(str(reference), file)
+    file = _lone_configuration(resolve(reference))
+    return Model.open(reference) if file is None else _from_configuration(str(reference), file)
 
 
-def _configuration(root: Path) -> Path | None:
-    """The configuration to go by, if there are no weights."""
+def _lone_configuration(root: Path) -> Path | None:
+    """Return the configuration, if there are no weights beside it."""
     if root.is_file():
         return root if root.suffix == ".json" else None
     weights = PICKLES | {".safetensors"}
@@ -42,28 +43,28 @@ def _configuration(root: Path) -> Path | None:
     return next((root / name for name in CONFIGS if (root / name).exists()), None)
 
 
-def _by_configuration(label: str, file: Path) -> Model:
+def _from_configuration(label: str, file: Path) -> Model:
     config = read_json(file)
     checkpoint = Checkpoint(label, file.parent, {}, (), config, file.name)
     family, _ = declared_family(checkpoint)
-    dtype, nowhere = _dtype(label, config), file.parent / WEIGHTS[0]
+    dtype, missing = _dtype(label, config), file.parent / WEIGHTS[0]
     checkpoint.tensors = {
-        name: TensorInfo(name, tuple(one.shape), dtype if one.is_floating_point() else one.dtype, nowhere)
+        name: TensorInfo(name, tuple(one.shape), dtype if one.is_floating_point() else one.dtype, missing)
         for name, one in meta_tensors(family, config, label).items()
     }
     return Model.of(checkpoint)
 
 
 def _dtype(label: str, config: dict[str, Any]) -> torch.dtype:
-    """The type that weights are stored in, by the configuration or by one of its sections."""
+    """Return the type of the weights that a configuration, or one of its sections, names."""
     sections = [config, *(part for part in config.values() if isinstance(part, dict))]
-    info = next((part[key] for part in sections for key in ("dtype", "torch_dtype") if part.get(key)), None)
-    if info is None:
+    name = next((part[key] for part in sections for key in ("dtype", "torch_dtype") if part.get(key)), None)
+    if name is None:
         return DEFAULT_DTYPE
-    found = getattr(torch, str(info).removeprefix("torch."), None)
+    found = getattr(torch, str(name).removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ArchitectureError(
-            f"{label}: the configuration says dtype {info!r}, which is no type of weights",
-            hint="say bfloat16, float16 or float32",
+            f"{label}: dtype {name!r} in the configuration is not a type of weights",
+            hint="give bfloat16, float16 or float32",
         )
     return found

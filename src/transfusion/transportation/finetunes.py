@@ -1,0 +1,51 @@
+"""Opening a fine-tune: a model, or an adapter with the base that it was trained on."""
+
+from __future__ import annotations
+
+from os.path import exists, expanduser, samefile
+from pathlib import Path
+from typing import TypeAlias
+
+from transfusion.errors import TransfusionError
+from transfusion.model.bases import ConfigArgument, open_model
+from transfusion.model.model import Model, Reference
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+
+Finetune: TypeAlias = Model | Reference
+
+
+def open_finetune(
+    finetuned: Finetune, base: Model, config: ConfigArgument = None, progress: Progress = SILENT
+) -> Model | str | Path:
+    """Open a fine-tuned model. An adapter stays a reference; note if it names another base."""
+    if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+        adapter = Adapter.open(finetuned)
+        named = adapter.config.get("base_model_name_or_path")
+        if named and not _is_base(str(named), adapter, base):
+            progress.note(
+                f"note: {adapter.label} says that it was trained on {named}, and the base is {base.label}"
+            )
+        return finetuned
+    return open_model(finetuned, config)
+
+
+def _is_base(named: str, adapter: Adapter, base: Model) -> bool:
+    """Whether the base that an adapter names is the given one: the same reference, path or content."""
+    if named == base.label:
+        return True
+    if base.checkpoint.in_memory:
+        return False
+    folder = adapter.checkpoint.root if adapter.checkpoint.root.is_dir() else adapter.checkpoint.root.parent
+    places = [path for path in (Path(expanduser(named)), folder / expanduser(named)) if exists(path)]
+    return any(samefile(path, base.checkpoint.root) for path in places) or any(
+        _same_content(path, base) for path in places
+    )
+
+
+def _same_content(path: Path, base: Model) -> bool:
+    try:
+        model = Model.open(path)
+        return model.checkpoint.nbytes == base.checkpoint.nbytes and model.digest == base.digest
+    except TransfusionError:  # a folder of this name is no model
+        return False

@@ -1,0 +1,159 @@
+"""A run that writes an output for B: check early, align, prepare, and write in a staging folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.checkpoint.publishing import require_writable
+from transfusion.checkpoint.references import resolve
+from transfusion.checkpoint.staging import StagingFolder, open_staging
+from transfusion.errors import SettingError
+from transfusion.matching.alignment_run import align
+from transfusion.matching.methods import DEFAULT, Method, preset
+from transfusion.model.bases import input_files
+from transfusion.model.model import Model, take_hashes
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.transport_plan import TransportPlan
+
+OutputT = TypeVar("OutputT", bound=DenseTransport | AdapterTransport | MergedAdapters)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where an output goes, if anywhere, and how it is made."""
+
+    output: Path | None = None
+    force: bool = False
+    dry_run: bool = False
+    resources: Resources = LOCAL
+    progress: Progress = SILENT
+
+    @classmethod
+    def at(cls, output: str | Path | None, **how: Any) -> Destination:
+        """Return the destination of a path as users give it."""
+        return cls(None if output is None else Path(output), **how)
+
+    def require_writable(self, finetuned: Sequence[Model | str | Path], *others: object) -> None:
+        """Refuse, before any work, an output that cannot be written or that holds an input."""
+        if self.output is not None:
+            adapters = [one if isinstance(one, Model) else resolve(one) for one in finetuned]
+            single = self.output.suffix == ".safetensors"
+            inputs = input_files(*adapters, *others)
+            require_writable(self.output, force=self.force, inputs=inputs, folder=not single)
+
+    def write(
+        self, moved: DenseTransport | AdapterTransport | MergedAdapters, staging: StagingFolder
+    ) -> None:
+        """Write an output into its staging folder, with its notes and a bar."""
+        for note in moved.notes:
+            self.progress.note(f"note: {note}")
+        with self.progress.bar(moved.plan()["tensors"]) as advance:
+            moved.write(staging, advance, self.resources)
+
+
+@dataclass(frozen=True)
+class OutputRun(Generic[OutputT]):
+    """One run of `transport` or `merge`."""
+
+    a: Model
+    b: Model
+    via: Alignment | None
+    prepare: Callable[[TransportPlan], OutputT]
+    """Prepare the output of a plan. It is also called early, with assumed maps, for refusals and sizes."""
+    to: Destination
+    aligning: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of `align`, if there is no π."""
+
+    def run(self) -> OutputT:
+        """Align if there is no π, prepare the output, and write it if there is a path for it."""
+        if self.to.dry_run:
+            return self.prepare(TransportPlan.planned(self.a, self.b, self.via, assumed=True))
+        resources = self.to.resources
+        with resources.connected():
+            with resources.opened() as engine:
+                take_hashes(self.a, self.b, engine=engine)
+            if self.via is None:  # refuse whatever can be refused before the search
+                early = TransportPlan.planned(self.a, self.b, hashed=True, assumed=True)
+                self.prepare(early).bound().require(resources)
+            if self.to.output is None:
+                return self._prepared(self.via or self._align())
+            with open_staging(self.to.output, force=self.to.force) as staging:
+                moved = self._prepared(self.via or self._resumed(staging))
+                self.to.write(moved, staging)
+        return moved
+
+    def _prepared(self, alignment: Alignment) -> OutputT:
+        return self.prepare(TransportPlan.between(self.a, self.b, alignment))
+
+    def _align(self, journal: Path | None = None) -> Alignment:
+        return align(
+            self.a,
+            self.b,
+            journal=journal,
+            resources=self.to.resources,
+            progress=self.to.progress,
+            **self.aligning,
+        )
+
+    def _resumed(self, staging: StagingFolder) -> Alignment:
+        """Align, and keep π in the staging folder until the output is complete."""
+        place = staging.keep(f"{self._key()}.safetensors")
+        if place.exists():
+            self.to.progress.note("note: going on with the π that an interrupted run had found")
+            return Alignment.load(place)
+        found = self._align(staging.keep("journal"))
+        found.save(place, force=True)
+        return found
+
+    def _key(self) -> str:
+        """A hash of everything that decides π."""
+        method = chosen_method(self.aligning.get("method", DEFAULT))
+        asked = {**self.aligning, "method": asdict(method), "device": self.to.resources.device}
+        text = json.dumps([asked, self.a.digest, self.b.digest], default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def chosen_method(method: str | Method) -> Method:
+    """Return a method by its name, or as it is."""
+    return method if isinstance(method, Method) else preset(method)
+
+
+def refuse_beside_via(aligning: Mapping[str, Any]) -> None:
+    """Refuse parameters of `align` beside a π that is aligned already."""
+    given = [name for name, value in aligning.items() if value is not None]
+    if given:
+        raise SettingError(
+            f"{', '.join(f'`{name}`' for name in given)} says how to align, and `via` is aligned already",
+            hint="leave it out; or it is misspelled",
+        )
+
+
+def calibrated(
+    calibrate: str | Path | None, via: object, aligning: Mapping[str, Any], *, used: bool = False
+) -> dict[str, Any]:
+    """Return the parameters of `align`, with the user's own inputs for a method that runs models.
+
+    Refuse inputs that nothing would use: neither the method, nor the caller (``used``).
+    """
+    if calibrate is None:
+        return dict(aligning)
+    method = chosen_method(aligning.get("method") or DEFAULT)
+    runs = via is None and method.functional is not None
+    if not (runs or used):
+        raise SettingError(
+            "`calibrate`: nothing would use these inputs",
+            hint='leave it out, or choose `method="functional"`, `method="auto"`, `alpha="auto"` or'
+            " `keep_support`",
+        )
+    changed = {"method": method.changed(calibrate=str(Path(calibrate).resolve()))} if runs else {}
+    return {**aligning, **changed}

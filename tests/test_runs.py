@@ -1,0 +1,196 @@
+"""Runs in Python: output, resume, record, rerun, and hints in the words of the caller."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import transfusion
+from families import CASES, finetuned
+from test_adapter import edit, train_adapter
+from transfusion.cli.console import VERB, in_options
+from transfusion.errors import MismatchError, OutputError, SettingError
+from transfusion.matching.search import Step
+from transfusion.model.model import Model
+from transfusion.runtime.progress import Progress
+from transfusion.runtime.resources import Resources
+from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.finetunes import open_finetune
+
+
+class Noted(Progress):
+    """Keep the notes of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def inputs(made, tmp_path) -> dict[str, Path]:
+    return {
+        "base": made("vit", 1),
+        "onto": made("vit", 2),
+        "finetuned": finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned"),
+    }
+
+
+def test_an_alignment_is_written_and_recorded(made, tmp_path):
+    pi = transfusion.align(made("vit", 1), made("vit", 2), output=tmp_path / "pi.safetensors")
+    kept = transfusion.Alignment.load(tmp_path / "pi.safetensors")
+    assert kept.digest == pi.digest
+    assert kept.provenance.run["seconds"] > 0
+    assert not (tmp_path / "pi.safetensors.journal").exists()
+
+
+def test_an_interrupted_alignment_is_resumed(made, tmp_path):
+    def stop(step: Step) -> None:
+        if step.sweep == 1:
+            raise KeyboardInterrupt
+
+    models, output = (made("vit", 1), made("vit", 2)), tmp_path / "pi.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        transfusion.align(*models, output=output, on_step=stop)
+    noted = Noted()
+    found = transfusion.align(*models, output=output, progress=noted)
+    assert any("going on from" in note for note in noted.notes)
+    assert found.digest == transfusion.align(*models).digest
+
+
+def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):
+    rows = DenseTransport.rows
+
+    def stop(self, entry, rows_):
+        if "layer.2" in entry.name:
+            raise KeyboardInterrupt
+        return rows(self, entry, rows_)
+
+    monkeypatch.setattr(DenseTransport, "rows", stop)
+    with pytest.raises(KeyboardInterrupt):
+        transfusion.transport(**inputs, output=tmp_path / "moved")
+    monkeypatch.setattr(DenseTransport, "rows", rows)
+    noted = Noted()
+    transfusion.transport(**inputs, output=tmp_path / "moved", progress=noted)
+    assert noted.notes == ["note: going on with the π that an interrupted run had found"]
+    metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
+    assert metadata["run"]["seconds"] > 0
+    assert metadata["command"] is None
+    assert metadata["settings"] == {"new_tokens": "refuse"}
+    assert (tmp_path / "moved" / "README.md").exists()
+
+
+def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfusion.transportation.output_run.align", None)
+    with pytest.raises(OutputError, match="is, or holds, an input"):
+        transfusion.transport(**inputs, output=inputs["finetuned"], force=True)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OutputError, match="exists already"):
+        transfusion.transport(**inputs, output=tmp_path / "there")
+    with pytest.raises(OutputError, match="exists already"):
+        transfusion.align(inputs["base"], inputs["onto"], output=tmp_path / "there")
+
+
+def test_what_cannot_be_moved_is_refused_before_the_search(inputs, made, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfusion.transportation.output_run.align", None)
+    with pytest.raises(SettingError, match="is too little"):
+        transfusion.transport(**inputs, resources=Resources(memory=1000))
+    other = finetuned(CASES["bert"], made("bert", 1), tmp_path / "other")
+    with pytest.raises(MismatchError):
+        transfusion.transport(other, base=inputs["base"], onto=inputs["onto"])
+
+
+def test_a_run_in_python_is_repeated(inputs, tmp_path):
+    both = [inputs["finetuned"]] * 2
+    bases = {name: inputs[name] for name in ("base", "onto")}
+    transfusion.merge(both, **bases, method="naive", head=0, output=tmp_path / "first")
+    noted = Noted()
+    transfusion.rerun(tmp_path / "first", output=tmp_path / "again", progress=noted)
+    assert noted.notes[-1].endswith("bit for bit")
+    first, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again"))
+    assert first == again
+
+
+def test_a_dry_run_reads_no_weights(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(Model, "raw", None)
+    monkeypatch.setattr(Model, "read", None)
+    planned = transfusion.transport(**inputs, output=tmp_path / "moved", dry_run=True)
+    assert planned.plan()["tensors"] > 0
+    assert not (tmp_path / "moved").exists()
+
+
+def test_results_are_written_with_their_record(made, tmp_path):
+    pi = transfusion.align(made("vit", 1), made("vit", 2), output=tmp_path / "pi.safetensors")
+    found = transfusion.verify(made("vit", 1), via=tmp_path / "pi.safetensors", output=tmp_path / "v.json")
+    assert json.loads((tmp_path / "v.json").read_text()) == json.loads(json.dumps(found.record))
+    assert found.record["alignment"]["sha256"] == pi.digest
+    with pytest.raises(OutputError, match="not a file of JSON"):
+        transfusion.verify(made("vit", 1), via=pi, output=tmp_path / "v.txt")
+
+
+def test_whole_models_run_in_this_process():
+    with pytest.raises(SettingError, match="in this process"), Resources("ray").in_process():
+        pass
+
+
+# ── the base that an adapter names ───────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("named", ["../models/a", "models/a", "copy", "elsewhere/a"])
+def test_only_another_base_is_noted(named, made, tmp_path, monkeypatch):
+    """The same base may be named from the working directory, from the adapter's folder, or be a copy."""
+    for place in ("models/a", "copy"):
+        shutil.copytree(made("llama", 1), tmp_path / place)
+    (tmp_path / "adapters").mkdir()
+    train_adapter(made("llama", 1), tmp_path / "adapters" / "lora", ["q_proj"])
+    shutil.move(tmp_path / "adapters" / "lora", tmp_path / "lora")
+    edit(tmp_path / "lora", base_model_name_or_path=named)
+    monkeypatch.chdir(tmp_path)
+    noted = Noted()
+    open_finetune("lora", Model.open("models/a"), progress=noted)
+    assert bool(noted.notes) == (named == "elsewhere/a")
+
+
+def test_a_base_with_other_weights_is_noted(made, tmp_path):
+    train_adapter(made("llama", 1), tmp_path / "lora", ["q_proj"])
+    edit(tmp_path / "lora", base_model_name_or_path=os.fspath(made("llama", 2)))
+    noted = Noted()
+    open_finetune(tmp_path / "lora", Model.open(made("llama", 1)), progress=noted)
+    assert "says that it was trained on" in noted.notes[0]
+    assert Adapter.open(tmp_path / "lora").label in noted.notes[0]
+
+
+# ── hints ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("verb", "text", "shown"),
+    [
+        ("transport", "leave out `full`", "leave out --merge"),
+        ("merge", "leave out `full`", "leave out --full"),
+        ("apply", 'align with `residual="tied"`', "align with --residual tied"),
+        ("transport", "or `trust_base=True` if you are sure", "or --trust-base if you are sure"),
+        ("fewshot", "`naive=False` leaves out", "--no-naive leaves out"),
+        ("barrier", "`ray start --head` and `unknown`", "`ray start --head` and `unknown`"),
+    ],
+)
+def test_hints_speak_of_options_on_the_command_line(verb, text, shown):
+    token = VERB.set(verb)
+    try:
+        assert in_options(text) == shown
+    finally:
+        VERB.reset(token)
+
+
+def test_every_verb_has_a_file_of_its_name():
+    from transfusion.cli.app import app
+
+    folder = Path(transfusion.__file__).parent / "cli"
+    verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert verbs <= {path.stem for path in folder.glob("*.py")}

@@ -48,7 +48,7 @@ def test_what_it_may_not_be(value, message):
 def test_files_that_are_no_alphas_are_refused(tmp_path):
     for content in ("[1, 2]", "{", "1"):
         (tmp_path / "alpha.json").write_text(content)
-        with pytest.raises(SettingError, match=r"a file of α is JSON such as|was expected"):
+        with pytest.raises(SettingError, match=r"an α file is JSON such as|was expected"):
             Alpha.of(tmp_path / "alpha.json")
 
 

@@ -18,9 +18,11 @@ from families import CASES, finetuned
 from test_estimate import MACHINE
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.model_card import card
+from transfusion.verification.certification import certify
+from transfusion.verification.drafting.propose import propose
 
 PUBLIC = {name: getattr(transfusion, name) for name in transfusion.__all__ if name != "__version__"}
-SHOWN = {**PUBLIC, "Alpha": Alpha, "card": card}
+SHOWN = {**PUBLIC, "Alpha": Alpha, "card": card, "certify": certify, "propose": propose}
 METHODS = {"Alignment": ("load", "save", "inverse", "after"), "Model": ("open",), "Alpha": ("of",)}
 
 

@@ -170,7 +170,7 @@ def test_every_fixed_axis_of_a_draft_has_a_reason():
     proposal = proposed(CASES["llama"].make())
     axes = [axis for stack in proposal.table.stacks for axis in stack.axes] + list(proposal.table.axes)
     assert all(axis.why for axis in axes if axis.group == "fixed")
-    assert "as rotary positions would" in next(axis.why for axis in axes if axis.name == "qk")
+    assert "as with rotary positions" in next(axis.why for axis in axes if axis.name == "qk")
 
 
 # ── models of nobody's library ───────────────────────────────────────────────────────────────
@@ -308,7 +308,7 @@ def test_a_model_without_a_stream_is_refused():
 def test_two_towers_are_refused():
     module = CASES["clip"].make()
     inputs = {"input_ids": GRAIN["grain"], "pixel_values": torch.randn(3, 3, 12, 12, dtype=torch.float64)}
-    with pytest.raises(VerificationError, match=r"several columns of blocks: vision_model.* text_model"):
+    with pytest.raises(VerificationError, match=r"several stacks of blocks: vision_model.* text_model"):
         propose(module, module.config.to_dict(), "clip", inputs)
 
 
@@ -334,7 +334,7 @@ def test_a_stream_that_is_lost_is_refused_with_the_place():
 
 
 def test_a_model_without_blocks_is_refused():
-    with pytest.raises(VerificationError, match="no column of numbered blocks"):
+    with pytest.raises(VerificationError, match="no numbered blocks"):
         propose(nn.Linear(6, 8), {}, "plain", {"input": torch.randn(4, 6, dtype=torch.float64)})
 
 
@@ -408,7 +408,7 @@ def test_a_draft_does_not_replace_a_file_unasked(made, cli, tmp_path):
 
 
 def test_a_draft_that_is_not_certified_exits_with_3(made, cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.verification.drafting.analysis.understand", lambda *_: None)
+    monkeypatch.setattr("transfusion.verification.drafting.analysis.find_attention", lambda *_: None)
     file = tmp_path / "draft.py"
     code, out, err = cli("inspect", made("bert"), "--propose", "-o", file)
     assert (code, out) == (3, "")
@@ -430,7 +430,7 @@ def test_failed_checks_are_named(made, cli, monkeypatch):
     monkeypatch.setattr(analysis, "_ends", forgetful)
     code, out, err = cli("inspect", made("bert"), "--propose")
     assert (code, out) == (3, "")
-    assert "does not tell the truth" in err
+    assert "the draft is wrong about the model" in err
     assert "all free axes" in err
 
 
@@ -441,7 +441,7 @@ def test_a_place_goes_with_a_proposal(made, cli, tmp_path):
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path):
-    with pytest.raises(ArchitectureError, match=r"a draft is made from a config.json, and there is none"):
+    with pytest.raises(ArchitectureError, match=r"there is no config.json to make a draft from"):
         propose_for(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["NobodyModel"]}')
     with pytest.raises(

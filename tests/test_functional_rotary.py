@@ -105,7 +105,7 @@ def test_the_wrong_pairs_are_noticed(family, made):
     wrong = replace(live, architecture=replace(live.architecture, spaces=spaces))
     assert not certify(wrong).passed
     (failed,) = (check.what for check in free_axes(wrong) if not check.passed)
-    assert "turned in pairs" in failed
+    assert "rotated in pairs" in failed
 
 
 @pytest.mark.parametrize("family", NORMED)

@@ -195,14 +195,14 @@ def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(caplog, m
     ray = Waiting()
     monkeypatch.setattr(ray_engine, "PATIENCE", 100.0)
     with pytest.raises(ClusterError, match="no worker started within 120 seconds"):
-        waiting(ray)._next([1], anybody=False)
+        waiting(ray)._next([1], busy=False)
     assert ray.times == [20.0, 100.0]
     assert "the cluster has no free core" in caplog.text
 
 
 def test_a_signal_that_comes_while_ray_waits_is_that_signal():
     with pytest.raises(KeyboardInterrupt):
-        waiting(Waiting(KeyboardInterrupt()))._next([1], anybody=True)
+        waiting(Waiting(KeyboardInterrupt()))._next([1], busy=True)
 
 
 # ── what is sent ─────────────────────────────────────────────────────────────────────────────

@@ -148,7 +148,7 @@ def full(inputs: dict[str, Path]) -> DenseTransport:
 
 
 def test_threads_are_as_many_as_fit():
-    bound = OutputMemory(fixed=1000, of_a_thread=100, largest="w")
+    bound = OutputMemory(fixed=1000, per_thread=100, largest="w")
     assert bound.within(Resources(jobs=8)).jobs == 8
     for room, threads in ((1100, 1), (1199, 1), (1200, 2), (1500, 5), (10**6, 8)):
         assert bound.within(Resources(jobs=8, memory=PROGRAM + room)).jobs == threads
@@ -192,7 +192,7 @@ def test_tensors_that_are_moved_whole_are_counted_whole(inputs, monkeypatch):
     monkeypatch.setattr("transfusion.transportation.output_memory.BLOCK", 64)
     monkeypatch.setattr("transfusion.transportation.output_model.BLOCK", 64)
     by_rows, whole = moved(inputs), rotated(inputs)
-    assert by_rows.bound().of_a_thread < whole.bound().of_a_thread
+    assert by_rows.bound().per_thread < whole.bound().per_thread
     largest = max(e.shape.nbytes for e in whole.entries if not whole.by_rows(e))
     assert whole.bound().at(1) > 2 * largest
 

@@ -1,4 +1,4 @@
-"""α: how much of a change to add, one number or one for each layer."""
+"""α: the factor on a task vector, one number or one per layer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from transfusion.runtime.untrusted_files import parse_json, read_text
 
 _DEFAULT = "default"
 LARGEST = 2**24
-"""A file of α of more bytes is not read."""
+"""The largest size of an α file, in bytes."""
 MOST, LONGEST = 10_000, 1_000
-"""So many patterns α may have, of so many characters each."""
+"""The largest number of patterns, and the largest number of characters in each."""
 _BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
 
 
 @dataclass(frozen=True)
 class Alpha:
-    """α for every tensor: that of the first pattern which its canonical name matches, or the default.
+    """α for every tensor: the value of the first pattern that matches its canonical name, or the default.
 
     >>> half_at_first = Alpha(1.0, {"encoder.layer.0.*": 0.5})
     >>> half_at_first.at("encoder.layer.0.output.dense.weight"), half_at_first.at("layernorm.weight")
@@ -36,25 +36,23 @@ class Alpha:
     def __post_init__(self) -> None:
         if len(self.patterns) > MOST:
             raise SettingError(
-                f"alpha has {len(self.patterns)} patterns, and at most {MOST} are tried", hint=_FORM
+                f"alpha has {len(self.patterns)} patterns; at most {MOST} are allowed", hint=_FORM
             )
         for name, value in {_DEFAULT: self.default, **self.patterns}.items():
             if len(name) > LONGEST:
                 raise SettingError(f"alpha has a pattern of {len(name)} characters: {name[:40]}…", hint=_FORM)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SettingError(f"alpha of {name} is {value!r}, which is not a number", hint=_FORM)
-            if not 0 <= value <= sys.float_info.max:  # nor is NaN
+            if not 0 <= value <= sys.float_info.max:  # also refuses NaN
                 raise SettingError(
-                    f"alpha = {value}{self._place(name)}: it must be a number of at least 0",
-                    hint="1 adds all of τ, 0 nothing",
+                    f"alpha = {value}{f' for {name}' if self.patterns else ''}: it must be a number of at"
+                    " least 0",
+                    hint="1 adds all of τ, 0 adds nothing",
                 )
-
-    def _place(self, name: str) -> str:
-        return f" for {name}" if self.patterns else ""
 
     @classmethod
     def of(cls, value: Alpha | float | str | Path | Mapping[str, float]) -> Alpha:
-        """α from a number, a mapping of patterns to numbers, or a JSON file with one.
+        """Return α from a number, a mapping of patterns to numbers, or a JSON file of such a mapping.
 
         >>> Alpha.of({"default": 1.0, "encoder.layer.0.*": 0.5}).at("encoder.layer.0.output.dense.weight")
         0.5
@@ -63,23 +61,19 @@ class Alpha:
             case Alpha():
                 return value
             case Mapping():
-                return cls._from(value)
+                patterns = {name: one for name, one in value.items() if name != _DEFAULT}
+                return cls(value.get(_DEFAULT, 1.0), patterns)
             case str() | Path():
                 return _from_text(value)
         return cls(value)
 
-    @classmethod
-    def _from(cls, mapping: Mapping[str, float]) -> Alpha:
-        rest = {name: value for name, value in mapping.items() if name != _DEFAULT}
-        return cls(mapping.get(_DEFAULT, 1.0), rest)
-
     def at(self, name: str) -> float:
-        """α for one tensor, by canonical name."""
+        """Return α for the tensor with this canonical name."""
         found = (value for pattern, value in self.patterns.items() if fnmatchcase(name, pattern))
         return float(next(found, self.default))
 
     def require_used(self, names: Iterable[str]) -> None:
-        """Refuse patterns that match none of these tensors: they were meant for something else."""
+        """Refuse patterns that match none of these tensors."""
         known = list(names)
         idle = [one for one in self.patterns if not any(fnmatchcase(name, one) for name in known)]
         if idle:
@@ -90,7 +84,7 @@ class Alpha:
             )
 
     def as_json(self) -> float | dict[str, float]:
-        """A number, or what a file of α holds."""
+        """Return a number, or the mapping that an α file holds."""
         return {_DEFAULT: self.default, **self.patterns} if self.patterns else self.default
 
     def __str__(self) -> str:
@@ -100,11 +94,11 @@ class Alpha:
         return f"{min(values):.4g} to {max(values):.4g}, by layer"
 
 
-_FORM = 'a file of α is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}'
+_FORM = 'an α file is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}'
 
 
 def _from_text(text: str | Path) -> Alpha:
-    """A number as people write it, or the path of a file."""
+    """Return α from the text of a number, or from a file at that path."""
     try:
         return Alpha(float(str(text)))
     except ValueError:
@@ -124,6 +118,6 @@ def _from_text(text: str | Path) -> Alpha:
 
 
 def layer_of(name: str) -> str:
-    """The layer that a tensor belongs to: its name up to the number of its block; empty outside blocks."""
+    """Return the layer of a tensor: its name up to the block number, or "" outside the blocks."""
     found = _BLOCK.match(name)
     return found[1] if found else ""

@@ -68,7 +68,7 @@ class AppliedModel(OutputModel[OutputTensor]):
         """Refuse inputs that have changed on the way."""
         self.require_unchanged()
 
-    def blame(self, entry: OutputTensor) -> None:
+    def require_finite_inputs(self, entry: OutputTensor) -> None:
         self.model.read(entry.name)
 
     def recipe(self) -> dict[str, Any]:

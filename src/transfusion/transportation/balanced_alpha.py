@@ -1,4 +1,4 @@
-"""α without being asked: as much of a change as keeps its size relative to the weights."""
+"""α from weights alone: the ratio of the sizes of B's and A's weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ AUTO = "auto"
 
 
 def balanced_alpha(a: Model, b: Model) -> Alpha:
-    """α for every layer: how much larger B's weights are than A's.
+    """Return one α per layer: the norm of B's weights divided by the norm of A's.
 
-    A change that was 1 % of A's weights is then 1 % of B's. For a B that is A with its units in another
-    order, this is 1 everywhere.
+    A change of 1 % of A's weights then is a change of 1 % of B's. If B is a permutation of A, every α is 1.
     """
     sizes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name in a.architecture.backbone:

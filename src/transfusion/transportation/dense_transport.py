@@ -1,4 +1,4 @@
-"""A whole model on its way from A to B: B + α·π(τ)."""
+"""Transport of dense models: B + α·π(τ), tensor by tensor."""
 
 from __future__ import annotations
 
@@ -30,32 +30,33 @@ from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.task_vector import wide
 from transfusion.transportation.task_vector_sources import TaskVectorSource
 
-_OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
+_HEAD_KEYS = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
+_TOKENIZER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model")
 
 
 class Action(StrEnum):
-    """What becomes of one tensor of the output."""
+    """How one tensor of the output is computed."""
 
     MOVED = "moved"
     """B + α·π(τ)."""
     CARRIED = "carried"
-    """The fine-tune's own, with its axes moved: B has nothing to add it to."""
+    """π(A_ft): B has no tensor to add a change to."""
     KEPT = "kept"
-    """B's own: the fine-tune says nothing about it."""
+    """B's own tensor: the fine-tune does not have it."""
 
 
 @dataclass(frozen=True)
 class TensorAction(OutputTensor):
-    """One tensor of the output, and where it comes from."""
+    """One tensor of the output, and how it is computed."""
 
     action: Action
     added: int = 0
-    """How many of its last rows are carried over, for tokens that B does not have."""
+    """The number of rows at the end that are carried over, for tokens that B does not have."""
 
 
 @dataclass(repr=False)
 class DenseTransport(OutputModel[TensorAction]):
-    """One fine-tune or several on their way from A to B. Nothing is computed before it is asked for."""
+    """B with the task vectors of one or several fine-tunes. Tensors are computed on demand."""
 
     sources: tuple[TaskVectorSource, ...]
     base: Model
@@ -64,13 +65,13 @@ class DenseTransport(OutputModel[TensorAction]):
     merging: MergeRule = field(default_factory=MergeRule)
     dtype: torch.dtype | None = None
     head: int | None = None
-    """Which of several fine-tunes the heads come from."""
+    """The index of the fine-tune that the task heads come from."""
     output_record: OutputRecord = field(default_factory=OutputRecord)
     changed: set[str] = field(default_factory=set)
-    """Tensors, among those computed so far, that are not B's own."""
+    """Tensors computed so far that differ from B's."""
 
     def __repr__(self) -> str:
-        return f"<{listing(source.label for source in self.sources)}, on the way to {self.onto.label}>"
+        return f"<{listing(source.label for source in self.sources)}, moved onto {self.onto.label}>"
 
     @property
     def like(self) -> Model:
@@ -86,51 +87,48 @@ class DenseTransport(OutputModel[TensorAction]):
 
     @cached_property
     def lead(self) -> TaskVectorSource:
-        """The fine-tune of whose kind the output is: the one with heads of its own."""
+        """The fine-tune that decides the class of the output: the one with task heads of its own."""
         if self.head is not None:
             return self.sources[self.head]
         with_heads = [source for source in self.sources if source.has_heads]
-        with_own = [source for source in with_heads if self._own(source)]
+        with_own = [source for source in with_heads if self._has_own_tensors(source)]
         if len(with_own) > 1:
             raise MismatchError(
-                f"{len(with_own)} of the fine-tunes have heads of their own, which cannot be combined:"
+                f"{len(with_own)} of the fine-tunes have task heads of their own, which cannot be merged:"
                 f" {listing(source.label for source in with_own)}",
-                hint="choose whose to keep: --head 1 for the first fine-tune, and so on",
+                hint="choose which one to keep: --head 1 for that of the first fine-tune, and so on",
             )
         return (*with_own, *with_heads, *self.sources)[0]
 
-    def _own(self, source: TaskVectorSource) -> list[str]:
-        return [name for name in source.names if self._action(name, source) is Action.CARRIED]
+    def _has_own_tensors(self, source: TaskVectorSource) -> bool:
+        return any(self._action(name, source) is Action.CARRIED for name in source.names)
 
     @cached_property
-    def of_its_kind(self) -> bool:
-        """Whether the output is a model of the fine-tune's class: it is, if the fine-tune has heads.
-
-        A fine-tune without any says nothing about B's heads, and B keeps them.
-        """
+    def has_class_of_lead(self) -> bool:
+        """Whether the output has the fine-tune's class. With a fine-tune without heads it has B's class."""
         return self.lead.has_heads or not self.onto.architecture.heads
 
     @cached_property
     def entries(self) -> list[TensorAction]:
-        """The tensors of the output, B's order first."""
+        """The tensors of the output: first those of B, in B's order."""
         lead, onto = self.lead, self.onto
         self._require_tokens_of(lead)
         names = [*onto.architecture.tensors, *onto.architecture.buffers]
-        if self.of_its_kind:
+        if self.has_class_of_lead:
             names = [name for name in names if name in lead.names]
             names += [name for name in lead.names if name not in {*names, *lead.buffers}]
         stored = onto.names if all(name in onto.names for name in names) else lead.names
         return [self._entry(name, stored[name]) for name in names]
 
     def _require_tokens_of(self, lead: TaskVectorSource) -> None:
-        """Refuse tokens that were to be kept, of a fine-tune whose rows cannot follow B's."""
+        """Refuse to keep the new tokens of any fine-tune but the lead."""
         others = [source for source in self.sources if source is not lead]
         grown = [one for one in others if any(one.changes(name) and one.added(name) for name in one.names)]
         if grown:
             raise MismatchError(
-                f"{listing(one.label for one in grown)} has tokens of its own, and those of {lead.label} are"
-                " the ones that follow B's",
-                hint="--head chooses whose tokens are kept, --new-tokens drop keeps none",
+                f"{listing(one.label for one in grown)} has new tokens, and only those of {lead.label} can be"
+                " kept",
+                hint="--head chooses the fine-tune whose tokens are kept, --new-tokens drop keeps none",
             )
 
     def _entry(self, name: str, stored: TensorPieces) -> TensorAction:
@@ -143,9 +141,8 @@ class DenseTransport(OutputModel[TensorAction]):
         return TensorAction(name, stored, self._in_dtype(OutputShape(extents, info.dtype)), action, added)
 
     def _in_dtype(self, shape: OutputShape) -> OutputShape:
-        return (
-            OutputShape(shape.extents, self.dtype) if self.dtype and shape.dtype.is_floating_point else shape
-        )
+        floating = shape.dtype.is_floating_point
+        return OutputShape(shape.extents, self.dtype) if self.dtype and floating else shape
 
     def _action(self, name: str, lead: TaskVectorSource) -> Action:
         fits = name in self.onto.architecture.tensors and self._fits(name)
@@ -159,7 +156,7 @@ class DenseTransport(OutputModel[TensorAction]):
 
     @cached_property
     def dropped(self) -> list[str]:
-        """Heads of B that the output, being of the fine-tune's kind, has no use for."""
+        """Task heads of B that a model of the fine-tune's class does not have."""
         kept = {entry.name for entry in self.entries}
         return [name for name in self.onto.architecture.tensors if name not in kept]
 
@@ -167,20 +164,20 @@ class DenseTransport(OutputModel[TensorAction]):
         return [entry.name for entry in self.entries if entry.action is action]
 
     def changed_by(self, number: int) -> list[str]:
-        """The tensors that one of the fine-tunes has a change for."""
+        """Return the tensors that the fine-tune with this index changes."""
         return [name for name in self.names(Action.MOVED) if self.sources[number].changes(name)]
 
     @property
     def unchanged(self) -> list[str]:
-        """Tensors that no fine-tune had changed; known once everything is computed."""
+        """Tensors that no fine-tune changed. Known when everything has been computed."""
         return [name for name in self.names(Action.MOVED) if name not in self.changed]
 
-    # ── how much there is to do ──────────────────────────────────────────────────────────────
+    # ── costs ────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
-        """How much there is to do, known from the headers alone, and with how much memory."""
+        """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
         hashing = sum(model.checkpoint.nbytes for model in (self.base, self.onto))
-        changes = sum(source.reads() for source in self.sources)
+        changes = sum(source.read_bytes() for source in self.sources)
         own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
         return {
             "tensors": len(self.entries),
@@ -192,13 +189,13 @@ class DenseTransport(OutputModel[TensorAction]):
         }
 
     def bound(self) -> OutputMemory:
-        changes, holds = len(self.sources), sum(source.holds() for source in self.sources)
-        return streaming_bytes(self, self.alignment, changes=changes, scattered=self._scattered, holds=holds)
+        changes, held = len(self.sources), sum(source.held_bytes() for source in self.sources)
+        return streaming_bytes(self, self.alignment, changes=changes, scattered=self._scattered, held=held)
 
     def _scattered(self, entry: TensorAction) -> bool:
         return any(entry.name in s.names and s.scattered(entry.name) for s in self.sources)
 
-    # ── numbers ──────────────────────────────────────────────────────────────────────────────
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────
 
     def by_rows(self, entry: TensorAction) -> bool:
         match entry.action:
@@ -209,7 +206,7 @@ class DenseTransport(OutputModel[TensorAction]):
         return all(source.by_rows(entry.name) for source in self.sources if source.changes(entry.name))
 
     def cuts(self, entry: TensorAction) -> Iterator[slice]:
-        """The rows that are made at a time; never some of B's and some of new tokens together."""
+        """Yield the blocks of rows to compute. Rows of new tokens are a block of their own."""
         if not entry.added:
             yield from super().cuts(entry)
             return
@@ -236,21 +233,21 @@ class DenseTransport(OutputModel[TensorAction]):
         }
         return self.merging.combine(changes, len(self.sources), name, rows.start)
 
-    def blame(self, entry: TensorAction) -> None:
+    def require_finite_inputs(self, entry: TensorAction) -> None:
         for source in self.sources:
             if entry.name in source.names:
-                source.blame(entry.name)
+                source.require_finite(entry.name)
         if entry.action is not Action.CARRIED:
             self.onto.read(entry.name)
 
     def prepare(self, engine: Engine | None = None) -> None:
-        """Let the way of merging look at every change, if it must."""
+        """Let the merge rule read every change if it needs a threshold (TIES)."""
         self.merging.prepare(
             [partial(count_magnitudes, self, engine, number) for number in range(len(self.sources))]
         )
 
     def conclude(self) -> None:
-        """Refuse a fine-tune that equals its base, and inputs that have changed on the way."""
+        """Refuse a fine-tune that equals its base, and inputs that changed during the run."""
         self.require_unchanged()
         moved = self.names(Action.MOVED)
         wanted = any(s.alpha.at(name) * self.merging.alpha.at(name) for s in self.sources for name in moved)
@@ -258,26 +255,26 @@ class DenseTransport(OutputModel[TensorAction]):
             raise MismatchError(
                 f"{listing(source.label for source in self.sources)} equals its base {self.base.label}:"
                 " there is nothing to move",
-                hint="was the base given twice?",
+                hint="check that FINETUNED is the fine-tune, and not its base",
             )
 
     def module(self) -> nn.Module:
-        """The whole output in memory, as a module of its library; a copy, whatever B is."""
-        like = self.lead.module if self.of_its_kind else self.onto.checkpoint.module
+        """Return the output as a new module of its library, in memory."""
+        like = self.lead.module if self.has_class_of_lead else self.onto.checkpoint.module
         label = f"{self.lead.label} on {self.onto.label}"
         return module_of(self.onto.family, self.config(), self.state_dict(), like=like, label=label)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
 
     def config(self) -> dict[str, Any] | None:
-        """B's configuration; in a model of the fine-tune's class, also what belongs to its head."""
+        """Return B's configuration, with the head settings of the fine-tune if the output has its class."""
         config = deepcopy(self.onto.checkpoint.config)
         theirs = self.lead.config or {}
         if not config:
             return None
-        if theirs and self.of_its_kind:
-            for key in _OF_THE_HEAD:
-                config.pop(key, None)  # a key that they leave out has its default there
+        if theirs and self.has_class_of_lead:
+            for key in _HEAD_KEYS:
+                config.pop(key, None)  # a key that the fine-tune lacks has its default there
                 if key in theirs:
                     config[key] = theirs[key]
         if self._grown:
@@ -295,10 +292,10 @@ class DenseTransport(OutputModel[TensorAction]):
         return any(entry.added for entry in self.entries)
 
     def auxiliary_files(self) -> list[Path]:
-        """The other files of B's folder; with new tokens, the fine-tune's tokenizer in the place of B's."""
+        """Return the other files of B's folder. With new tokens the tokenizer is the fine-tune's."""
         ours = {path.name: path for path in self.onto.checkpoint.auxiliary_files()}
         if self._grown:
-            ours |= {path.name: path for path in self.lead.auxiliary_files() if _of_a_tokenizer(path)}
+            ours |= {path.name: path for path in self.lead.auxiliary_files() if _is_tokenizer(path.name)}
         return list(ours.values())
 
     @property
@@ -320,7 +317,7 @@ class DenseTransport(OutputModel[TensorAction]):
         }
 
     def metadata(self) -> dict[str, Any]:
-        """What was done, once it is done."""
+        """Return the run record. Complete when everything has been computed."""
         return {
             **self.output_record.of(self.sources, self.base, self.onto, self.alignment, self.merging),
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
@@ -329,7 +326,7 @@ class DenseTransport(OutputModel[TensorAction]):
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
             "new_tokens": max((entry.added for entry in self.entries), default=0),
-            "lost_tokens": max((source.lost() for source in self.sources), default=0),
+            "lost_tokens": max((source.dropped_tokens() for source in self.sources), default=0),
         }
 
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:
@@ -340,5 +337,5 @@ def _is_zero(change: Tensor) -> bool:
     return not change.numel() or all(end == 0 for end in torch.aminmax(change))
 
 
-def _of_a_tokenizer(path: Path) -> bool:
-    return "token" in path.name or path.name in ("vocab.json", "vocab.txt", "merges.txt", "spiece.model")
+def _is_tokenizer(file: str) -> bool:
+    return "token" in file or file in _TOKENIZER_FILES

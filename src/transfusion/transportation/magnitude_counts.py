@@ -1,4 +1,4 @@
-"""Counting: how large the numbers of a change are, before it is merged; here, or by workers elsewhere."""
+"""Histograms of the magnitudes of a change, for TIES; computed here or by workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from transfusion.transportation.dense_transport import DenseTransport
 
 PARTS = 64
-"""In how many parts workers elsewhere look at a change: the counts of each are half a megabyte."""
+"""The number of parts that a change is split into for workers. The counts of each part take 512 kB."""
 
 
 def count_magnitudes(output: DenseTransport, engine: Engine | None, number: int, high: int | None) -> Tensor:
-    """The magnitudes of one fine-tune's change, counted as `counted` does."""
+    """Count the magnitudes of one fine-tune's change, as `magnitude_histogram` does."""
     changed = output.changed_by(number)
     if engine is None or engine.shares_memory or not changed:
         return count_some(output, (number, changed, high))
@@ -28,13 +28,13 @@ def count_magnitudes(output: DenseTransport, engine: Engine | None, number: int,
 
 
 def count_some(output: DenseTransport, item: tuple[int, Collection[str], int | None]) -> Tensor:
-    """The same in some tensors only."""
+    """Count the magnitudes in some of the tensors."""
     number, names, high = item
     return magnitude_histogram(_changes(output, number, frozenset(names)), high)
 
 
 def _changes(output: DenseTransport, number: int, names: Collection[str]) -> Iterator[Tensor]:
-    """What a fine-tune changes in B's own rows, some rows at a time."""
+    """Yield the change of B's own rows (new tokens excluded), block by block."""
     for entry in output.entries:
         if entry.name in names:
             for rows in list(output.cuts(entry))[: -1 if entry.added else None]:

@@ -1,4 +1,4 @@
-"""Merging: several fine-tunes, all in B's basis, combined into one change."""
+"""Merge rules: several task vectors in B's basis, combined into one."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from transfusion.errors import SettingError
 from transfusion.transportation.alpha import Alpha
 
 Counts: TypeAlias = Callable[[int | None], Tensor]
-"""The magnitudes of a change, counted as `counted` does."""
+"""A function that counts the magnitudes of a change, as `magnitude_histogram` does."""
 
 
 class MergeMethod(StrEnum):
-    """How changes are combined."""
+    """How task vectors are combined."""
 
     SUM = "sum"
     MEAN = "mean"
     TIES = "ties"
-    """The largest of each; where they disagree in sign, the mean of those with the heavier sign."""
+    """Trim each to its largest magnitudes, elect a sign per entry, average the entries with that sign."""
     DARE = "dare"
-    """A random few of each, enlarged so that their expectation stays; then the sum."""
+    """Drop random entries of each, rescale the rest to keep the expectation, and sum."""
 
     @classmethod
     def named(cls, name: str) -> MergeMethod:
-        """The way of combining that has this name."""
+        """Return the method of this name, or refuse the name."""
         try:
             return cls(name)
         except ValueError as error:
@@ -43,18 +43,18 @@ class MergeMethod(StrEnum):
 
 @dataclass
 class MergeRule:
-    """A way to combine changes; of a single change, the change itself."""
+    """A merge method with its settings. A single change stays as it is."""
 
     how: MergeMethod = MergeMethod.SUM
     weights: tuple[float, ...] = ()
-    """One for each fine-tune; without any, all count alike."""
+    """One weight per fine-tune. Empty: all are 1."""
     density: float = 0.2
-    """The share of each change that ties keeps, and dare does not drop."""
+    """The share of the entries of each change that TIES or DARE keeps."""
     seed: int = 0
     alpha: Alpha = field(default_factory=Alpha)
-    """On the combined change."""
-    _least: tuple[float, ...] = ()
-    """For ties: the smallest magnitude that is kept of each change."""
+    """The factor on the combined change."""
+    _thresholds: tuple[float, ...] = ()
+    """TIES: for each change, the smallest magnitude that is kept."""
 
     @classmethod
     def asked(
@@ -65,27 +65,27 @@ class MergeRule:
         seed: int = 0,
         alpha: Alpha | None = None,
     ) -> MergeRule:
-        """As people ask for it; what would have no effect is refused."""
+        """Return the rule for a user's options; refuse options that would have no effect."""
         chosen = MergeMethod.named(how)
         if density is not None and chosen not in (MergeMethod.TIES, MergeMethod.DARE):
             raise SettingError(
-                f"density = {density}: {chosen} keeps everything", hint="leave it out, or choose ties or dare"
+                f"density = {density}: {chosen} drops nothing", hint="leave it out, or choose ties or dare"
             )
         return cls(chosen, tuple(weights), 0.2 if density is None else density, seed, alpha or Alpha())
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
             raise SettingError(
-                f"density = {self.density}: a share is above 0 and at most 1", hint="give 0.2, for instance"
+                f"density = {self.density}: it must be above 0 and at most 1", hint="for example 0.2"
             )
         if not all(isfinite(weight) for weight in self.weights):
             raise SettingError(f"weights = {list(self.weights)}: a weight must be a number")
         if self.how is MergeMethod.MEAN and self.weights and not sum(self.weights):
-            raise SettingError("the weights of a mean cannot sum to 0", hint="choose --how sum")
+            raise SettingError("the weights of a mean must not sum to 0", hint="choose --how sum")
 
     @property
     def passes(self) -> int:
-        """How often every fine-tune is read."""
+        """The number of times that every fine-tune is read."""
         return 3 if self.how is MergeMethod.TIES else 1
 
     def as_json(self) -> dict[str, Any]:
@@ -98,55 +98,53 @@ class MergeRule:
         }
 
     def require_for(self, count: int) -> None:
-        """Refuse weights that are not one for each fine-tune."""
+        """Refuse a number of weights other than the number of fine-tunes."""
         if self.weights and len(self.weights) != count:
             raise SettingError(
-                f"{len(self.weights)} weight(s) for {count} fine-tune(s)", hint="give one for each, in order"
+                f"{len(self.weights)} weight(s) for {count} fine-tune(s)",
+                hint="give one weight per fine-tune, in the same order",
             )
 
     def prepare(self, changes: Sequence[Counts]) -> None:
-        """Find what ties keeps of each change: the largest share of all its numbers together."""
-        if self.how is MergeMethod.TIES and not self._least:
-            self._least = tuple(_smallest_of_the_largest(self.density, counts) for counts in changes)
+        """Find the TIES threshold of each change: one magnitude for all its tensors together."""
+        if self.how is MergeMethod.TIES and not self._thresholds:
+            self._thresholds = tuple(_threshold(self.density, counts) for counts in changes)
 
     def combine(self, changes: Mapping[int, Tensor], count: int, name: str, start: int = 0) -> Tensor | None:
-        """Changes of one tensor, by the number of the fine-tune, as one change, times α.
+        """Return α times the combined change of one tensor, or None if no fine-tune changes the tensor.
 
-        ``count`` is the number of all fine-tunes, and ``start`` the first row; None if nothing changes.
+        ``changes`` has the changes by the index of the fine-tune, ``count`` is the number of all fine-tunes,
+        ``start`` the first row.
         """
         if not changes:
             return None
         shares, place = self.shares(count), (zlib.crc32(name.encode()), start)
-        chosen = [_times(shares[number], self._chosen(one, number, place)) for number, one in changes.items()]
-        combined = _agreed(chosen) if self.how is MergeMethod.TIES else _sum(chosen)
+        kept = [_times(shares[number], self._trimmed(one, number, place)) for number, one in changes.items()]
+        combined = _elected_mean(kept) if self.how is MergeMethod.TIES else _sum(kept)
         return _times(self.alpha.at(name), combined)
 
     def shares(self, count: int) -> list[float]:
-        """What each of so many fine-tunes is multiplied by."""
+        """Return the factor on each of ``count`` fine-tunes."""
         weights = list(self.weights) or [1.0] * count
         total = sum(weights) if self.how is MergeMethod.MEAN else 1.0
         return [weight / total for weight in weights]
 
-    def _chosen(self, change: Tensor, number: int, place: tuple[int, int]) -> Tensor:
-        match self.how:
-            case MergeMethod.TIES:
-                return change * (change.abs().float() >= self._least[number])
-            case MergeMethod.DARE:
-                return self._thinned(change, number, place)
+    def _trimmed(self, change: Tensor, number: int, place: tuple[int, int]) -> Tensor:
+        """Keep what TIES or DARE keeps. DARE draws per tensor and fine-tune, the same in every run."""
+        if self.how is MergeMethod.TIES:
+            return change * (change.abs().float() >= self._thresholds[number])
+        if self.how is MergeMethod.DARE:
+            rng = np.random.default_rng([self.seed, number, *place])
+            kept = torch.from_numpy(rng.random(tuple(change.shape), dtype=np.float32)) < self.density
+            return change * kept / self.density
         return change
 
-    def _thinned(self, change: Tensor, number: int, place: tuple[int, int]) -> Tensor:
-        """A random share of the change: another for each tensor and fine-tune, the same in every run."""
-        rng = np.random.default_rng([self.seed, number, *place])
-        kept = torch.from_numpy(rng.random(tuple(change.shape), dtype=np.float32)) < self.density
-        return change * kept / self.density
 
+def _threshold(share: float, counts: Counts) -> float:
+    """Return the smallest magnitude among the largest ``share`` of a change, exact in float32.
 
-def _smallest_of_the_largest(share: float, counts: Counts) -> float:
-    """The magnitude that splits off the largest share of a change, exact in float32.
-
-    The bits of floats that are not negative are ordered as the floats are: counting first by the upper half
-    of the bits, then by the lower half among those that have the right upper half, finds it.
+    Non-negative floats are ordered as their bits are. One count by the upper 16 bits finds the bin of the
+    threshold; a second count by the lower 16 bits within that bin finds the threshold itself.
     """
     upper = counts(None)
     wanted = max(1, round(share * int(upper.sum())))
@@ -156,8 +154,8 @@ def _smallest_of_the_largest(share: float, counts: Counts) -> float:
 
 
 def magnitude_histogram(change: Iterable[Tensor], high: int | None) -> Tensor:
-    """How many magnitudes of a change have each upper half of bits; or, among those with the upper half
-    ``high``, each lower half. Counts of parts of a change sum to those of the whole.
+    """Count the magnitudes of a change by the upper 16 bits of their float32; or, with ``high``, those with
+    these upper bits by their lower 16 bits. The counts of parts add up to the counts of the whole.
     """
     counts = torch.zeros(2**16, dtype=torch.int64)
     for bits in map(_bits, change):
@@ -167,12 +165,12 @@ def magnitude_histogram(change: Iterable[Tensor], high: int | None) -> Tensor:
 
 
 def _bits(change: Tensor) -> Tensor:
-    """Magnitudes, as the bits of float32."""
+    """Return the magnitudes as the bits of float32."""
     return change.abs().float().flatten().view(torch.int32).long()
 
 
 def _from_the_top(counts: Tensor, wanted: int) -> tuple[int, int]:
-    """The bin that holds the wanted-th largest, and how many are in the bins above it."""
+    """Return the bin that holds the ``wanted``-th largest, and the total of the bins above it."""
     from_top = counts.flip(0).cumsum(0)
     place = int(torch.searchsorted(from_top, wanted))
     return len(counts) - 1 - place, int(from_top[place - 1]) if place else 0
@@ -189,8 +187,8 @@ def _sum(changes: list[Tensor]) -> Tensor:
     return total
 
 
-def _agreed(changes: list[Tensor]) -> Tensor:
-    """For every number the mean of those that have the sign of the sum, and are not 0."""
+def _elected_mean(changes: list[Tensor]) -> Tensor:
+    """Elect the sign of the sum for every entry, and average the non-zero entries with that sign."""
     sign = _sum(changes).sign()
     agreeing = [change * (change.sign() == sign) for change in changes]
     count = _sum([(change != 0).to(change.dtype) for change in agreeing])

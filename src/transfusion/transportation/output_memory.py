@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transfusion.transportation.output_model import EntryT, OutputModel
 
 _COPIES, _COPIES_OF_EACH = 20, 16
-"""The most blocks of rows that a thread holds, for the result and for each task vector. About half of them
-are free, and kept by the allocator. Measured by benchmarks/transporting.py.
+"""The largest number of blocks that a thread holds, for the result and for each change. About half are freed
+blocks that the allocator keeps: measured by benchmarks/transporting.py.
 """
 
 
@@ -27,19 +27,19 @@ class OutputMemory:
     """An upper bound on the memory for tensors, mapped pickles included. The program comes on top."""
 
     fixed: int
-    """Bytes, whatever the number of threads."""
-    of_a_thread: int = 0
+    """Bytes, independent of the number of threads."""
+    per_thread: int = 0
     largest: str = ""
     """The tensor that takes most of a thread's memory."""
 
     def at(self, threads: int) -> int:
         """Return the bytes for tensors on this number of threads."""
-        return self.fixed + self.of_a_thread * threads
+        return self.fixed + self.per_thread * threads
 
     def require(self, resources: Resources) -> None:
-        """Refuse a limit within which not even one thread can work."""
-        of = f" (most of it for {self.largest})" if self.largest else ""
-        resources.budget.require(self.at(1), f"one thread{of}")
+        """Refuse a memory limit that is too small for one thread."""
+        largest = f" (most of it for {self.largest})" if self.largest else ""
+        resources.budget.require(self.at(1), f"one thread{largest}")
 
     def within(self, resources: Resources) -> Resources:
         """Return the resources with as many threads as fit. A worker of Ray has one thread."""
@@ -47,7 +47,7 @@ class OutputMemory:
         if not resources.shared:
             return resources
         wanted = resources.jobs or torch.get_num_threads()
-        return replace(resources, jobs=resources.budget.threads(wanted, self.of_a_thread, self.fixed))
+        return replace(resources, jobs=resources.budget.threads(wanted, self.per_thread, self.fixed))
 
     def as_dict(self, resources: Resources) -> dict[str, int]:
         """Return plain data for a dry run: the memory of this process, or of each worker."""
@@ -66,21 +66,21 @@ def streaming_bytes(
     *,
     changes: int,
     scattered: Callable[[EntryT], bool],
-    holds: int = 0,
+    held: int = 0,
 ) -> OutputMemory:
     """Return the memory for a model made of this number of task vectors, some rows at a time where possible.
 
-    ``scattered`` says whether the rows of an entry are read from all over a tensor; ``holds`` is how many
-    bytes the task vectors keep in memory.
+    ``scattered`` says whether the rows of an entry are read from all over a tensor; ``held`` is the number
+    of bytes that the task vectors keep in memory.
     """
     maps = sum(map_.to_tensor().nbytes for map_ in alignment.maps.values())
     needs = {
-        entry.name: _at_a_time(output, entry) * (8 if entry.shape.dtype.itemsize > 2 else 4)
+        entry.name: _block_size(output, entry) * (8 if entry.shape.dtype.itemsize > 2 else 4)
         for entry in output.entries
     }
     largest = max(needs, key=needs.__getitem__)
     stored = max(
-        entry.shape.nbytes if scattered(entry) else _at_a_time(output, entry) * entry.shape.dtype.itemsize
+        entry.shape.nbytes if scattered(entry) else _block_size(output, entry) * entry.shape.dtype.itemsize
         for entry in output.entries
     )
     pickles = sum(
@@ -89,12 +89,12 @@ def streaming_bytes(
         for info in checkpoint.tensors.values()
         if info.file.suffix in PICKLES
     )
-    fixed = 2 * maps + stored * len(output.checkpoints) + pickles + holds
+    fixed = 2 * maps + stored * len(output.checkpoints) + pickles + held
     return OutputMemory(fixed, needs[largest] * (_COPIES + _COPIES_OF_EACH * changes), largest)
 
 
-def _at_a_time(output: OutputModel[EntryT], entry: EntryT) -> int:
-    """Return how many numbers of a tensor are in memory at a time."""
+def _block_size(output: OutputModel[EntryT], entry: EntryT) -> int:
+    """Return the number of elements of a tensor that are computed at a time."""
     extents = entry.shape.extents
     total = torch.Size(extents).numel()
     row = torch.Size(extents[1:]).numel()

@@ -1,4 +1,4 @@
-"""Outputs: models that are yet to be made, in the shape of one that exists, some rows at a time."""
+"""Models computed on demand, in blocks of rows, in memory or in files like those of an existing model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transfusion.transportation.shard_tasks import write_shards_by_workers
 
 @dataclass(frozen=True)
 class OutputShape:
-    """What a tensor will look like."""
+    """The shape and the dtype of a tensor to be computed."""
 
     extents: tuple[int, ...]
     dtype: torch.dtype
@@ -45,7 +45,7 @@ class OutputTensor:
     """One tensor of an output."""
 
     name: str
-    """Canonical."""
+    """The canonical name."""
     stored_as: TensorPieces
     shape: OutputShape
 
@@ -54,81 +54,81 @@ EntryT = TypeVar("EntryT", bound=OutputTensor)
 
 
 class OutputModel(SavedOutput, Generic[EntryT]):
-    """A model that is made when it is asked for: in memory, or in files like those of another."""
+    """A model whose tensors are computed on demand: in memory, or in files like those of another model."""
 
     @property
     @abstractmethod
     def like(self) -> Model:
-        """The model whose files it mirrors."""
+        """The model whose files the output mirrors."""
 
     @property
     @abstractmethod
     def entries(self) -> list[EntryT]:
-        """All its tensors."""
+        """All tensors of the output."""
 
     @abstractmethod
     def rows(self, entry: EntryT, rows: slice) -> Tensor:
-        """Some rows of a tensor."""
+        """Compute some rows of a tensor."""
 
     @abstractmethod
     def by_rows(self, entry: EntryT) -> bool:
-        """Whether there is any use in asking for less than all rows."""
+        """Whether a tensor can be computed in blocks of rows."""
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """All that decides the numbers."""
+        """Return everything that decides the values; finished shards of an equal recipe are reused."""
 
     @abstractmethod
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:
-        """What to write beside the weights, once their files and hashes are known."""
+        """Return the text files to write beside the weights, from the weight files and their hashes."""
 
     def config(self) -> dict[str, Any] | None:
-        """The configuration of the output."""
+        """Return the configuration of the output."""
         return self.like.checkpoint.config
 
     def auxiliary_files(self) -> list[Path]:
-        """Files that are copied as they are."""
+        """Return the files that are copied as they are."""
         return self.like.checkpoint.auxiliary_files()
 
     @property
     @abstractmethod
     def models(self) -> tuple[Model, ...]:
-        """Those that it is made of."""
+        """The models that the output is computed from."""
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """All whose files are read."""
+        """The checkpoints whose files are read."""
         return [model.checkpoint for model in self.models]
 
     @abstractmethod
     def bound(self) -> OutputMemory:
-        """How much memory it takes to make."""
+        """Return the bound on the memory."""
 
     def prepare(self, engine: Engine | None = None) -> None:
-        """Find out what must be known before the first tensor is made."""
+        """Compute what is needed before the first tensor."""
 
     def require_unchanged(self) -> None:
-        """Refuse files that cannot be seen here, or have changed since they were opened."""
+        """Refuse files that are not visible here or have changed since they were opened."""
         for checkpoint in self.checkpoints:
             checkpoint.require_unchanged()
 
     def conclude(self) -> None:
-        """Look back, once everything is made, and refuse what should not be kept."""
+        """Check the output when all tensors have been computed; refuse one that must not be kept."""
 
     # ── in memory ────────────────────────────────────────────────────────────────────────────
 
     def cuts(self, entry: EntryT) -> Iterator[slice]:
-        """The rows of a tensor that are made at a time."""
+        """Yield the blocks of rows to compute."""
         return row_blocks(entry.shape.extents, BLOCK if self.by_rows(entry) else None)
 
     def blocks(self, entry: EntryT) -> Iterator[Block]:
-        """A tensor, some rows at a time, in the type that it is stored in."""
+        """Return functions that compute a tensor block by block, in its stored dtype."""
         return (partial(self._stored, entry, rows) for rows in self.cuts(entry))
 
     def _stored(self, entry: EntryT, rows: slice) -> Tensor:
         made, dtype = self.rows(entry, rows), entry.shape.dtype
         if made.is_floating_point() and not all_finite(made, dtype):
-            self.blame(entry)
+            self.require_finite_inputs(entry)
             raise OutputError(
                 f"{entry.name} has values that {str(dtype).removeprefix('torch.')} cannot hold",
                 hint="choose a wider --dtype, or a smaller --alpha",
@@ -136,22 +136,16 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         return made.to(dtype)
 
     @abstractmethod
-    def blame(self, entry: EntryT) -> None:
-        """Refuse an input of a tensor that has values which are not numbers."""
+    def require_finite_inputs(self, entry: EntryT) -> None:
+        """Refuse NaN and infinite values in the inputs of a tensor."""
 
     def tensor(self, entry: EntryT) -> Tensor:
-        """One tensor."""
-        return (
-            torch.cat([block() for block in self.blocks(entry)])
-            if entry.shape.extents
-            else self._scalar(entry)
-        )
-
-    def _scalar(self, entry: EntryT) -> Tensor:
-        return next(self.blocks(entry))().clone()
+        """Compute one tensor."""
+        blocks = [block() for block in self.blocks(entry)]
+        return torch.cat(blocks) if entry.shape.extents else blocks[0].clone()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole output in memory, under the names that its library loads."""
+        """Compute the whole output in memory, under the names that its library loads."""
         self.prepare()
         state: dict[str, Tensor] = {}
         for entry in self.entries:
@@ -183,11 +177,11 @@ class OutputModel(SavedOutput, Generic[EntryT]):
                 like=self.like.checkpoint,
                 config=self.config(),
                 auxiliary_files=self.auxiliary_files(),
-                texts=self._epilogue,
+                texts=self._checked_texts,
             )
 
     def _planned(self) -> dict[str, TensorShape]:
-        """Every tensor that the files must hold, by the name that it is stored under."""
+        """Return the shape and dtype of every tensor that the files must hold, by stored name."""
         planned = [
             (name, (lazy_tensor.shape, lazy_tensor.dtype))
             for entry in self.entries
@@ -197,25 +191,25 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         if twice := [name for name, count in names.items() if count > 1]:
             raise OutputError(
                 f"{listing(twice)} would be written more than once",
-                hint="this is a fault of the program; please report it with the names of B's tensors",
+                hint="this is a bug; please report it with the names of B's tensors",
             )
         return dict(planned)
 
     def files(self, path: Path, on_tensor: Callable[[str], None] = ignore_tensor) -> Files:
-        """The files with weights of an output at this place, and what goes into them."""
+        """Return the weight files of an output at this path, with the tensors of each."""
         return output_shard_name(self._shards(on_tensor), path, self.like.family.library)
 
     @property
     def changed_tensors(self) -> set[str]:
-        """What is to be remembered of finished shards when a run is taken up."""
+        """Tensors that differ from B's; recorded with each finished shard for a resumed run."""
         return set()
 
-    def _epilogue(self, files: Mapping[str, str]) -> dict[str, str]:
+    def _checked_texts(self, files: Mapping[str, str]) -> dict[str, str]:
         self.conclude()
         return self.texts(files)
 
     def _shards(self, on_tensor: Callable[[str], None]) -> dict[Path, dict[str, LazyTensor]]:
-        """The model's files with the tensors that go into each; what it does not have joins the last."""
+        """Return the files of ``like`` with the tensors of each. Tensors it lacks go into the last file."""
         like = self.like
         shards: dict[Path, dict[str, LazyTensor]] = {file: {} for file in like.checkpoint.files}
         for entry in self.entries:
@@ -227,7 +221,7 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         return {file: tensors for file, tensors in shards.items() if tensors}
 
     def _lazy_tensors(self, entry: EntryT, on_tensor: Callable[[str], None]) -> dict[str, LazyTensor]:
-        """The stored pieces of a tensor, each to be made when it is its turn."""
+        """Return the stored pieces of a tensor, each computed when it is written."""
         shape, stored = entry.shape, entry.stored_as
 
         def whole() -> Iterator[Block]:

@@ -1,7 +1,7 @@
-"""Arrival: what a fine-tune does to the outputs of A, and how much of it is found in those of B.
+"""α from outputs: compare how the fine-tune shifts A's outputs with how the moved fine-tune shifts B's.
 
-Both are seen on probes, so no label and no data are needed. The outputs are compared in B's basis: what A's
-fine-tune changes is moved by π where an output lies in an axis that moves, and is the same otherwise.
+Both shifts are measured on probes, so neither labels nor data are needed. They are compared in B's basis:
+π moves the shift of A's outputs along the axes that π moves.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from transfusion.model.model import Model
 
 PROBES = 64
 TRIED = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-"""The values of α that are tried."""
+"""The values of α to try."""
 NEARLY = 0.998
-"""How near to the best direction a larger α than 1 must be."""
+"""An α above 1 must reach this share of the best direction."""
 WORTH_IT = 1.1
-"""How much better that direction must be than the one with α = 1."""
+"""The best direction must be this many times that of α = 1 to justify another α."""
 DOUBTFUL = 0.3
-"""A direction, with α = 1, below which more is not tried: what arrives may be something else."""
+"""If α = 1 has a direction below this, larger values are not used: B's shift may be unrelated to A's."""
 NO_FURTHER = 1.01
-"""How far B may be moved, beside how far A was; with room for rounding."""
+"""The largest size of B's shift relative to A's, with room for rounding."""
 HALVINGS = 7
-"""How exactly α is found that keeps within a bound: to a hundredth."""
+"""Bisection steps for α under a bound: accurate to a hundredth."""
 
 Outputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class OutputShift:
-    """How the change of B's outputs compares with that of A's."""
+    """The shift of B's outputs at one α, compared with the shift of A's outputs."""
 
     alpha: float
     direction: float
-    """The cosine between them: 1 is the same change, 0 has nothing to do with it."""
+    """The cosine between the two shifts: 1 is the same direction, 0 is unrelated."""
     size: float
-    """How large it is beside that of A's."""
+    """The norm of B's shift divided by that of A's."""
     reach: float
-    """How far B's outputs move, beside how far they differ from input to input."""
+    """The norm of B's shift divided by the spread of B's outputs over the probes."""
 
     def as_dict(self) -> dict[str, float]:
-        """As plain data, for a story."""
+        """Return plain data, for the run record."""
         return {name: round(value, 4) for name, value in asdict(self).items()}
 
 
 class AlphaSearch:
-    """One fine-tune on its way from A to B, tried on probes before anything is written."""
+    """Measure the shift of B's outputs on probes for several α, before anything is written."""
 
     def __init__(
         self,
@@ -71,23 +71,25 @@ class AlphaSearch:
         calibrate: Path | None = None,
         seed: int = 0,
     ) -> None:
-        """``tuned`` makes the fine-tune of A, and ``moved`` what comes of it on B with α = 1."""
+        """``tuned`` builds the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1."""
         self.family = a.family
         module = build(a, torch.float32)
-        asked = (a, module, PROBES, seed)
-        self.probes: Probes = calibration_probes(calibrate, *asked) if calibrate else synthetic_probes(*asked)
+        wanted = (a, module, PROBES, seed)
+        self.probes: Probes = (
+            calibration_probes(calibrate, *wanted) if calibrate else synthetic_probes(*wanted)
+        )
         before, after = self._run(module), self._run(tuned())
         live = LiveModel(module, a.family, a.architecture, {})
         change = {name: value - before[name] if name in before else value for name, value in after.items()}
         self.new = frozenset(after.keys() - before.keys())
-        """Outputs of a head that the fine-tune brings: there is nothing in A to compare them with."""
+        """Outputs of a task head that only the fine-tune has: A has no values to subtract."""
         self.wanted: Outputs = live.expected(alignment, change)
         self.moved = moved().float().eval()
         self.ends = _ends(self.moved, b)
         self.before = self._at(0.0)
 
     def at(self, alpha: float) -> OutputShift:
-        """How much arrives with this α."""
+        """Measure the shift of B's outputs with this α."""
         now = self._at(alpha)
         got = {name: value if name in self.new else value - self.before[name] for name, value in now.items()}
         both = [name for name in self.wanted if name in got and got[name].shape == self.wanted[name].shape]
@@ -99,8 +101,8 @@ class AlphaSearch:
         )
 
     def best(self) -> OutputShift:
-        """1, or more where that clearly turns the change of B towards that of A, if it goes that way at all;
-        never so much that B moves further than A was moved.
+        """Return the shift at the best α: 1, or more if that clearly brings the direction of B's shift closer
+        to that of A's. B's shift is never larger than A's.
         """
         tried = [self.at(alpha) for alpha in TRIED]
         fitting = [one for one in tried if one.size <= NO_FURTHER] or tried[:1]
@@ -112,7 +114,7 @@ class AlphaSearch:
         return max([whole, *good], key=lambda one: one.alpha)
 
     def within(self, bound: float, alpha: float) -> OutputShift:
-        """The largest α, up to the given one, that moves B's outputs no further than the bound."""
+        """Return the shift at the largest α, up to the given one, whose reach is within the bound."""
         if (asked := self.at(alpha)).reach <= bound:
             return asked
         low, high = self.at(0.0), alpha
@@ -135,7 +137,7 @@ class AlphaSearch:
         return self._run(self.moved)
 
     def _run(self, module: nn.Module) -> dict[str, Tensor]:
-        """All outputs on all probes, one input after another."""
+        """Return all outputs on all probes, concatenated over the batches."""
         parts = [run_model(module, self.family, inputs, double=False) for inputs in self.probes.batches]
         sizes = [len(next(iter(inputs.values()))) for inputs in self.probes.batches]
         return {
@@ -147,7 +149,7 @@ class AlphaSearch:
 
 
 def _ends(moved: nn.Module, b: Model) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
-    """For every parameter that B has too, B's own, and what α = 1 adds to it."""
+    """Return, for every parameter that B has too, B's value and the change that α = 1 adds."""
     naming = Naming(b.family, live=True)
     places = {naming.canonical(name): parameter for name, parameter in moved.named_parameters()}
     found: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}

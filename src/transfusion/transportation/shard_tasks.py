@@ -1,8 +1,8 @@
-"""Sending: the files of an output, each written by a worker in another process.
+"""Shards written by workers in other processes.
 
-A worker gets the output as it was prepared, which holds headers and maps, and the name of a file. It writes
-that beside the output so far, and moves it there when it is whole; so a worker that dies leaves nothing
-half-written, and whoever takes up its file begins anew.
+A worker gets the prepared output (headers and maps) and the name of a file. It writes the file under a
+temporary name and moves it to the staging folder when it is complete. A worker that dies leaves no partial
+file there, and another worker starts the file again.
 """
 
 from __future__ import annotations
@@ -25,66 +25,63 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A file that a worker has written, or why it could not."""
+    """A file that a worker has written, or the reason why it could not."""
 
     sha256: str = ""
     changed_tensors: tuple[str, ...] = ()
-    trouble: tuple[int | None, str] | None = None
-    """What the operating system said, by its number and in words."""
+    error: tuple[int | None, str] | None = None
+    """The error of the operating system: number and message."""
 
 
 @dataclass(eq=False)
 class ShardTasks:
-    """An output as workers get it."""
+    """The picklable view of an output for workers."""
 
     output: OutputModel[Any]
     path: Path
-    """Where the output will be."""
+    """The path of the output."""
     folder: Path
-    """Where its files go until then."""
+    """The staging folder, for complete files."""
     making: Path
-    """Where they are as long as they are not whole."""
+    """The folder for files that are being written."""
 
     def require_unchanged(self) -> None:
-        """Refuse inputs that cannot be seen here, or have changed."""
+        """Refuse inputs that are not visible here or have changed; Ray workers call this."""
         self.output.require_unchanged()
 
 
 def write_shards_by_workers(
     output: OutputModel[Any], staging: StagingFolder, engine: Engine, on_tensor: Callable[[str], None]
 ) -> None:
-    """Let workers write the files that are not finished yet; each is noted down as it arrives."""
+    """Let workers write the files that are not finished; record each file when it is done."""
     output.changed_tensors.update(changed_tensors_in(staging))
-    on_result: dict[str, list[str]] = {}
-    files = output.files(staging.path, lambda name: None)
-    for entry in output.entries:
-        file = next(name for name, parts in files.items() if entry.stored_as.names[0] in parts)
-        on_result.setdefault(file, []).append(entry.name)
+    files = output.files(staging.path)
 
     def finish(name: str, made: WrittenShard) -> None:
-        if made.trouble is not None:
-            raise OSError(*made.trouble)
+        if made.error is not None:
+            raise OSError(*made.error)
         output.changed_tensors.update(made.changed_tensors)
         staging.finish(name, sha256=made.sha256, changed_tensors=list(made.changed_tensors))
-        for tensor in on_result.get(name, ()):
-            on_tensor(tensor)
+        for entry in output.entries:
+            if entry.stored_as.names[0] in files[name]:
+                on_tensor(entry.name)
 
     staging.making.mkdir(exist_ok=True)
-    sent = ShardTasks(output, staging.path, staging.output.resolve(), staging.making.resolve())
-    waiting = [name for name in files if name not in staging.finished]
-    engine.each(sent, write_file, waiting, on_result=finish)
+    tasks = ShardTasks(output, staging.path, staging.output.resolve(), staging.making.resolve())
+    unfinished = [name for name in files if name not in staging.finished]
+    engine.each(tasks, write_file, unfinished, on_result=finish)
 
 
-def write_file(sent: ShardTasks, name: str) -> WrittenShard:
-    """Write one file of an output, on a worker; what else it has written is forgotten."""
-    sent.output.changed_tensors.clear()
-    parts = sent.output.files(sent.path)[name]
-    staged = sent.making / f"{name}.{socket.gethostname()}.{os.getpid()}"
+def write_file(tasks: ShardTasks, name: str) -> WrittenShard:
+    """Write one file of an output, on a worker."""
+    tasks.output.changed_tensors.clear()
+    parts = tasks.output.files(tasks.path)[name]
+    staged = tasks.making / f"{name}.{socket.gethostname()}.{os.getpid()}"
     try:
         digest = write_shard(staged, parts)
-        sent.require_unchanged()
-        os.replace(staged, sent.folder / name)
+        tasks.require_unchanged()
+        os.replace(staged, tasks.folder / name)
     except OSError as error:
-        said = f"{error.strerror or error} on {socket.gethostname()}, for {sent.folder / name}"
-        return WrittenShard(trouble=(error.errno, said))
-    return WrittenShard(digest, tuple(sorted(sent.output.changed_tensors)))
+        message = f"{error.strerror or error} on {socket.gethostname()}, for {tasks.folder / name}"
+        return WrittenShard(error=(error.errno, message))
+    return WrittenShard(digest, tuple(sorted(tasks.output.changed_tensors)))

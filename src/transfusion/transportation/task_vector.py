@@ -1,4 +1,4 @@
-"""Task vectors: what a fine-tune changed, tensor by tensor, read when asked for."""
+"""Task vectors: τ = A_ft − A, tensor by tensor, read on demand."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from transfusion.layouts import Name
 from transfusion.model.model import Model
 
 RELATED = 0.5
-"""Below this cosine between its weights and the base's, a model is not a fine-tune of that base."""
+"""A model whose weights have a smaller cosine with the base's is not a fine-tune of that base."""
 
 
 class NewTokens(StrEnum):
-    """What becomes of tokens that the fine-tune added to the vocabulary."""
+    """What to do with tokens that the fine-tune added to the vocabulary."""
 
     REFUSE = "refuse"
     KEEP = "keep"
-    """Their rows follow B's, with their other axes moved; the tokenizer is the fine-tune's."""
+    """Append their rows to B's, with the other axes moved. The tokenizer is the fine-tune's."""
     DROP = "drop"
-    """The output has B's vocabulary and tokenizer."""
+    """Keep B's vocabulary and tokenizer."""
 
 
 @dataclass(frozen=True)
 class TaskVector:
-    """τ = A_ft − A, as far as both have the same tensors, and the same rows of the vocabulary."""
+    """τ = A_ft − A, for the tensors and the rows of the vocabulary that both have."""
 
     finetuned: Model
     base: Model
@@ -45,7 +45,7 @@ class TaskVector:
         trust_base: bool = False,
         new_tokens: NewTokens = NewTokens.REFUSE,
     ) -> TaskVector:
-        """The difference of a fine-tune and its base; a fine-tune of another base is refused."""
+        """Return the task vector; refuse a fine-tune of another base unless ``trust_base``."""
         vector = cls(finetuned, base, new_tokens)
         vector._require_one_architecture()
         if not trust_base:
@@ -53,7 +53,7 @@ class TaskVector:
         return vector
 
     def covers(self, name: str) -> bool:
-        """Whether base and fine-tune both have this tensor, in one shape but for added tokens."""
+        """Whether base and fine-tune both have this tensor, in the same shape apart from new tokens."""
         return (
             name in self.base.architecture.tensors
             and name in self.finetuned.architecture.tensors
@@ -61,23 +61,23 @@ class TaskVector:
         )
 
     def added(self, name: str) -> int:
-        """How many rows the fine-tune added to a tensor, for new tokens."""
+        """Return the number of rows that the fine-tune added to a tensor for new tokens."""
         now, was = self.finetuned.info(name).shape, self.base.info(name).shape
         first = self.finetuned.architecture.tensors[name].items[:1]
         by_tokens = first == (Name("vocab"),) and now[1:] == was[1:]
         return max(0, now[0] - was[0]) if by_tokens else 0
 
     def difference(self, name: str, rows: Rows | None = None) -> Tensor:
-        """τ of one tensor, or of some of its rows, in a type wider than it is stored in.
+        """Return τ of one tensor, or of some rows, in a dtype wider than the stored one.
 
-        Values that are not numbers are not looked for; `blame` finds them.
+        NaN and infinite values pass; `require_finite` refuses them.
         """
         if rows is None and self.added(name):
             rows = slice(0, self.base.info(name).shape[0])
         return wide(self.finetuned.raw(name, rows)) - wide(self.base.raw(name, rows))
 
-    def blame(self, name: str) -> None:
-        """Refuse a tensor that has values which are not numbers."""
+    def require_finite(self, name: str) -> None:
+        """Refuse a tensor with NaN or infinite values."""
         self.finetuned.read(name)
         if name in self.base.architecture.tensors:
             self.base.read(name)
@@ -96,30 +96,29 @@ class TaskVector:
                     hint="give the base that was fine-tuned as --base",
                 )
             if (now := tuned.info(name).shape) != (was := base.info(name).shape):
-                self._require_wanted(name, now, was)
+                self._require_choice(name, now, was)
 
-    def _require_wanted(self, name: str, now: tuple[int, ...], was: tuple[int, ...]) -> None:
-        """Refuse another shape, unless it is that of added tokens and their lot has been chosen."""
+    def _require_choice(self, name: str, now: tuple[int, ...], was: tuple[int, ...]) -> None:
+        """Refuse another shape, except that of new tokens which the user keeps or drops."""
         label, added = self.finetuned.label, self.added(name)
         if added and self.new_tokens is not NewTokens.REFUSE:
             return
         if added:
             raise MismatchError(
                 f"{label} has {added} token(s) more than its base {self.base.label}: {name} has shape"
-                f" {now}, and {was} there",
-                hint="choose their lot: --new-tokens keep adds their rows to B's, --new-tokens drop leaves"
-                " them out",
+                f" {now}, and {was} in the base",
+                hint="--new-tokens keep appends their rows to B's, --new-tokens drop leaves them out",
             )
         shorter = "vocab" in self.finetuned.architecture.tensors[name].names()
         raise MismatchError(
             f"{name} has shape {now} in {label} and {was} in its base {self.base.label}",
-            hint="the fine-tune cut or rearranged its vocabulary, so token ids mean different things"
+            hint="the fine-tune cut or rearranged its vocabulary: its token ids mean other tokens"
             if shorter
             else "give the base that was fine-tuned as --base",
         )
 
     def _require_descent(self) -> None:
-        """A fine-tune stays close to its base; look at parts of a few large matrices."""
+        """Refuse a model that is not close to the base, judged by parts of about eight matrices."""
         matrices = [
             name
             for name, layout in self.base.architecture.backbone.items()
@@ -142,12 +141,12 @@ class TaskVector:
 
 
 def working(tensor: Tensor) -> Tensor:
-    """The tensor in the type that arithmetic is done in."""
+    """Return the tensor in float32, or in float64 if that is its dtype."""
     return tensor if tensor.dtype is torch.float64 else tensor.float()
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in a type with digits to spare: a sum of differences is then rounded once, when it is
-    stored, and B + π(τ) is π(A_ft) to the last bit where B is π(A).
+    """Return the tensor in a wider dtype. A sum of differences is then rounded only when it is stored, and
+    B + π(τ) equals π(A_ft) bit for bit if B equals π(A).
     """
     return tensor.double() if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

@@ -1,4 +1,4 @@
-"""Sources: one fine-tune of A, as it looks from B."""
+"""Sources of task vectors: one fine-tune of A, in B's basis."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from transfusion.transportation.task_vector import NewTokens, TaskVector
 
 
 class TaskVectorSource(ABC):
-    """What a fine-tune asks of B: changes of B's tensors, and tensors of its own. All in B's basis."""
+    """One fine-tune in B's basis: changes to B's tensors, and tensors that B does not have."""
 
     alpha: Alpha
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """As the user wrote it."""
+        """The reference that the user gave."""
 
     @property
     @abstractmethod
     def digest(self) -> str:
-        """A hash of all that it consists of."""
+        """A hash of its content."""
 
     @property
     @abstractmethod
     def config(self) -> Mapping[str, Any] | None:
-        """The configuration of a model of its kind, as far as that is known."""
+        """The configuration of a model of its class, if known."""
 
     @property
     @abstractmethod
@@ -51,90 +51,90 @@ class TaskVectorSource(ABC):
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """Those among its files that are models, beside the base."""
+        """The models that it consists of, apart from the base."""
         return ()
 
     @property
     def root(self) -> Path:
-        """Where its files are."""
+        """The folder of its files."""
         return self.checkpoint.root
 
     @property
     @abstractmethod
     def names(self) -> Mapping[str, TensorPieces]:
-        """The tensors of a model of its kind, and how its files name them."""
+        """The tensors of a model of its class, with their names in files."""
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Those among its tensors that hold no weights."""
+        """The tensors that are buffers."""
         return frozenset()
 
     @property
     def module(self) -> nn.Module | None:
-        """The module that it is, if it was given in memory."""
+        """The module in memory, if the fine-tune was given as one."""
         return None
 
     @property
     @abstractmethod
     def has_heads(self) -> bool:
-        """Whether it says anything about heads; if not, B keeps those that it has."""
+        """Whether it has task heads. If not, B keeps its own."""
 
     @abstractmethod
     def owns(self, name: str) -> bool:
-        """Whether it has a tensor of this name itself, which B gets where there is nothing to add it to."""
+        """Whether it has a tensor of this name to carry over if B has none to add a change to."""
 
     @abstractmethod
     def shape(self, name: str) -> OutputShape:
-        """Of a tensor of its own."""
+        """Return the shape of one of its own tensors."""
 
     @abstractmethod
     def changes(self, name: str) -> bool:
-        """Whether it has a change to add to B's tensor."""
+        """Whether it has a change to B's tensor of this name."""
 
     def scattered(self, name: str) -> bool:
-        """Whether rows that lie side by side in the output come from all over the fine-tune's tensor."""
+        """Whether neighbouring rows of the output come from rows all over the fine-tune's tensor."""
         return False
 
     @abstractmethod
     def by_rows(self, name: str) -> bool:
-        """Whether a change, or a tensor of its own, can be had some rows at a time."""
+        """Whether a change, or one of its own tensors, can be computed in blocks of rows."""
 
     @abstractmethod
     def change(self, name: str, rows: slice) -> Tensor:
-        """Some rows of α·π(τ)."""
+        """Return some rows of α·π(τ)."""
 
     @abstractmethod
     def own(self, name: str, rows: slice) -> Tensor:
-        """Some rows of a tensor that is its own: carried over as it is, with its axes moved."""
+        """Return some rows of π of one of its own tensors."""
 
     @abstractmethod
-    def blame(self, name: str) -> None:
-        """Refuse a tensor that has values which are not numbers."""
+    def require_finite(self, name: str) -> None:
+        """Refuse a tensor with NaN or infinite values."""
 
     @abstractmethod
-    def reads(self) -> int:
-        """How many bytes all of this takes to read."""
+    def read_bytes(self) -> int:
+        """Return the number of bytes to read."""
 
-    def holds(self) -> int:
-        """How many bytes it has in memory when a change is asked for, however few rows of it."""
+    def held_bytes(self) -> int:
+        """Return the bytes in memory while a change is computed, independent of the number of rows."""
         return 0
 
     def added(self, name: str) -> int:
-        """How many rows of its own follow those of B."""
+        """Return the number of rows to append to B's, for new tokens."""
         return 0
 
-    def lost(self) -> int:
-        """How many tokens of its own do not come along."""
+    def dropped_tokens(self) -> int:
+        """Return the number of new tokens that are dropped."""
         return 0
 
     def auxiliary_files(self) -> list[Path]:
-        """Its tokenizer and other files."""
+        """Return its tokenizer and other files."""
         return []
 
 
 @dataclass
 class DenseSource(TaskVectorSource):
-    """A whole model: its task vector, moved."""
+    """The moved task vector of a dense model."""
 
     vector: TaskVector
     alignment: Alignment
@@ -205,7 +205,7 @@ class DenseSource(TaskVectorSource):
         return not whole and self.alignment.moves_by_rows(self._layout(name))
 
     def _is_special(self, name: str) -> bool:
-        """Whether a tensor does not move by its own numbers alone."""
+        """Whether moving a tensor takes more than its own values: parts of norms, and scales."""
         fold = self._folding
         return fold.is_part(name) or fold.is_rotated_scale(name, self.model.architecture)
 
@@ -219,7 +219,7 @@ class DenseSource(TaskVectorSource):
         return moved if alpha == 1 else alpha * moved
 
     def _difference(self, name: str, rows: Rows | None = None) -> Tensor:
-        """τ; of what reads through a norm, with the norm's scale in it."""
+        """Return τ; for a weight behind a norm, with the norm's scale folded in."""
         if (fold := self._fold(name)) is None:
             return self.vector.difference(name, rows)
         scaled = self._folding.scaled
@@ -249,24 +249,26 @@ class DenseSource(TaskVectorSource):
             return self.alignment.move_rows(read, self._layout(name), rows)
         return self.alignment.move(read(None), self._layout(name))
 
-    def blame(self, name: str) -> None:
-        self.vector.blame(name)
+    def require_finite(self, name: str) -> None:
+        self.vector.require_finite(name)
 
     def added(self, name: str) -> int:
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
 
-    def lost(self) -> int:
-        if self.vector.new_tokens is not NewTokens.DROP:
-            return 0
-        covered = (name for name in self.model.architecture.tensors if self.vector.covers(name))
-        return max((self.vector.added(name) for name in covered), default=0)
+    @property
+    def _covered(self) -> list[str]:
+        return [name for name in self.model.architecture.tensors if self.vector.covers(name)]
+
+    def dropped_tokens(self) -> int:
+        dropped = self.vector.new_tokens is NewTokens.DROP
+        return max((self.vector.added(name) for name in self._covered if dropped), default=0)
 
     def auxiliary_files(self) -> list[Path]:
         return self.model.checkpoint.auxiliary_files()
 
-    def reads(self) -> int:
-        both = (name for name in self.model.architecture.tensors if self.vector.covers(name))
-        return self.model.checkpoint.nbytes + sum(self.vector.base.info(name).nbytes for name in both)
+    def read_bytes(self) -> int:
+        base = sum(self.vector.base.info(name).nbytes for name in self._covered)
+        return self.model.checkpoint.nbytes + base
 
     def _layout(self, name: str) -> Layout:
         return self.model.architecture.tensors[name]

@@ -1,9 +1,9 @@
-"""Certification: the proof that a table tells the truth about a model.
+"""Certification: numerical tests of a table's claims on a live model in float64.
 
-One test for all tables. A live model in float64 is moved at random along every axis that its table calls
-free, and must compute the same; along each axis that the table calls fixed, alone, and must not. Units that
-turn in pairs are turned by random angles with the first, and permuted with the second. A vector that the
-table calls a scale must multiply activations, and every other vector must be added to them.
+Random permutations of all free axes together must leave the outputs unchanged. A random permutation of each
+fixed axis alone must change them. Axes of rotary pairs are rotated by random angles in the first test, and
+permuted in the second. Vectors that the table calls scales must multiply activations; all other vectors must be
+added to them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json
 
 EXACT = 1e-9
-"""What is called equal may differ by this much."""
+"""Equal outputs differ by at most this."""
 APART = 1e-6
-"""What is called different must differ by more than this."""
+"""Different outputs differ by more than this."""
 _EFFECT = "its effect differs from that of a bias"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One claim that was tried: what was measured, and whether it should be more than nothing."""
+    """One test of a claim: the measured change, and whether there should be one."""
 
     what: str
     difference: float
@@ -59,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Everything that was tried on one model."""
+    """All tests on one model."""
 
     checks: tuple[Check, ...]
     record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -80,13 +80,25 @@ class Certificate:
 
     @property
     def difference(self) -> float:
-        """The largest change among the moves that should change nothing."""
+        """The largest change of the outputs in the tests that should change nothing."""
         return max(check.difference for check in self.checks if not check.should_change)
 
 
 def certify(live: LiveModel, *, seed: int = 5) -> Certificate:
-    """Try every claim of a table on a live model; ``live`` comes with the stream untied, nothing tied."""
-    return Certificate(tuple(_checks(live, seed)))
+    """Test every claim of a table on a live model. If a test fails, test each free axis alone.
+
+    Args:
+        live: A model in float64 with its table, under the default policy (no axes tied).
+        seed: The seed of the random permutations and rotations.
+
+    >>> from transfusion.live.live_model import LiveModel
+    >>> certify(LiveModel.of(transfusion.Model.open("models/a"))).passed
+    True
+    """
+    checks = tuple(_checks(live, seed))
+    if all(check.passed for check in checks):
+        return Certificate(checks)
+    return Certificate((*checks, *(check for check in free_axes(live, seed=seed) if not check.passed)))
 
 
 def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
@@ -105,7 +117,7 @@ def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
         yield Check(f"the fixed axis {axis}", _difference(alone, seed), True)
     for axis in sorted({space.axis for space in live.architecture.turning()}):
         alone = replace(live, architecture=_only(live.architecture, axis))
-        yield Check(f"the axis {axis}, permuted and not turned", _difference(alone, seed), True)
+        yield Check(f"the axis {axis}, permuted instead of rotated", _difference(alone, seed), True)
     yield from _scales(live)
 
 
@@ -127,14 +139,14 @@ def _scales(live: LiveModel) -> Iterator[Check]:
 
 
 def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:
-    """Each free axis moved alone, under a tied stream: which one breaks the outputs, if any."""
+    """Yield a test of each free axis alone, with a tied stream, to find the axis that breaks the outputs."""
     tied = _under(live, Policy(Residual.TIED))
     for axis in sorted({space.axis for space in tied.architecture.free()}):
         alone = replace(tied, architecture=_only(tied.architecture, axis))
         yield Check(f"the free axis {axis}", _difference(alone, seed), False)
     for space in {space.axis: space for space in tied.architecture.turning()}.values():
         alone = replace(tied, architecture=_only(tied.architecture, space.axis, space.group))
-        yield Check(f"the axis {space.axis}, turned in pairs", _difference(alone, seed), False)
+        yield Check(f"the axis {space.axis}, rotated in pairs", _difference(alone, seed), False)
 
 
 def _under(live: LiveModel, policy: Policy) -> LiveModel:
@@ -142,7 +154,7 @@ def _under(live: LiveModel, policy: Policy) -> LiveModel:
 
 
 def _only(architecture: Architecture, axis: str, group: Symmetry = Symmetry.PERMUTATION) -> Architecture:
-    """The architecture with one axis free and all others fixed, whatever the table says."""
+    """Return the architecture with one axis free and all others fixed."""
     spaces = {
         id: replace(space, group=group if space.axis == axis else Symmetry.FIXED)
         for id, space in architecture.spaces.items()
@@ -158,18 +170,21 @@ def certify_file(
     output: Path | None = None,
     force: bool = False,
 ) -> Certificate:
-    """Certify the first family of a file of tables on a class, named ``module:Class`` or ``Class``.
+    """Certify the first family of a Python file on a small model.
 
-    A bare name is looked for in the file itself, then in transformers. The settings of the small model
-    are those of ``config``, or the file's ``EXAMPLE``. Axes that break the outputs are named one by one.
-    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
+    Args:
+        file: The file with ``FAMILIES``.
+        class_name: ``module:Class``; or ``Class``, looked for in the file, then in transformers.
+        config: A JSON file with the settings of the small model; by default the file's ``EXAMPLE``.
+        output: A file to write the result to, as JSON.
+        force: Replace an existing file.
     """
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(file, config))
     tables = register_file(file)
     settings = read_json(config) if config else getattr(tables, "EXAMPLE", None)
     if settings is None:
         raise ArchitectureError(
-            f"{file}: it defines no EXAMPLE, the settings of a small model to try the table on",
+            f"{file}: it defines no EXAMPLE, the settings of a small model to test the table on",
             hint="add EXAMPLE = {...} to the file, or give a file of settings as `config`",
         )
     module, _, name = class_name.rpartition(":")
@@ -178,7 +193,7 @@ def certify_file(
     if model is None:
         raise ArchitectureError(
             f"there is no class {name} in {' or '.join(place.__name__ for place in places)}",
-            hint="give it as module:Class, with the module on Python's path",
+            hint="give module:Class, with the module on Python's path",
         )
     found = certify_class(model, settings, tables.FAMILIES[0])
     return files.finish(found, record, {"architecture": str(file)})
@@ -187,20 +202,16 @@ def certify_file(
 def certify_class(
     model: type[nn.Module], settings: Mapping[str, Any], family: Family, *, seed: int = 1
 ) -> Certificate:
-    """Build a small model of a class, with every parameter drawn at random, and certify a table on it."""
+    """Build a small model of a class with random parameters, and certify a table on it."""
     config_class = getattr(model, "config_class", None)
     module: Any = model(config_class(**settings)) if config_class else model(**settings)
     config = module.config.to_dict() if config_class else settings
     randomise(module, seed)
-    live = LiveModel.from_module(module.double().eval(), family, config)
-    certificate = certify(live)
-    if certificate.passed:
-        return certificate
-    return Certificate((*certificate.checks, *(check for check in free_axes(live) if not check.passed)))
+    return certify(LiveModel.from_module(module.double().eval(), family, config))
 
 
 def randomise(module: nn.Module, seed: int) -> nn.Module:
-    """Draw every parameter anew: signals stay of order one, and norms and biases matter."""
+    """Draw every parameter at random. Activations stay of order one; norms and biases have an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -211,7 +222,7 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
 
 
 def random_move(architecture: Architecture, seed: int) -> Alignment:
-    """A random move of every free axis, and a random turn of those that turn, of no particular models."""
+    """Return random permutations of all free axes and random rotations of all rotary pairs."""
     metadata = Provenance(
         family=architecture.family,
         architecture=architecture.digest(),
@@ -229,7 +240,7 @@ def random_move(architecture: Architecture, seed: int) -> Alignment:
 
 
 def _difference(live: LiveModel, seed: int, *, shortcuts: bool = True) -> float:
-    """How much a random move of every free axis changes the outputs."""
+    """Return the change of the outputs by a random alignment of all free axes."""
     alignment = random_move(live.architecture, seed)
     before = live.outputs()
     with live.moved(alignment, shortcuts=shortcuts):

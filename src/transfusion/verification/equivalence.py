@@ -1,7 +1,7 @@
-"""Proof by running: A and π(A) through their own library, in float64, compared output by output.
+"""Verification by running models: A and π(A) in their library, in float64, compared output by output.
 
-A π that turns units is no symmetry, and nothing about it is exact. What can be said of it is how well it
-predicts what B computes, on probes that it was not found on.
+A π with rotations is no symmetry of A, and π(A) does not equal A. Such a π is judged by how well it predicts
+B's activations from A's, on probes that it was not found on.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from transfusion.runtime.run_record import RunRecord
 
 TOLERANCE = 1e-9
 BEYOND_CHANCE = 0.01
-"""How much more of B's activations π must predict than chance does."""
+"""The margin over chance in the share of B's activations that π predicts."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What running both models showed."""
+    """The result of comparing A with π(A)."""
 
     difference: float
-    """The largest absolute difference between outputs that should agree."""
+    """The largest absolute difference of the outputs."""
     tolerance: float
     outputs: tuple[str, ...]
-    """The outputs that were compared."""
+    """The names of the compared outputs."""
     shortcuts: int
-    """Residual connections that had to carry P_out P_inᵀ for this."""
+    """The number of residual connections that needed P_out P_inᵀ."""
     parting: str | None
     """The first module whose output differs, if any."""
     reason: str
-    """Why the two would differ."""
+    """The likely reason for a difference."""
     record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The result as it is written to files, with the record of its run."""
 
@@ -58,7 +58,7 @@ class Verification:
         return self.difference <= self.tolerance
 
     def metadata(self) -> dict[str, Any]:
-        """All of it, as a result tells it."""
+        """Return plain data, for a result file."""
         info = {name: value for name, value in asdict(self).items() if name != "record"}
         return {**info, "reason": None if self.equal else self.reason, "equal": self.equal}
 
@@ -83,20 +83,24 @@ def verify(
     output: str | Path | None = None,
     force: bool = False,
 ) -> Verification:
-    """Run A and π(A) through their own library in float64, and compare their outputs.
+    """Test whether π(A) computes the same as A, and find the first module that differs.
 
-    ``a`` is the model: a path, a hub id, a module or a state dict.
-    ``via`` is π, or its file.
-    ``tolerance`` is the largest difference that passes.
-    ``config`` is the configuration of weights that come without one.
-    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
+    Args:
+        a: The model A: a path, a hub id, a module, or an open `Model`.
+        via: π, or its file.
+        tolerance: The largest difference of outputs that counts as equal.
+        config: The configuration, for weights without a config.json.
+        output: A file to write the result to, as JSON.
+        force: Replace an existing file.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
     (True, ('logits',))
     """
-    if not 0 <= tolerance < inf:  # nor is NaN
-        raise SettingError(f"tolerance = {tolerance}: nothing could pass, or all", hint="1e-9 is usual")
+    if not 0 <= tolerance < inf:  # also refuses NaN
+        raise SettingError(
+            f"tolerance = {tolerance}: it must be a finite number of at least 0", hint="for example 1e-9"
+        )
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, via))
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
@@ -108,7 +112,7 @@ def verify(
 
 
 def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
-    """Run a live model as it is and under π; with plain shortcuts, if π was made for them."""
+    """Run a live model with and without π; with plain shortcuts if π was found for them."""
     aided = not alignment.provenance.options.get("plain_shortcuts")
     with record_outputs(live) as before:
         expected = live.expected(alignment, live.outputs())
@@ -137,19 +141,19 @@ def _reason(alignment: Alignment) -> str:
     if any(not isinstance(map_, Permutation) for map_ in alignment.maps.values()):
         return "this π mixes units, which is no symmetry; it moves task vectors, not models"
     if metadata.policy.heads is HeadPolicy.FLAT:
-        return f"{metadata.method} ignores the boundaries of heads, which attention does not"
+        return f"{metadata.method} permutes units across heads, which changes attention"
     if metadata.options.get("plain_shortcuts"):
         return f"{metadata.method} leaves residual connections plain although the stream's maps differ"
-    return "this π moves something that this architecture does not allow to move"
+    return "this π permutes an axis that is not free in this architecture"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How well B's activations are predicted from A's, for everything that may move."""
+    """How well π predicts B's activations from A's, for every axis that π moves."""
 
     axes: Mapping[str, PredictionQuality]
     probes: str
-    """The inputs of both models."""
+    """A description of the probes."""
     record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The result as it is written to files, with the record of its run."""
 
@@ -159,12 +163,12 @@ class Prediction:
 
     @property
     def holds(self) -> bool:
-        """Whether π predicts more than chance does, and no less than nothing moving."""
+        """Whether π predicts more than chance does, and no less than the identity does."""
         every = self.mean
         return every.found > every.null + BEYOND_CHANCE and every.found >= every.identity - BEYOND_CHANCE
 
     def metadata(self) -> dict[str, Any]:
-        """All of it, as a result tells it."""
+        """Return plain data, for a result file."""
         axes = {id: asdict(one) for id, one in self.axes.items()}
         return {**asdict(self.mean), "holds": self.holds, "probes": self.probes, "axes": axes}
 
@@ -194,14 +198,17 @@ def predict(
     output: str | Path | None = None,
     force: bool = False,
 ) -> Prediction:
-    """Measure the share of B's activations that π predicts from A's, on probes that π was not found on.
+    """Measure the share of B's activations that π predicts from A's, on probes that it was not found on.
 
-    ``a`` and ``b`` are the models: paths, hub ids, modules or state dicts; without ``b``, the one that π
-    names.
-    ``via`` is π, or its file.
-    ``probes`` is the number of inputs; ``calibrate`` names inputs of your own, in place of synthetic ones.
-    ``config`` is the configuration of weights that come without one.
-    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
+    Args:
+        a: The model A: a path, a hub id, a module, or an open `Model`.
+        b: The model B; by default the one that π names.
+        via: π, or its file.
+        probes: The number of synthetic inputs.
+        calibrate: A path with unlabelled inputs to use as probes instead.
+        config: The configuration, for weights without a config.json.
+        output: A file to write the result to, as JSON.
+        force: Replace an existing file.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]
@@ -217,7 +224,7 @@ def predict(
     own = str(Path(calibrate).resolve()) if calibrate else None
     options, seed = FunctionalOptions(probes=probes, calibrate=own), metadata.seed + 1
     then = metadata.options.get("functional") or {}
-    if own and then.get("calibrate") == own:  # π was found on these: only what was held out then is new
+    if own and then.get("calibrate") == own:  # π was found on these inputs: use those that were held out
         options, seed = (
             FunctionalOptions(probes=then["probes"], samples=then["samples"], calibrate=own),
             metadata.seed,

@@ -1,4 +1,4 @@
-"""An adapter's files, and where every tensor in them belongs on a base."""
+"""Adapters on disk, and the layout of every stored tensor on a base."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import read_json, require_closed
 from transfusion.transportation.adapters.adapter_checks import (
-    kind_that_moves,
+    movable_kind,
     refuse_odd_settings,
     require_biases,
+    require_equal_scales,
     require_exchangeable,
-    require_one_scale,
     require_targets,
     require_tokens,
     require_whole,
@@ -53,37 +53,37 @@ from transfusion.transportation.adapters.prompt_layouts import prompt_layout
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 LABEL = "label"
-"""What tables call the axis of a head that has one unit per label."""
+"""The name in tables for the axis of a task head with one unit per label."""
 
 
 @dataclass(frozen=True)
 class AdapterTensor:
-    """One stored tensor of an adapter, and where it belongs."""
+    """One stored tensor of an adapter, with its layout on a base."""
 
     key: str
-    """Its name in the adapter's file."""
+    """The name in the adapter's file."""
     tensor: str
     """The canonical name of the tensor that it changes or replaces."""
     layout: Layout
-    """Its axes; those of one of a stack are the axes of all of them, stacked."""
+    """The axes; for a member of a stack, those of the whole stack."""
     part: AdapterPart = WHOLE
     module: str = ""
-    """The module that it belongs to, as the live model names it; empty for a whole tensor."""
+    """The live model's name of the target module; empty for a whole tensor."""
     weight: TensorSlice | None = None
-    """Where the module's weight lies."""
+    """The place of the module's weight."""
     rank: int | None = None
     stack: tuple[str, ...] = ()
-    """The keys of all members of its stack, if it is one of a stack: they may change places."""
+    """The keys of all members of the stack that it belongs to; π may permute them."""
 
     @property
     def whole(self) -> bool:
-        """Whether this is a copy of the whole tensor, trained or not, and not a factor of a change."""
+        """Whether this is a copy of the whole tensor, and not a factor of a change."""
         return self.part is WHOLE
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter on disk: its files, its configuration, and its kind."""
+    """An adapter on disk: its files, its configuration and its kind."""
 
     checkpoint: Checkpoint
     config: Mapping[str, Any]
@@ -95,33 +95,33 @@ class Adapter:
 
     @classmethod
     def open(cls, reference: str | Path) -> Adapter:
-        """Read the headers of an adapter; refuse the kinds that cannot be moved, by name."""
+        """Read the headers of an adapter; refuse kinds that cannot be moved."""
         root = resolve(reference)
         config = read_json(require_closed(root) / CONFIG)
         require_sensible(str(reference), config)
-        kind = kind_that_moves(str(reference), config)
+        kind = movable_kind(str(reference), config)
         refuse_odd_settings(str(reference), kind, config)
         file = next((root / name for name in WEIGHTS if (root / name).exists()), None)
         if file is None:
             raise CheckpointError(
-                f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="fetch the adapter's weights too"
+                f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="download the adapter's weights too"
             )
         tensors = headers(file)
         refuse_image_lora(file, tensors)
         return cls(Checkpoint(str(reference), root, tensors, (file,)), config, kind)
 
     def settings(self, module: str) -> ModuleSettings:
-        """What the configuration says about one module."""
+        """Return the settings for one module."""
         return ModuleSettings(self.config, module)
 
     def read(self, factor: AdapterTensor) -> Tensor:
-        """One stored tensor, or its stack; values that are not numbers are refused."""
+        """Read one stored tensor, or its stack; refuse NaN and infinite values."""
         if factor.stack:
             return torch.stack([self.checkpoint.read_finite(key) for key in factor.stack])
         return self.checkpoint.read_finite(factor.key)
 
     def notes(self, base: Model) -> list[str]:
-        """What is odd about an adapter on this base, and no reason to refuse it."""
+        """Return warnings about an adapter on this base."""
         name, _, revision = base.label.partition("@")
         trained = self.config.get("revision")
         same = self.config.get("base_model_name_or_path") == name
@@ -131,7 +131,7 @@ class Adapter:
 
     @property
     def digest(self) -> str:
-        """A hash of its settings and the content of its tensors."""
+        """A hash of the configuration and the tensors."""
         total = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode())
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
@@ -140,7 +140,7 @@ class Adapter:
     # ── on a base ────────────────────────────────────────────────────────────────────────────
 
     def factors(self, base: Model) -> list[AdapterTensor]:
-        """Every stored tensor with its layout on a base."""
+        """Return every stored tensor with its layout on a base; refuse an adapter that does not fit."""
         place = self._place_on(base)
         found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
         require_whole(self.label, self.kind, self.config, found)
@@ -154,14 +154,14 @@ class Adapter:
 
     @cached_property
     def _keys(self) -> re.Pattern[str]:
-        """What the keys of the kind's parts look like."""
+        """The pattern of the keys of the kind's parts."""
         names = "|".join(part.name for part in self.kind.parts if "." not in part.name) or "(?!)"
         return re.compile(
             rf"(?P<module>.+?)\.(token_adapter\.)?(?P<part>{names})(\.default)?(\.(?P<leaf>weight|bias))?"
         )
 
     def _place_on(self, base: Model) -> TargetWeight:
-        """The base's architecture, with the heads that only the adapter has, and the prompt."""
+        """Return the base's architecture with the adapter's own heads and its prompt."""
         table, bound = self._bound_on(base)
         if self.kind.prompt:
             layout = prompt_layout(self.kind.name, self.config, bound)
@@ -170,17 +170,17 @@ class Adapter:
         return TargetWeight(naming, bound.under(base.architecture.policy), table.ties)
 
     def _bound_on(self, base: Model) -> tuple[Table, Architecture]:
-        """The base's table for a model of the adapter's class, and what it says about all tensors of one."""
+        """Return the table for a model of the adapter's class, bound to the shapes of base and adapter."""
         own, shapes = self._wholes(base), {name: base.info(name).shape for name in base.names}
         if new := {name for name, shape in own.items() if shapes.get(name) != shape}:
             shapes = {name: one for name, one in shapes.items() if name in own or not _labels(base, name)}
-        name = self.class_name(base) if new else None
+        name = class_for(self.config, base.config) if new else None
         config = {**base.config, "architectures": [name]} if name else base.config
         table = base.family.table(config, frozenset({*shapes, *own}))
         return table, bind(table, {**shapes, **own}, base.family.name)
 
     def _wholes(self, base: Model) -> dict[str, tuple[int, ...]]:
-        """The shapes of what is stored as a whole, by canonical name."""
+        """Return the shapes of the tensors that are stored as a whole, by canonical name."""
         naming = Naming(base.family, live=True)
         return {
             naming.canonical(self._plain(key)): info.shape
@@ -189,7 +189,7 @@ class Adapter:
         }
 
     def read_through(self, base: Model, own: Iterable[str]) -> frozenset[str]:
-        """The heads of the base that the adapter's own heads read through: a pooler, or a transform."""
+        """Return the head tensors of the base that the adapter's own heads read through, such as a pooler."""
         _, bound = self._bound_on(base)
         layouts = {name: bound.tensors[name] for name in bound.heads if name not in own}
         read = {axis for name in own for axis in _axes(bound.tensors[name], bound.tensors[name].inputs)}
@@ -204,15 +204,11 @@ class Adapter:
     def _is_prompt(self, key: str) -> bool:
         return self.kind.prompt and key == PROMPT
 
-    def class_name(self, base: Model) -> str | None:
-        """The class of model that the adapter was trained in; None if the base's type has no such class."""
-        return class_for(self.config, base.config)
-
     def _plain(self, key: str) -> str:
-        """The key of a tensor that is stored as a whole, without PEFT's marks."""
-        marks = (".modules_to_save.default.", ".modules_to_save.", ".base_layer.")
-        for mark in (*marks, ".ln_tuning_layers.default.", ".ln_tuning_layers."):
-            key = key.replace(mark, ".")
+        """Return the key of a whole tensor without the wrappers that PEFT puts into it."""
+        wrappers = (".modules_to_save.default.", ".modules_to_save.", ".base_layer.")
+        for wrapper in (*wrappers, ".ln_tuning_layers.default.", ".ln_tuning_layers."):
+            key = key.replace(wrapper, ".")
         return key.removeprefix("base_model.") if self.kind.prompt else key
 
     def _factor(self, key: str, place: TargetWeight) -> AdapterTensor:
@@ -228,7 +224,7 @@ class Adapter:
         if (part := self.kind.part(name)) is None:
             raise AdapterError(
                 f"{self.label}: {key} is no part of a {self.kind.name} adapter",
-                hint="merge the adapter into its base and move the merged model",
+                hint="merge the adapter into its base, and move the merged model",
             )
         spot = place.weight_of(match["module"])
         if spot.tensor not in place.architecture.tensors and part.reference is WeightReference.ROWS:
@@ -253,7 +249,7 @@ class Adapter:
         return AdapterTensor(key, tensor, layout, part, unwrapped(match["module"]), spot, rank)
 
     def _stacked(self, found: list[AdapterTensor], place: TargetWeight) -> list[AdapterTensor]:
-        """The same tensors, members of a stack with all that they may change places with."""
+        """Return the tensors, with the keys of the whole stack in each member of a stack."""
         stacks: dict[tuple[str, int | None, str], dict[int, AdapterTensor]] = {}
         for factor in found:
             if (spot := factor.weight) is not None and spot.member is not None:
@@ -263,7 +259,7 @@ class Adapter:
             size = size_of(place.architecture.tensors[tensor].items[0], place.architecture.sizes)
             infos = {self.checkpoint.tensors[factor.key] for factor in members.values()}
             require_exchangeable(self.label, tensor, size, members, {info.shape for info in infos})
-            require_one_scale(self.label, self.config, [factor.module for factor in members.values()])
+            require_equal_scales(self.label, self.config, [factor.module for factor in members.values()])
             stack = tuple(members[member].key for member in range(size))
             keys.update(dict.fromkeys(stack, stack))
         return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]
@@ -295,7 +291,7 @@ class Adapter:
 
 
 def _labels(base: Model, name: str) -> bool:
-    """Whether a tensor of the base belongs to a head with labels, of which there may be other ones now."""
+    """Whether a tensor of the base belongs to a head with labels, whose number the adapter may change."""
     heads = base.architecture.heads
     return name in heads and LABEL in base.architecture.tensors[name].names()
 
@@ -305,5 +301,5 @@ def _axes(layout: Layout, dims: range) -> set[str]:
 
 
 def is_adapter(reference: str | Path) -> bool:
-    """Whether a reference is the folder of an adapter, here or on the hub."""
+    """Whether a reference is an adapter's folder, local or on the hub."""
     return (resolve(reference) / CONFIG).exists()

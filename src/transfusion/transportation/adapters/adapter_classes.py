@@ -1,7 +1,6 @@
-"""Classes: in which class of transformers an adapter was trained.
+"""The transformers class that an adapter was trained in, from the adapter's task and the base's model type.
 
-An adapter says what its task is, and its base what type of model it is; the class follows from both. The
-names are the library's own, and a test compares them with the library's.
+The table works without transformers. A test compares it with the library.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ TASKS = {
     "SEQ_2_SEQ_LM": "ForConditionalGeneration",
     "FEATURE_EXTRACTION": "Model",
 }
-"""What PEFT calls a task, and how the class of a model for it ends."""
+"""PEFT's task types, with the usual ending of the class name."""
 
 _TABLE = """
 albert                 Albert               SEQ_CLS TOKEN_CLS QUESTION_ANS
@@ -82,7 +81,7 @@ wav2vec2               Wav2Vec2             SEQ_CLS
 whisper                Whisper              SEQ_CLS=WhisperForAudioClassification CAUSAL_LM SEQ_2_SEQ_LM
 xlm-roberta            XLMRoberta           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 """
-"""A line for every type of model: how its classes begin, and the tasks that it has a class for."""
+"""For every model type: the beginning of its class names, and the tasks that it has a class for."""
 
 
 def _read(line: str) -> tuple[str, dict[str, str]]:
@@ -92,7 +91,7 @@ def _read(line: str) -> tuple[str, dict[str, str]]:
 
 
 CLASSES = dict(_read(line) for line in _TABLE.strip().splitlines())
-"""For every type of model, the class for each task."""
+"""For every model type, the class for each task."""
 
 PREFIXES = dict.fromkeys(
     (
@@ -103,7 +102,7 @@ PREFIXES = dict.fromkeys(
     ),
     "transformer.",
 )
-"""Classes that put something else before the names of the base model than others of their type."""
+"""Classes with another prefix before the base model's names than the other classes of their type."""
 
 ENCODERS = frozenset(
     {
@@ -113,16 +112,16 @@ ENCODERS = frozenset(
         "WhisperForAudioClassification",
     }
 )
-"""Classes that have only the encoder of a type with a decoder."""
+"""Classes that have only the encoder of an encoder-decoder type."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _CLASS = re.compile(r"(?P<beginning>[A-Za-z][A-Za-z0-9_]*?)(For[A-Z]\w*|LMHeadModel|MTModel|Model)")
 
 
 def class_for(adapter: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """The class that an adapter was trained in, by its configuration and its base's; None if there is none.
+    """Return the class that an adapter was trained in, from both configurations, or None if there is none.
 
-    PEFT writes down the class of the base if it was told no task.
+    PEFT stores the class of the base in ``auto_mapping`` if no task type was given.
     """
     own = named_in(base)
     info = adapter.get("auto_mapping")
@@ -143,7 +142,7 @@ def class_for(adapter: Mapping[str, Any], base: Mapping[str, Any]) -> str | None
 
 
 def _checked(name: object, base: Mapping[str, Any]) -> str | None:
-    """A class that somebody names, if it can be one of this type of model."""
+    """Return a class name from a configuration if it can be a class of this model type."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     if (classes := _classes(base)) is None or name in classes.values():
@@ -158,7 +157,7 @@ def _classes(config: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 
 def named_in(config: Mapping[str, Any]) -> str | None:
-    """The class that a configuration names, if it names one as it should."""
+    """Return the class that a configuration names, if the name is valid."""
     names = config.get("architectures")
     own = names[0] if isinstance(names, list) and names else None
     return own if isinstance(own, str) and _NAME.fullmatch(own) else None

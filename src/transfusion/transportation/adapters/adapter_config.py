@@ -1,4 +1,4 @@
-"""What adapter_config.json may say, setting by setting; checked once, when an adapter is opened."""
+"""The schema of adapter_config.json, checked when an adapter is opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from transfusion.errors import AdapterError
 from transfusion.runtime.untrusted_files import require_finite, validate
-from transfusion.transportation.adapters.module_patterns import patterns
+from transfusion.transportation.adapters.module_settings import patterns
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
@@ -27,7 +27,7 @@ class Mapped(TypedDict, total=False):
 
 
 class AdapterConfigSchema(TypedDict, total=False):
-    """The settings that anything here reads, or that a moved adapter hands on to PEFT as they are."""
+    """The settings that TransFusion reads, or that a moved adapter passes on to PEFT."""
 
     peft_type: str | None
     task_type: str | None
@@ -72,9 +72,9 @@ class AdapterConfigSchema(TypedDict, total=False):
 
 
 def require_sensible(label: str, config: dict[str, Any]) -> None:
-    """Refuse a configuration with a value that its setting cannot have."""
+    """Refuse a configuration with an invalid value."""
     where = f"{label}: adapter_config.json"
-    hint = "fetch the adapter_config.json that belongs to these weights"
+    hint = "download the adapter_config.json that belongs to these weights"
     validate(config, AdapterConfigSchema, where, hint=hint, error=AdapterError)
     require_finite(config, where, hint=hint, error=AdapterError)
     for key in ("rank_pattern", "alpha_pattern"):

@@ -1,7 +1,7 @@
-"""What adapters do to a weight: formulas on its matrix, one row per output and one column per input.
+"""The formulas of adapters, on weight matrices with one row per output and one column per input.
 
-Matrices are always this way round, however a library stores them, so nothing here knows about transposed
-layers; convolutions have all their inputs in one row.
+Weights are brought into this form first, whether a library stores them transposed or not. A convolution has
+all its inputs in one row.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from transfusion.transportation.adapters.module_settings import ModuleSettings
 
 Parts: TypeAlias = Mapping[str, Tensor]
-"""What an adapter stores for one module, by the names of its kind."""
+"""The stored tensors of one module, by the names of their parts."""
 
 
 def row_norms(matrix: Tensor) -> Tensor:
-    """The length of every row, summed in float64."""
+    """Return the norm of every row, summed in float64."""
     lengths: Tensor = torch.linalg.vector_norm(matrix.double(), dim=1)
     return lengths.to(matrix.dtype)
 
@@ -29,12 +29,12 @@ def _product(parts: Parts, left: str, right: str) -> Tensor:
 
 
 def _factors(parts: Parts, prefix: str) -> tuple[str, str]:
-    """The names of the two factors, which embeddings have under other names."""
+    """Return the names of the two factors; those of embeddings differ."""
     middle = "_embedding" if f"{prefix}_embedding_A" in parts else ""
     return f"{prefix}{middle}_B", f"{prefix}{middle}_A"
 
 
-# ── LoRA and its kin ─────────────────────────────────────────────────────────────────────────
+# ── sums: LoRA and relatives ─────────────────────────────────────────────────────────────────
 
 
 def lora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
@@ -42,7 +42,7 @@ def lora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
 
 
 def dora(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
-    """The sum of both, with rows of the trained lengths."""
+    """Return weight + BA with every row rescaled to its trained norm."""
     together = weight + lora_added(parts, settings)
     lengths = parts["lora_magnitude_vector"].flatten() / row_norms(together)
     return together * lengths[:, None]
@@ -65,14 +65,14 @@ def loha_added(parts: Parts, settings: ModuleSettings) -> Tensor:
 
 
 def delora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
-    """Every direction of length λ/r, and every input as strong as it was in the base."""
+    """Return BA with every rank-one term normalised to λ/r, and columns scaled by the base's column norms."""
     left, right = parts["delora_B"], parts["delora_A"]
     lengths = row_norms(right).clamp(min=1e-4) * row_norms(left.T).clamp(min=1e-4)
     strengths = parts["delora_lambda"] / settings.rank / lengths
     return (left * strengths) @ right * parts["delora_w_norm"]
 
 
-# ── products with the weight ─────────────────────────────────────────────────────────────────
+# ── products ─────────────────────────────────────────────────────────────────────────────────
 
 
 def hira(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
@@ -88,7 +88,7 @@ def ia3_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
 
 
 def hra(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
-    """Reflections of the inputs, one after the other; or in one, of orthogonal directions."""
+    """Apply Householder reflections to the inputs; with ``apply_GS``, of orthonormalised directions."""
     directions = parts["hra_u"]
     if settings.value("apply_GS", False):
         basis: Tensor = torch.linalg.qr(directions).Q

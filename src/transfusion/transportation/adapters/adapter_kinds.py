@@ -1,9 +1,9 @@
-"""The kinds of adapters that move: what each stores, in terms of the weight that it changes.
+"""The kinds of adapters that can be moved, with the layouts of their tensors.
 
-The layout of a stored tensor is written with the outputs ``O`` and the inputs ``I`` of the weight ``O <- I``.
-Dimensions that nobody moves are ``rank``, ``1`` (of one element) and ``_``; ``row`` is a row of the weight as
-it is stored. A weight whose inputs are several dimensions (a convolution) has them in turn, or as one,
-whichever fits. ``|`` stands between alternatives.
+A layout is written with the outputs ``O`` and the inputs ``I`` of the weight ``O <- I`` that the adapter
+changes. π does not move the dimensions ``rank``, ``1`` (of one element) and ``_``. ``row`` is a row of the
+weight as it is stored. If the inputs of a weight are several dimensions (a convolution), ``I`` stands for
+them one by one or flattened, whichever fits the shape. ``|`` separates alternatives.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -24,14 +25,14 @@ _Words: TypeAlias = list[tuple[str, Item]]
 
 
 class WeightReference(Enum):
-    """What a base has in the place of a stored tensor. α scales the difference from it."""
+    """The base's own value that a stored tensor is compared with. α scales the difference."""
 
     NONE = auto()
-    """α does not belong here."""
+    """α does not scale this tensor."""
     ZERO = auto()
     ONE = auto()
     NORMS = auto()
-    """The length of each of the weight's rows."""
+    """The norms of the weight's rows."""
     ROWS = auto()
     """Some rows of the weight."""
     WHOLE = auto()
@@ -43,17 +44,17 @@ class AdapterPart:
     """One stored tensor of a kind."""
 
     name: str
-    """How its key ends, after the name of the module."""
+    """The end of its key, after the name of the module."""
     form: str
-    """Its layout, in the words above."""
+    """Its layout, as described above."""
     reference: WeightReference = WeightReference.NONE
     rigid: bool = False
-    """Whether it has a meaning in a basis of units only, so that nothing but permutations moves it."""
+    """Whether its values belong to single units, so that only permutations can move it."""
     of: str = "weight"
-    """Which tensor of its module it changes."""
+    """The tensor of the module that it changes."""
 
     def on(self, weight: Layout, shape: Sequence[int]) -> tuple[Layout, int | None] | None:
-        """Its layout on a weight, and its rank if it has one; None if no alternative fits the shape."""
+        """Return the layout on a weight, and the rank if any; None if no alternative fits the shape."""
         for reading in self._readings(weight, len(shape)):
             units = all(size == 1 for (word, _), size in zip(reading, shape, strict=True) if word == "1")
             if units:
@@ -67,17 +68,17 @@ class AdapterPart:
             "I": weight.part(weight.inputs).items,
             "row": weight.items[1:],
         }
-        nobody = Name(ANONYMOUS)
+        unmoved = Name(ANONYMOUS)
         for form in self.form.split("|"):
-            words = [(word, axes.get(word, (nobody,))) for word in form.split()]
+            words = [(word, axes.get(word, (unmoved,))) for word in form.split()]
             spread = [(word, item) for word, items in words for item in items]
             merged = [(word, items[0] if len(items) == 1 else Product(items)) for word, items in words]
-            padded = [*spread, *[("1", nobody)] * (ndim - len(spread))]
+            padded = [*spread, *[("1", unmoved)] * (ndim - len(spread))]
             yield from (reading for reading in (spread, merged, padded) if len(reading) == ndim)
 
 
 def _layout(reading: _Words) -> Layout:
-    """A layout whose arrow comes from the inputs, if there are any."""
+    """Return the layout, with an arrow from the inputs if there are any."""
     items = tuple(item for _, item in reading)
     inputs = [place for place, (word, _) in enumerate(reading) if word == "I"]
     if not inputs or len(inputs) == len(items):
@@ -87,32 +88,32 @@ def _layout(reading: _Words) -> Layout:
 
 @dataclass(frozen=True)
 class AdapterKind:
-    """A kind of adapter: its parts, and what they do to a weight."""
+    """A kind of adapter: its parts, and its formula on a weight."""
 
     name: str
     parts: tuple[AdapterPart, ...] = ()
     together: tuple[frozenset[str], ...] = ()
-    """Parts that belong together: of one of these sets a module has all, or it has nothing of any."""
+    """Sets of parts that belong together: a module has all parts of one set."""
     settings: frozenset[str] = frozenset()
-    """Settings of its own that leave no doubt about where the numbers belong."""
+    """Settings of this kind that do not change the layout of its tensors."""
     added: Callable[[Parts, ModuleSettings], Tensor] | None = None
-    """What is added to the matrix of a weight."""
+    """Additive kinds: the change of a weight matrix."""
     changed: Callable[[Tensor, Parts, ModuleSettings], Tensor] | None = None
-    """What the matrix of a weight becomes; where something is only added, this need not be said."""
+    """Other kinds: the new weight matrix."""
     bias: Callable[[Tensor, Parts, ModuleSettings], Tensor] | None = None
-    """What the bias beside the weight becomes."""
+    """The new bias of the module."""
     rank: Callable[[ModuleSettings], int] | None = None
-    """The rank that the configuration promises."""
+    """The rank that the configuration gives."""
     scalable: bool = True
-    """Whether a part of the change can be had: α other than 1."""
+    """Whether α other than 1 is possible."""
     prompt: bool = False
-    """Whether it changes what a model reads, and no weight: it cannot be merged."""
+    """Whether it changes the inputs of the model and no weight, so that it cannot be merged."""
 
     def part(self, name: str) -> AdapterPart | None:
         return next((part for part in self.parts if part.name == name), None)
 
     def on_weight(self, weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
-        """The matrix of a weight, changed."""
+        """Return the new weight matrix."""
         if self.changed is not None:
             return self.changed(weight, parts, settings)
         return weight if self.added is None else weight + self.added(parts, settings)
@@ -122,7 +123,7 @@ WHOLE = AdapterPart("", "", WeightReference.WHOLE)
 """A tensor that was trained as a whole, under its own name."""
 
 PROMPT = "prompt_embeddings"
-"""The key of what prompts store, and the name that this has beside a model's tensors."""
+"""The key of a prompt's tensor, also its name among a model's tensors."""
 
 _TOKENS = AdapterPart("trainable_tokens_delta", "_ row", WeightReference.ROWS)
 _VIRTUAL = AdapterPart(PROMPT, "")
@@ -132,32 +133,31 @@ _LORA = words(
     megatron_core qalora_group_size trainable_token_indices use_rslora
     """
 )
-_OF_PROMPTS = words("num_attention_heads num_layers num_transformer_submodules num_virtual_tokens token_dim")
+_PROMPTS = words("num_attention_heads num_layers num_transformer_submodules num_virtual_tokens token_dim")
+_rank: Callable[[ModuleSettings], int] = attrgetter("rank")
 
 
-def _rank(settings: ModuleSettings) -> int:
-    return settings.rank
+def _low_rank(a: str, b: str, *, rigid: bool = False) -> tuple[AdapterPart, AdapterPart]:
+    """Return the two factors of a low-rank product; α scales the second."""
+    return (
+        AdapterPart(a, "rank I", rigid=rigid),
+        AdapterPart(b, "O rank", WeightReference.ZERO, rigid=rigid),
+    )
 
 
-def _rank_of_adalora(settings: ModuleSettings) -> int:
-    return settings.adalora_rank
-
-
-def _pairs(*names: str) -> tuple[frozenset[str], ...]:
+def _sets(*names: str) -> tuple[frozenset[str], ...]:
     return tuple(map(words, names))
 
 
 LORA = AdapterKind(
     "LORA",
     parts=(
-        AdapterPart("lora_A", "rank I"),
-        AdapterPart("lora_B", "O rank", WeightReference.ZERO),
+        *_low_rank("lora_A", "lora_B"),
         AdapterPart("lora_B.bias", "O", WeightReference.ZERO, of="bias"),
-        AdapterPart("lora_embedding_A", "rank I"),
-        AdapterPart("lora_embedding_B", "O rank", WeightReference.ZERO),
+        *_low_rank("lora_embedding_A", "lora_embedding_B"),
         _TOKENS,
     ),
-    together=_pairs("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
+    together=_sets("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
     settings=_LORA | {"use_dora"},
     added=adapter_formulas.lora_added,
     bias=adapter_formulas.lora_bias,
@@ -174,22 +174,17 @@ DORA = replace(
     added=None,
     changed=adapter_formulas.dora,
 )
-"""LoRA whose rows have trained lengths; in configurations it is LoRA with a setting."""
+"""LoRA with trained row norms. Its configuration is that of LoRA with ``use_dora``."""
 
 _ALL = (
     LORA,
     AdapterKind(
         "ADALORA",
-        parts=(
-            AdapterPart("lora_A", "rank I"),
-            AdapterPart("lora_B", "O rank", WeightReference.ZERO),
-            AdapterPart("lora_E", "rank 1"),
-            _TOKENS,
-        ),
-        together=_pairs("lora_A lora_B lora_E"),
+        parts=(*_low_rank("lora_A", "lora_B"), AdapterPart("lora_E", "rank 1"), _TOKENS),
+        together=_sets("lora_A lora_B lora_E"),
         settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
         added=adapter_formulas.adalora_added,
-        rank=_rank_of_adalora,
+        rank=attrgetter("adalora_rank"),
     ),
     AdapterKind(
         "LOHA",
@@ -199,7 +194,7 @@ _ALL = (
             AdapterPart("hada_w2_a", "O rank", rigid=True),
             AdapterPart("hada_w2_b", "rank I", rigid=True),
         ),
-        together=_pairs("hada_w1_a hada_w1_b hada_w2_a hada_w2_b"),
+        together=_sets("hada_w1_a hada_w1_b hada_w2_a hada_w2_b"),
         settings=words("alpha alpha_pattern module_dropout rank_dropout"),
         added=adapter_formulas.loha_added,
         rank=_rank,
@@ -212,7 +207,7 @@ _ALL = (
             AdapterPart("delora_lambda", "_", WeightReference.ZERO),
             AdapterPart("delora_w_norm", "I", rigid=True),
         ),
-        together=_pairs("delora_A delora_B delora_lambda delora_w_norm"),
+        together=_sets("delora_A delora_B delora_lambda delora_w_norm"),
         settings=words("delora_lambda lambda_pattern module_dropout"),
         added=adapter_formulas.delora_added,
         rank=_rank,
@@ -220,12 +215,10 @@ _ALL = (
     AdapterKind(
         "HIRA",
         parts=(
-            AdapterPart("hira_A", "rank I", rigid=True),
-            AdapterPart("hira_B", "O rank", WeightReference.ZERO, rigid=True),
-            AdapterPart("hira_embedding_A", "rank I", rigid=True),
-            AdapterPart("hira_embedding_B", "O rank", WeightReference.ZERO, rigid=True),
+            *_low_rank("hira_A", "hira_B", rigid=True),
+            *_low_rank("hira_embedding_A", "hira_embedding_B", rigid=True),
         ),
-        together=_pairs("hira_A hira_B", "hira_embedding_A hira_embedding_B"),
+        together=_sets("hira_A hira_B", "hira_embedding_A hira_embedding_B"),
         settings=words("hira_dropout"),
         changed=adapter_formulas.hira,
         rank=_rank,
@@ -252,34 +245,21 @@ _ALL = (
     ),
     AdapterKind("LN_TUNING"),
     AdapterKind("TRAINABLE_TOKENS", parts=(_TOKENS,), settings=words("token_indices")),
-    AdapterKind(
-        "PROMPT_TUNING",
-        parts=(_VIRTUAL,),
-        settings=_OF_PROMPTS
-        | words("prompt_tuning_init prompt_tuning_init_text tokenizer_kwargs tokenizer_name_or_path"),
-        scalable=False,
-        prompt=True,
-    ),
-    AdapterKind(
-        "P_TUNING",
-        parts=(_VIRTUAL,),
-        settings=_OF_PROMPTS
-        | words("encoder_dropout encoder_hidden_size encoder_num_layers encoder_reparameterization_type"),
-        scalable=False,
-        prompt=True,
-    ),
-    AdapterKind(
-        "PREFIX_TUNING",
-        parts=(_VIRTUAL,),
-        settings=_OF_PROMPTS | words("encoder_hidden_size prefix_projection"),
-        scalable=False,
-        prompt=True,
+    *(
+        AdapterKind(name, parts=(_VIRTUAL,), settings=_PROMPTS | words(settings), scalable=False, prompt=True)
+        for name, settings in {
+            "PROMPT_TUNING": "prompt_tuning_init prompt_tuning_init_text tokenizer_kwargs"
+            " tokenizer_name_or_path",
+            "P_TUNING": "encoder_dropout encoder_hidden_size encoder_num_layers"
+            " encoder_reparameterization_type",
+            "PREFIX_TUNING": "encoder_hidden_size prefix_projection",
+        }.items()
     ),
 )
 KINDS = {kind.name: kind for kind in _ALL}
 
 
 def kind_of(config: Mapping[str, Any]) -> AdapterKind | None:
-    """The kind that a configuration names, if it is one that moves."""
+    """Return the kind that a configuration names, or None if it cannot be moved."""
     kind = KINDS.get(str(config.get("peft_type")).upper())
     return DORA if kind is LORA and config.get("use_dora") else kind

@@ -1,9 +1,9 @@
-"""Several LoRA adapters for B as one: their ranks side by side, or factored anew to a rank."""
+"""Several LoRA adapters merged into one: factors concatenated, or factored again to a rank."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -18,11 +18,12 @@ from transfusion.transportation.adapters.adapter import AdapterTensor
 from transfusion.transportation.adapters.adapter_formulas import lora_added
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.adapters.module_settings import ModuleSettings, matching_pattern
+from transfusion.transportation.adapters.module_settings import ModuleSettings, config_name
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule, magnitude_histogram
 from transfusion.transportation.output_record import OutputRecord
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
+_FULL = "--full merges the weights, and writes a model"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class LowRankPair:
     """The two factors of one adapter on one module."""
 
     number: int
-    """Which of the adapters."""
+    """The index of the adapter."""
     a: AdapterTensor
     b: AdapterTensor
     settings: ModuleSettings
@@ -38,10 +39,10 @@ class LowRankPair:
 
 @dataclass
 class MergedAdapters(AdapterOutput):
-    """LoRA adapters combined at B into a LoRA adapter.
+    """LoRA adapters for B, merged into one LoRA adapter.
 
-    Sums and means are exact at the sum of the ranks. What ties and dare make of products is no product any
-    more: it is factored to the nearest of a rank, and the story tells how much of it that keeps.
+    Sums and means are exact at the sum of the ranks. The result of TIES and DARE has full rank: it is
+    approximated by the nearest product of the wanted rank, and ``kept`` records the share that this keeps.
     """
 
     adapters: tuple[AdapterTransport, ...]
@@ -51,7 +52,7 @@ class MergedAdapters(AdapterOutput):
     dtype: torch.dtype | None = None
     output_record: OutputRecord = field(default_factory=lambda: OutputRecord("merge"))
     kept: dict[str, float] = field(default_factory=dict)
-    """For every module that was factored anew, the share of the squared change that was kept."""
+    """For every module that was factored again, the share of the squared norm that was kept."""
     _last: tuple[str, tuple[Tensor, Tensor]] | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class MergedAdapters(AdapterOutput):
 
     @cached_property
     def modules(self) -> dict[str, list[LowRankPair]]:
-        """For every module, the pairs of factors that change it."""
+        """For every module, the pairs of factors of the adapters that change it."""
         found: dict[str, list[LowRankPair]] = {}
         for number, one in enumerate(self.adapters):
             for module, factors in one.modules.items():
@@ -74,7 +75,7 @@ class MergedAdapters(AdapterOutput):
         return found
 
     def ranks(self) -> dict[str, int]:
-        """The rank of every module of the result."""
+        """Return the rank of every module of the result."""
         return {module: self._rank(pairs) for module, pairs in self.modules.items()}
 
     def _rank(self, pairs: Sequence[LowRankPair]) -> int:
@@ -84,7 +85,7 @@ class MergedAdapters(AdapterOutput):
         return min(self.rank, together if self._exact else min(self._extents(pairs[0])))
 
     def _extents(self, pair: LowRankPair) -> tuple[int, int]:
-        """How many outputs and inputs the module has."""
+        """Return the numbers of outputs and inputs of the module."""
         tensors = self.adapters[pair.number].adapter.checkpoint.tensors
         return tensors[pair.b.key].shape[0], tensors[pair.a.key].shape[1]
 
@@ -92,7 +93,7 @@ class MergedAdapters(AdapterOutput):
     def _exact(self) -> bool:
         return self.merging.how in (MergeMethod.SUM, MergeMethod.MEAN)
 
-    # ── numbers ──────────────────────────────────────────────────────────────────────────────
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────
 
     def tensors(self) -> dict[str, Callable[[], Tensor]]:
         made: dict[str, Callable[[], Tensor]] = {}
@@ -109,15 +110,15 @@ class MergedAdapters(AdapterOutput):
         return self._last[1][side].to(self.dtype or stored).contiguous()
 
     def _factors(self, module: str) -> tuple[Tensor, Tensor]:
-        """lora_A and lora_B of a module, with a scale of 1."""
+        """Return lora_A and lora_B of a module, for a scale of 1."""
         pairs = self.modules[module]
         rank = self._rank(pairs)
         if self._exact:
-            a, b = self._side_by_side(pairs)
-            return (a, b) if rank == len(a) else self._shortened(module, a, b, rank)
-        return self._factored(module, self._combined(module, pairs), rank)
+            a, b = self._concatenated(pairs)
+            return (a, b) if rank == len(a) else self._truncated(module, a, b, rank)
+        return self._factored(module, self._combined(pairs), rank)
 
-    def _side_by_side(self, pairs: Sequence[LowRankPair]) -> tuple[Tensor, Tensor]:
+    def _concatenated(self, pairs: Sequence[LowRankPair]) -> tuple[Tensor, Tensor]:
         weights = self.merging.shares(len(self.adapters))
         alpha = self.merging.alpha.at(pairs[0].b.tensor)
         first, second = [], []
@@ -127,15 +128,15 @@ class MergedAdapters(AdapterOutput):
             second.append(alpha * weights[pair.number] * pair.settings.lora_scale * one.moved(pair.b))
         return torch.cat(first), torch.cat(second, dim=1)
 
-    def _shortened(self, module: str, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """The nearest product of a smaller rank, from the factors alone."""
+    def _truncated(self, module: str, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the nearest product of a smaller rank, computed from the factors."""
         left, right = torch.linalg.qr(b.double()), torch.linalg.qr(a.double().T)
         u, s, v = torch.linalg.svd(left.R @ right.R.T)
-        self._tell(module, float(s.square().sum()), s[:rank])
+        self._record(module, float(s.square().sum()), s[:rank])
         return _balanced(left.Q @ u[:, :rank], s[:rank], (right.Q @ v.T[:, :rank]).T)
 
-    def _combined(self, module: str, pairs: Sequence[LowRankPair]) -> Tensor:
-        """The combined change of a module, as a matrix."""
+    def _combined(self, pairs: Sequence[LowRankPair]) -> Tensor:
+        """Return the merged change of a module, as a matrix."""
         changes = {
             pair.number: _product(self.adapters[pair.number], (pair.a, pair.b), pair.settings)
             for pair in pairs
@@ -145,23 +146,23 @@ class MergedAdapters(AdapterOutput):
         return combined
 
     def _factored(self, module: str, change: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """The nearest product of a rank, by a randomised search that always draws the same."""
+        """Return the nearest product of this rank, by a randomised SVD with a fixed seed."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self.merging.seed)
             size = min(rank + _OVERSAMPLED, *change.shape)
             u, s, v = torch.svd_lowrank(change.double(), q=size, niter=_ITERATIONS)
-        self._tell(module, float(change.double().square().sum()), s[:rank])
+        self._record(module, float(change.double().square().sum()), s[:rank])
         return _balanced(u[:, :rank], s[:rank], v[:, :rank].T)
 
-    def _tell(self, module: str, total: float, kept: Tensor) -> None:
+    def _record(self, module: str, total: float, kept: Tensor) -> None:
         self.kept[module] = float(kept.square().sum()) / total if total else 1.0
 
     def prepare(self) -> None:
-        """Let the way of merging look at every change, if it must."""
+        """Let the merge rule read every change if it needs a threshold (TIES)."""
         self.merging.prepare([partial(_counts, one) for one in self.adapters])
 
     def _wholes(self) -> dict[str, Callable[[], Tensor]]:
-        """Tensors that an adapter has as a whole: of one adapter, or of the one that was chosen."""
+        """Return the tensors that are stored as a whole: those of one adapter, or of the chosen ``head``."""
         found: dict[str, dict[int, AdapterTensor]] = {}
         for number, one in enumerate(self.adapters):
             for factor in one.factors:
@@ -170,9 +171,8 @@ class MergedAdapters(AdapterOutput):
         shared = [tensor for tensor, owners in found.items() if len(owners) > 1]
         if shared and self.head is None:
             raise AdapterError(
-                "several of the adapters have tensors of their own, which cannot be combined:"
-                f" {listing(shared)}",
-                hint="choose whose to keep: --head 1 for the first adapter, and so on",
+                f"several of the adapters have their own {listing(shared)}, which cannot be merged",
+                hint="choose which one to keep: --head 1 for that of the first adapter, and so on",
             )
         return {
             factor.key: partial(self.adapters[number].tensor, factor)
@@ -184,7 +184,7 @@ class MergedAdapters(AdapterOutput):
     # ── files ────────────────────────────────────────────────────────────────────────────────
 
     def settings(self) -> dict[str, Any]:
-        ranks = {matching_pattern(module): rank for module, rank in self.ranks().items()}
+        ranks = {config_name(module): rank for module, rank in self.ranks().items()}
         usual = max(set(ranks.values()), key=list(ranks.values()).count)
         other = {re.escape(module): rank for module, rank in ranks.items() if rank != usual}
         saved = {name for one in self.adapters for name in one.adapter.config.get("modules_to_save") or ()}
@@ -243,21 +243,18 @@ class MergedAdapters(AdapterOutput):
 
 
 def _product(one: AdapterTransport, factors: Sequence[AdapterTensor], settings: ModuleSettings) -> Tensor:
-    """What an adapter adds to one module, as a matrix."""
+    """Return the change of one module by an adapter, as a matrix."""
     return lora_added({factor.part.name: one.moved(factor) for factor in factors}, settings)
 
 
-def _whole_change(one: AdapterTransport) -> Iterator[Tensor]:
-    for module, factors in one.modules.items():
-        yield _product(one, factors, one.adapter.settings(module))
-
-
 def _counts(one: AdapterTransport, high: int | None) -> Tensor:
-    return magnitude_histogram(_whole_change(one), high)
+    modules = one.modules.items()
+    changes = (_product(one, factors, one.adapter.settings(module)) for module, factors in modules)
+    return magnitude_histogram(changes, high)
 
 
 def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """lora_A and lora_B of one size."""
+    """Return lora_A and lora_B of equal norm."""
     root = s.sqrt()
     return root[:, None] * v, u * root
 
@@ -267,12 +264,8 @@ def _require_plain(one: AdapterTransport) -> None:
     kind = one.adapter.kind.name
     if kind != "LORA" or odd:
         what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"
-        raise AdapterError(
-            f"{one.label}: {what} cannot be combined with others into one adapter",
-            hint="--full combines them in the weights, and writes a model",
-        )
+        raise AdapterError(f"{one.label}: {what} cannot be merged into one adapter", hint=_FULL)
     if any(one.adapter.checkpoint.tensors[f.key].shape[2:] for f in one.factors if f.module):
         raise AdapterError(
-            f"{one.label}: adapters of convolutions cannot be combined into one adapter",
-            hint="--full combines them in the weights, and writes a model",
+            f"{one.label}: adapters of convolutions cannot be merged into one adapter", hint=_FULL
         )

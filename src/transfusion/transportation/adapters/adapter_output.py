@@ -1,4 +1,4 @@
-"""Adapters that are yet to be made, for B: in memory, or in the files that PEFT loads."""
+"""Adapters computed on demand, in memory or in the files that PEFT loads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterOutput(SavedOutput):
-    """An adapter that is made when it is asked for."""
+    """An adapter whose tensors are computed on demand."""
 
     onto: Model
     dtype: torch.dtype | None
@@ -34,30 +34,30 @@ class AdapterOutput(SavedOutput):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
-        """For every stored tensor, by its key, how to get it."""
+        """Return, for the key of every stored tensor, the function that computes it."""
 
     @abstractmethod
     def amounts(self) -> dict[str, int]:
-        """How much there is to do, known from the headers alone, and the memory that it takes."""
+        """Return counts of tensors, bytes to read and write, and the memory, from headers alone."""
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
-        """How much there is to do, and with how much memory."""
+        """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
         return {**self.amounts(), **self.bound().as_dict(replace(resources, engine="local", jobs=1))}
 
     def bound(self) -> OutputMemory:
-        """How much memory it takes; it is made on one thread."""
+        """Return the bound on the memory, for one thread."""
         return OutputMemory(self.amounts()["memory"])
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The adapter's configuration, but for the base that it is for."""
+        """Return the adapter's configuration without its base."""
 
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
-        """What was done."""
+        """Return the run record."""
 
     def config(self) -> dict[str, Any]:
-        """The adapter's configuration: for B."""
+        """Return the adapter's configuration, with B as its base."""
         reference, _, revision = self.onto.label.partition("@")
         local = Path(self.onto.label).expanduser()
         return {
@@ -67,14 +67,14 @@ class AdapterOutput(SavedOutput):
         }
 
     def module(self) -> Any:
-        """Refused: an adapter is no module."""
+        """Refuse: an adapter is not a module."""
         raise AdapterError(
-            "an adapter is no module of its own",
-            hint="full=True makes a model of it; or save it, and load it with PEFT on B",
+            "an adapter is not a module",
+            hint="full=True returns a model; or save the adapter, and load it on B with PEFT",
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The adapter in memory, under its keys."""
+        """Compute the adapter in memory, under its keys."""
         return {key: get() for key, get in self.tensors().items()}
 
     def write(
@@ -83,11 +83,11 @@ class AdapterOutput(SavedOutput):
         on_tensor: Callable[[str], None] = ignore_tensor,
         resources: Resources = LOCAL,
     ) -> None:
-        """Write the adapter in a workshop; it is too small to share the work out."""
+        """Write the adapter into a staging folder, on one thread."""
         self.bound().require(replace(resources, engine="local"))
         if staging.path.suffix == ".safetensors":
             raise OutputError(
-                f"{staging.path}: an adapter is a folder with a configuration beside its weights",
+                f"{staging.path}: an adapter is a folder with a configuration and weights",
                 hint="give a name without .safetensors",
             )
         staging.begin()

@@ -1,4 +1,4 @@
-"""Where the weight of a module lies: a tensor of the table, a part of one, or a member of a stack."""
+"""The place of a target module's weight: a tensor of the table, a piece of one, or a member of a stack."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from transfusion.transportation.adapters.module_settings import WRAPPED
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A place within a tensor: all of it, if nothing else is said."""
+    """A place within a tensor; by default the whole tensor."""
 
     tensor: str
     """The canonical name."""
     piece: int | None = None
-    """Which part of what is concatenated."""
+    """The index of a piece of a concatenation."""
     member: int | None = None
-    """Which member of a stack, such as one of the experts."""
+    """The index of a member of a stack, such as an expert."""
 
     def layout(self, whole: Layout) -> Layout:
-        """The layout of what lies here."""
+        """Return the layout of this place, from that of the tensor."""
         one = whole if self.member is None else Layout(whole.items[1:], whole.arrow, whole.split - 1)
         return one if self.piece is None else one.piece(self.piece)
 
     def stack(self, whole: Layout) -> tuple[Item, ...]:
-        """The axis that this is a member of."""
+        """Return the axis of the stack; empty without a stack."""
         return () if self.member is None else whole.items[:1]
 
     def index(self, whole: Layout, sizes: Mapping[str, int]) -> tuple[int | slice, ...]:
-        """How to cut this out of the tensor."""
+        """Return the index of this place in the tensor."""
         cuts: list[int | slice] = [_cut(item, self.piece, sizes) for item in whole.items]
         return tuple(cuts) if self.member is None else (self.member, *cuts[1:])
 
     @property
     def bias(self) -> TensorSlice:
-        """The same place in the bias that belongs to a weight."""
+        """The same place in the module's bias."""
         return TensorSlice(self.tensor.removesuffix("weight") + "bias", self.piece, self.member)
 
 
@@ -54,16 +54,16 @@ def _cut(item: Item, piece: int | None, sizes: Mapping[str, int]) -> slice:
 
 @dataclass(frozen=True)
 class TargetWeight:
-    """What the tensors of a base are called, and how they lie."""
+    """The names and layouts of a base's tensors, to find the weight of a module."""
 
     naming: Naming
     architecture: Architecture
     ties: Mapping[str, str]
 
     def weight_of(self, module: str) -> TensorSlice:
-        """Where the weight of a module lies, whether the base has such a tensor or not."""
+        """Return the place of a module's weight. The base need not have the tensor."""
         module = module.replace(WRAPPED, ".")
-        packed = self.naming.canonical(f"{module}.in_proj_weight")  # nn.MultiheadAttention has no other
+        packed = self.naming.canonical(f"{module}.in_proj_weight")  # the weight of nn.MultiheadAttention
         if packed in self.architecture.tensors:
             return TensorSlice(packed)
         if found := re.fullmatch(r"(.+)#(\d{1,9})(\[\d{1,9}\])?", self.naming.canonical(f"{module}.weight")):
@@ -77,13 +77,13 @@ class TargetWeight:
 
 
 def as_matrix(tensor: Tensor, layout: Layout) -> Tensor:
-    """A weight with one row per output and one column per input."""
+    """Return a weight as a matrix with one row per output and one column per input."""
     rotated = tensor.permute(*layout.outputs, *layout.inputs)
     return rotated.reshape(rotated.shape[: len(layout.outputs)].numel(), -1)
 
 
 def as_stored(matrix: Tensor, layout: Layout, like: Tensor) -> Tensor:
-    """The matrix of a weight, the way round that the weight is stored."""
+    """Return the matrix of a weight in the shape that the weight is stored in."""
     order = [*layout.outputs, *layout.inputs]
     rotated = matrix.reshape([like.shape[dim] for dim in order])
     return rotated.permute([order.index(dim) for dim in range(len(order))])

@@ -1,36 +1,44 @@
-"""An adapter that becomes part of the model: what it changes, as changes of B's tensors."""
+"""Moved adapters folded into weights: what an adapter does to the tensors of B."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.tensor_files import TensorInfo
 from transfusion.errors import AdapterError, listing
+from transfusion.layouts import ANONYMOUS, Name
 from transfusion.model.tensor_pieces import TensorPieces
-from transfusion.transportation.adapters.adapter_classes import ENCODERS, PREFIXES
+from transfusion.transportation.adapters.adapter import LABEL, AdapterTensor
+from transfusion.transportation.adapters.adapter_classes import ENCODERS, PREFIXES, class_for
+from transfusion.transportation.adapters.adapter_kinds import WeightReference
+from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix, as_stored
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.module_settings import WRAPPED
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.output_model import OutputShape
+from transfusion.transportation.task_vector import working
 from transfusion.transportation.task_vector_sources import TaskVectorSource
 
 
 @dataclass
 class FoldedAdapter(TaskVectorSource):
-    """A moved adapter, folded into the weights that it belongs to."""
+    """A moved adapter as changes to B's weights, equal to PEFT's ``merge_and_unload`` on B."""
 
     moved: AdapterTransport
     _last: tuple[str, Tensor] | None = field(default=None, repr=False)
-    """The change that was asked for last: a product of factors, of which blocks of rows are wanted."""
+    """The latest change: it is computed as a whole, and read in blocks of rows."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is only remembered, which other processes find themselves."""
+        """Pickle without caches."""
         moved = copy(self.moved)
         moved._stacks = {}
         return {**self.__dict__, "_last": None, "moved": moved}
@@ -51,28 +59,55 @@ class FoldedAdapter(TaskVectorSource):
     def checkpoint(self) -> Checkpoint:
         return self.moved.adapter.checkpoint
 
+    # ── the class of the model ───────────────────────────────────────────────────────────────
+
+    @property
+    def has_heads(self) -> bool:
+        return bool(self.moved.carried)
+
+    @property
+    def class_name(self) -> str:
+        """The class of B with the adapter's own heads; refused if B's type has no such class."""
+        moved, adapter = self.moved, self.moved.adapter
+        model_type = moved.onto.config.get("model_type")
+        name = class_for(adapter.config, {**moved.base.config, "model_type": model_type})
+        if name is None:
+            mapping = adapter.config.get("auto_mapping") or {}
+            task = mapping.get("base_model_class") or adapter.config.get("task_type")
+            raise AdapterError(
+                f"{self.label} was trained for {task!r:.80}, and a model of type {model_type!r:.80} has no"
+                f" such class: {listing(moved.carried)} cannot become part of one",
+                hint="leave the adapter an adapter; or correct task_type in adapter_config.json",
+            )
+        return name
+
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The base's, as a model of the class that the adapter was trained in."""
+        """The base's configuration, for the class that the adapter was trained in."""
         base = self.moved.base.checkpoint.config
         if base is None or not self.has_heads:
             return base
-        labels = next((self.shape(name).extents[0] for name in self.moved.labelled), None)
+        heads = (one for one in self.moved.factors if one.layout.items[:1] == (Name(LABEL),))
+        carried = (one.tensor for one in heads if self.owns(one.tensor))
+        labels = next((self.shape(name).extents[0] for name in carried), None)
         named = {} if labels is None else _numbered(labels, base)
         kept = {key: value for key, value in base.items() if key not in ("num_labels", "problem_type")}
-        return {**kept, **named, "architectures": [self.moved.class_name]}
+        return {**kept, **named, "architectures": [self.class_name]}
 
     @cached_property
     def names(self) -> Mapping[str, TensorPieces]:
-        """With a head of its own, the base model within the base, and that head with what it reads through;
-        other heads are not of its kind.
-        """
-        base, class_name = self.moved.base, self.moved.class_name if self.has_heads else None
-        if class_name is None:
+        """The base's tensors. With a head of its own: the backbone, that head, and what it reads through."""
+        base = self.moved.base
+        if not self.has_heads:
             return base.names
-        prefixes, own = base.family.prefixes, self.moved.carried
+        class_name, prefixes, own = self.class_name, base.family.prefixes, self.moved.carried
         through = self.moved.adapter.read_through(base, own)
-        self._require(through)
+        if absent := sorted(through - self.moved.onto.architecture.tensors.keys()):
+            raise AdapterError(
+                f"the head of {self.label} reads through {listing(absent)}, which {self.moved.onto.label}"
+                " does not have",
+                hint="give a B with the same parts as A",
+            )
         bare = not any(one.names[0].startswith(prefixes) for one in base.names.values())
         prefix = _prefix(class_name, self.moved.onto.config, prefixes)
         kept = {}
@@ -85,44 +120,83 @@ class FoldedAdapter(TaskVectorSource):
         return {**kept, **{name: self._own_name(name, prefix) for name in own}}
 
     def _own_name(self, name: str, prefix: str) -> TensorPieces:
-        """What a file calls a tensor of the adapter's own: a pooler may lie within the base model."""
-        live = self.moved.whole(name).name.removeprefix("base_model.").removeprefix("model.")
+        """Return the name in files of one of the adapter's own tensors. A pooler may be in the base model."""
+        live = self._info(name).name.removeprefix("base_model.").removeprefix("model.")
         inside = live.startswith(self.moved.base.family.prefixes)
         return TensorPieces(((prefix + name if inside else name,),))
 
     def _is_head(self, name: str) -> bool:
-        """Whether a tensor of the base belongs to a head; what lies on axes of the trunk alone does not."""
+        """Whether a tensor of the base belongs to a task head. A vector on backbone axes does not."""
         known = self.moved.base.architecture
         if name not in known.heads:
             return False
         layout = known.tensors[name]
         return layout.arrow is not None or not set(layout.names()) <= set(known.backbone_spaces)
 
-    def _require(self, through: frozenset[str]) -> None:
-        onto = self.moved.onto
-        if absent := sorted(through - onto.architecture.tensors.keys()):
-            raise AdapterError(
-                f"the head of {self.label} reads through {listing(absent)}, which {onto.label} does not have",
-                hint="give a B with the same parts as A",
-            )
-
-    @property
-    def has_heads(self) -> bool:
-        return bool(self.moved.carried)
+    # ── tensors of its own ───────────────────────────────────────────────────────────────────
 
     def owns(self, name: str) -> bool:
         return name in self.moved.carried
 
     def shape(self, name: str) -> OutputShape:
-        info = self.moved.whole(name)
+        info = self._info(name)
         return OutputShape(info.shape, info.dtype)
 
-    def changes(self, name: str) -> bool:
-        return name in self._changed
+    def own(self, name: str, rows: slice) -> Tensor:
+        return self.moved.moved(self._wholes[name])[rows]
+
+    def _info(self, name: str) -> TensorInfo:
+        return self.checkpoint.tensors[self._wholes[name].key]
 
     @cached_property
-    def _changed(self) -> frozenset[str]:
-        return frozenset(self.moved.changed)
+    def _wholes(self) -> dict[str, AdapterTensor]:
+        return {factor.tensor: factor for factor in reversed(self.moved.factors) if factor.whole}
+
+    # ── changes of B's tensors ───────────────────────────────────────────────────────────────
+
+    def changes(self, name: str) -> bool:
+        return name in self.changed
+
+    @cached_property
+    def changed(self) -> frozenset[str]:
+        """The tensors of B that the adapter changes, by canonical name."""
+        self._require_foldable()
+        wholes = {name for name, factor in self._wholes.items() if self.moved.in_both(factor)}
+        return frozenset(wholes | self._modules.keys())
+
+    @cached_property
+    def _modules(self) -> dict[str, list[str]]:
+        """For every tensor that is changed, the modules that change it."""
+        modules: dict[str, list[str]] = {}
+        for module in self.moved.modules:
+            for name in self._changed_by(module):
+                modules.setdefault(name, []).append(module)
+        return modules
+
+    def _changed_by(self, module: str) -> Iterator[str]:
+        kind, factors = self.moved.adapter.kind, self.moved.modules[module]
+        onto, spot = self.moved.onto, _spot(factors)
+        if WRAPPED in module:
+            raise AdapterError(
+                f"{self.label} changes {spot.tensor} within an attention that is wrapped as a whole; versions"
+                " of PEFT disagree whether to add such a change once or twice",
+                hint="leave the adapter an adapter, or merge it with the PEFT that it was trained with",
+            )
+        rows = any(factor.part.reference is WeightReference.ROWS for factor in factors)
+        if rows or kind.changed is not None or kind.added is not None:
+            if spot.tensor not in onto.architecture.tensors:
+                raise self.moved.absent(spot.tensor, "it cannot be merged")
+            yield spot.tensor
+        own = any(factor.part.of == "bias" for factor in factors)
+        if own or any(_multiplies_outputs(factor) for factor in factors):
+            if spot.bias.tensor in onto.architecture.tensors:
+                yield spot.bias.tensor
+            elif own:
+                raise AdapterError(
+                    f"{self.label}: {module} gets a bias, and in {onto.label} it has none: this cannot be"
+                    " merged",
+                    hint="leave the adapter an adapter",
+                )
 
     def by_rows(self, name: str) -> bool:
         return True
@@ -130,41 +204,94 @@ class FoldedAdapter(TaskVectorSource):
     def change(self, name: str, rows: slice) -> Tensor:
         last = self._last
         if last is None or last[0] != name:
-            self._last = last = (name, self.moved.delta(name))
+            self._last = last = (name, self.delta(name))
         return last[1][rows] if last[1].ndim else last[1]
 
-    def own(self, name: str, rows: slice) -> Tensor:
-        return self.moved.own(name)[rows]
+    def delta(self, name: str) -> Tensor:
+        """Return the change of one tensor of B. For additive kinds it is not rounded against the weight."""
+        weight = working(self.moved.onto.read(name))
+        rows = any(
+            one.tensor == name and one.part.reference is WeightReference.ROWS for one in self.moved.factors
+        )
+        if self.moved.adapter.kind.added is not None and name not in self._wholes and not rows:
+            return self.merged(name, torch.zeros_like(weight))
+        return self.merged(name, weight) - weight
 
-    def blame(self, name: str) -> None:
-        self.moved.base.read(name) if name in self.moved.base.names else self.moved.own(name)
+    def merged(self, name: str, weight: Tensor) -> Tensor:
+        """Return a weight of B with the moved adapter folded in, in float32 or float64."""
+        self._require_foldable()
+        whole = self._wholes.get(name)
+        result = (working(weight) if whole is None else self.moved.moved(whole)).clone()
+        for module in self._modules.get(name, ()):
+            self._fold(module, name, result)
+        return result
 
-    def holds(self) -> int:
-        """A change is a product of factors, made as a whole: with the weight, and while two are made."""
+    def _fold(self, module: str, name: str, into: Tensor) -> None:
+        """Apply the adapter's formula for one module to a tensor, in place."""
+        moved, factors = self.moved, self.moved.modules[module]
+        kind, settings = moved.adapter.kind, moved.adapter.settings(module)
+        layout, spot = moved.onto.architecture.tensors[name], _spot(factors)
+        mine = into[spot.index(layout, moved.onto.architecture.sizes)]
+        parts = {factor.part.name: moved.moved(factor).to(into.dtype) for factor in factors}
+        if tokens := next((f.part for f in factors if f.part.reference is WeightReference.ROWS), None):
+            into[settings.tokens] = parts[tokens.name]
+        elif name != spot.tensor and kind.bias is not None:
+            mine.copy_(kind.bias(mine, parts, settings))
+        else:
+            layout = spot.layout(layout)
+            mine.copy_(as_stored(kind.on_weight(as_matrix(mine, layout), parts, settings), layout, mine))
+
+    def _require_foldable(self) -> None:
+        kind = self.moved.adapter.kind
+        if kind.prompt:
+            raise AdapterError(
+                f"{self.label}: adapters of kind {kind.name} cannot be merged: they change the model's"
+                " inputs, and no weight",
+                hint="leave the adapter an adapter",
+            )
+
+    def require_finite(self, name: str) -> None:
+        base = self.moved.base
+        base.read(name) if name in base.names else self.moved.moved(self._wholes[name])
+
+    # ── costs ────────────────────────────────────────────────────────────────────────────────
+
+    def held_bytes(self) -> int:
+        """Return the bytes of a whole change: the product, the weight, and two intermediate results."""
         onto, floats = self.moved.onto, 8
-        largest = max((prod(onto.info(name).shape) for name in self._changed), default=0)
-        return 4 * floats * largest + self.reads()
+        largest = max((prod(onto.info(name).shape) for name in self.changed), default=0)
+        return 4 * floats * largest + self.read_bytes()
 
-    def reads(self) -> int:
+    def read_bytes(self) -> int:
         return self.moved.amounts()["bytes_to_read"]
 
 
+def _spot(factors: list[AdapterTensor]) -> TensorSlice:
+    """Return the place of a module's weight, from any of its stored tensors."""
+    return next(factor.weight for factor in factors if factor.weight is not None)
+
+
+def _multiplies_outputs(factor: AdapterTensor) -> bool:
+    """Whether a factor multiplies the outputs of its module, and so its bias too."""
+    return factor.part.reference is WeightReference.ONE and factor.layout.items[0] != Name(ANONYMOUS)
+
+
 def _prefix(class_name: str, config: Mapping[str, Any], known: tuple[str, ...]) -> str:
-    """What a class puts before the names of the base model."""
+    """Return the prefix that a class puts before the names of the base model."""
     by_type = f"{config.get('model_type')}.".replace("-", "_")
     usual = by_type if by_type in known else next(iter(known), "")
     return PREFIXES.get(class_name, usual)
 
 
 def _within(stored: TensorPieces, prefix: str, known: tuple[str, ...]) -> TensorPieces:
-    """A tensor of the base model under a class's prefix; one that is as good as that stays as it is."""
+    """Rename a tensor of the base model to a class's prefix, unless its own prefix is equivalent."""
     before = next((one for one in known if stored.names[0].startswith(one)), "")
     alike = before and not {prefix, before} & set(PREFIXES.values())
     return stored if alike else stored.renamed(prefix, before)
 
 
 def _numbered(count: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Labels for a head of so many outputs: the base's own if they fit, or numbers."""
+    """Return numbered labels for a head of this size; nothing if the base's own labels fit."""
     known = config.get("id2label")
     if isinstance(known, Mapping) and len(known) == count:
         return {}

@@ -1,51 +1,66 @@
-"""What an adapter's configuration says about one module."""
+"""The settings of an adapter's configuration for one module, and the patterns that select modules.
+
+The patterns are regular expressions from untrusted files, so they are tried within limits.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
+from time import process_time
 from typing import Any
 
+import regex
+
 from transfusion.errors import AdapterError
-from transfusion.transportation.adapters.module_patterns import patterns
 
 WRAPPED = ".base_layer."
-"""In the name of a module, between one that PEFT wraps as a whole and a module within it."""
+"""In the name of a module: the mark between a module that PEFT wraps as a whole and a module within it."""
+LONGEST = 1_000
+"""The largest number of characters in a pattern."""
+MOST = 10_000
+"""The largest number of patterns in a table."""
+SECONDS = 2.0
+"""The time limit for all patterns of a table together. An ordinary pattern takes microseconds."""
 
-
-def matching_pattern(module: str) -> str:
-    """The name that a configuration has for a module: within a wrapped one, the name of that."""
-    return module.partition(WRAPPED)[0]
+_HINT = "write the name of the module, or the end of its name, in adapter_config.json"
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text: how lists of settings are written here."""
+    """Return the words of a text, as a set."""
     return frozenset(text.split())
+
+
+def config_name(module: str) -> str:
+    """Return the name of a module in a configuration; within a wrapped module, the name of that module."""
+    return module.partition(WRAPPED)[0]
 
 
 @dataclass(frozen=True)
 class ModuleSettings:
-    """A configuration, as it is meant for one module."""
+    """A configuration, read for one module."""
 
     config: Mapping[str, Any]
     module: str
     """The module's name in the live model."""
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A setting that is the same for all modules; null is the default."""
+        """Return a setting that all modules share; null means the default."""
         found = self.config.get(key)
         return default if found is None else found
 
     def patterned(self, table: str, key: str, default: float) -> float:
-        """A setting that a table of patterns may change: the first whose pattern ends the module's name."""
+        """Return a setting that a table of patterns may override: the first match decides."""
         found: Mapping[str, Any] = self.value(table, {})
-        met = patterns(tuple(found)).first(matching_pattern(self.module))
-        value = self.value(key, default) if met is None else found[met]
+        match = patterns(tuple(found)).first(config_name(self.module))
+        value = self.value(key, default) if match is None else found[match]
         if isinstance(value, list):
             raise AdapterError(
-                f"the adapter's configuration has marks of directions in {table}, as AdaLoRA has them",
-                hint="fetch the adapter_config.json that belongs to these weights",
+                f"the adapter's configuration has lists of directions in {table}, as AdaLoRA has",
+                hint="download the adapter_config.json that belongs to these weights",
             )
         return float(value)
 
@@ -55,7 +70,7 @@ class ModuleSettings:
 
     @property
     def lora_scale(self) -> float:
-        """What the product of LoRA's factors is multiplied by."""
+        """The factor on the product of LoRA's factors."""
         alpha = self.patterned("alpha_pattern", "lora_alpha", 8)
         return alpha / (sqrt(self.rank) if self.value("use_rslora", False) else self.rank)
 
@@ -65,28 +80,78 @@ class ModuleSettings:
 
     @property
     def adalora_rank(self) -> int:
-        """The rank that is left in this module: its pattern has a mark for each direction that was kept."""
+        """The rank that is left in this module: its pattern has a flag per direction, true if it was kept."""
         kept = self.value("rank_pattern", {}).get(f"{self.module}.lora_E")
-        return (
-            sum(kept) if isinstance(kept, list) else int(self.value("init_r", 12) if kept is None else kept)
-        )
+        if isinstance(kept, list):
+            return sum(kept)
+        return int(self.value("init_r", 12) if kept is None else kept)
 
     @property
     def adalora_scale(self) -> float:
-        """By the rank at the start, with the small number that keeps AdaLoRA from dividing by zero."""
+        """The scale by the initial rank, with AdaLoRA's constant against division by zero."""
         start = float(self.value("init_r", 12))
         alpha = float(self.value("lora_alpha", 8))
         return (alpha if alpha > 0 else start) / (start + 1e-5)
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens whose rows are trained, in the order in which they are stored."""
+        """The ids of the tokens whose rows are trained, in stored order."""
         chosen = self.value("token_indices") or self.value("trainable_token_indices", [])
         if isinstance(chosen, Mapping):
             ends = (rows for name, rows in chosen.items() if f".{self.module}".endswith(f".{name}"))
             chosen = next(ends, next(iter(chosen.values()), []))
         return [int(token) for token in chosen]
 
-    def targeted_by(self, name: str) -> bool:
-        """Whether an entry of a list of target modules means this module."""
-        return self.module == name or self.module.endswith(f".{name}")
+
+# ── patterns ─────────────────────────────────────────────────────────────────────────────────
+
+
+class ModulePatterns:
+    """The patterns of a table, in order. A pattern matches names that end with it."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        if len(texts) > MOST:
+            raise AdapterError(f"{len(texts)} patterns, and at most {MOST} are allowed", hint=_HINT)
+        self._compiled = {text: _compiled(text) for text in texts}
+        self._left = SECONDS
+
+    def first(self, name: str) -> str | None:
+        """Return the first pattern that matches a name."""
+        return next((text for text, one in self._compiled.items() if self._matches(name, text, one)), None)
+
+    def _matches(self, name: str, text: str, pattern: Any) -> bool:
+        start = process_time()
+        try:
+            return pattern.match(name, timeout=max(self._left, 0.01)) is not None
+        except TimeoutError as error:
+            raise AdapterError(
+                f"matching the pattern {_shown(text)} with {name} takes too long", hint=_HINT
+            ) from error
+        finally:
+            self._left -= process_time() - start
+
+
+@lru_cache(maxsize=16)
+def patterns(texts: tuple[str, ...]) -> ModulePatterns:
+    """Return compiled patterns."""
+    return ModulePatterns(texts)
+
+
+def _compiled(text: str) -> Any:
+    """Compile a pattern as PEFT does: it matches the end of a module's name."""
+    if len(text) > LONGEST:
+        raise AdapterError(
+            f"the pattern {_shown(text)} has {len(text)} characters, and at most {LONGEST} are allowed",
+            hint=_HINT,
+        )
+    try:
+        re.compile(text)  # PEFT's dialect; regex accepts more
+        return regex.compile(rf"(.*\.)?({text})$")
+    except (re.error, regex.error, RecursionError, OverflowError, ValueError) as error:
+        raise AdapterError(
+            f"the pattern {_shown(text)} is no regular expression ({str(error).splitlines()[0]})", hint=_HINT
+        ) from error
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:80]}…")

@@ -1,4 +1,4 @@
-"""Where prompts belong: virtual tokens in the basis of embeddings, prefixes in that of keys and values."""
+"""Layouts of prompts: virtual tokens lie on the embedding axis, prefixes on the axes of keys and values."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AdapterError
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, names_in
 
-_HINT = "prompts cannot be merged either; train it again on the new base"
+_HINT = "a prompt cannot be merged into the weights either; train it again on B"
 _KEY_AXES = frozenset(["head", "group", "qk", "rot"])
 _VALUE_AXES = frozenset(["head", "group", "vo"])
 
 
 def prompt_layout(kind: str, config: Mapping[str, Any], architecture: Architecture) -> Layout:
-    """The layout of what a prompt stores, one row for each virtual token."""
+    """Return the layout of a prompt's tensor, with one row per virtual token."""
     columns = _prefix(config, architecture) if kind == "PREFIX_TUNING" else _embedding(architecture)
     return Layout((Name(ANONYMOUS), columns))
 
 
 def _embedding(architecture: Architecture) -> Item:
-    """The axis of the embeddings of words."""
+    """Return the axis of the token embeddings."""
     found = {
         layout.items[1]
         for layout in architecture.backbone.values()
@@ -30,14 +30,14 @@ def _embedding(architecture: Architecture) -> Item:
     }
     if len(found) != 1:
         raise AdapterError(
-            f"a prompt belongs to the embedding of words, and this {architecture.family} has {len(found)}",
+            f"a prompt needs one token embedding, and this {architecture.family} has {len(found)}",
             hint=_HINT,
         )
     return next(iter(found))
 
 
 def _prefix(config: Mapping[str, Any], architecture: Architecture) -> Item:
-    """The keys and the values of each block, in the order of blocks."""
+    """Return the concatenated axes of the keys and values of each block, in the order of the blocks."""
     if (config.get("num_transformer_submodules") or 1) != 1:
         raise AdapterError("a prefix for an encoder and a decoder at once cannot be moved", hint=_HINT)
     blocks: dict[str, dict[str, set[Item]]] = {}
@@ -50,26 +50,26 @@ def _prefix(config: Mapping[str, Any], architecture: Architecture) -> Item:
     if not whole or any(len(items) != 1 for block in whole for items in block.values()):
         raise AdapterError(
             f"a prefix needs the keys and the values of each block, and the table of {architecture.family}"
-            " does not tell them from other axes",
+            " has no separate axes for them",
             hint=_HINT,
         )
     return Concat(tuple(next(iter(items)) for block in whole for items in block.values()))
 
 
 def _produced(architecture: Architecture) -> Iterator[Item]:
-    """What linear maps give, keys and values apart."""
+    """Yield the outputs of linear maps, with keys and values separated."""
     for layout in architecture.backbone.values():
         for item in layout.part(layout.outputs).items:
-            yield from _apart(item, architecture)
+            yield from _separated(item, architecture)
 
 
-def _apart(item: Item, architecture: Architecture) -> Iterator[Item]:
+def _separated(item: Item, architecture: Architecture) -> Iterator[Item]:
     axes = _axes(item, architecture)
     match item:
         case Concat(parts) if "vo" in axes:
             for part in parts:
-                yield from _apart(part, architecture)
-        case Product((*around, Concat(parts))) if "vo" in axes:  # side by side within each head
+                yield from _separated(part, architecture)
+        case Product((*around, Concat(parts))) if "vo" in axes:  # concatenated within each head
             for part in parts:
                 yield Product((*around, part))
         case _:
@@ -85,5 +85,5 @@ def _block(item: Item) -> str:
 
 
 def _numbers(text: str) -> list[int | str]:
-    """A name as something to sort by, its numbers as numbers."""
+    """Return a sort key for names that orders their numbers as numbers."""
     return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", text)]

@@ -1,4 +1,4 @@
-"""The survey of a model: its stream, its inner axes, its attention, its ends, and what stays unexplained."""
+"""Analysis of a model by trials: residual stream, inner axes, attention, fixed ends, unexplained tensors."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ from typing import Any
 from transfusion.errors import VerificationError, listing
 from transfusion.verification.drafting.attention_layout import (
     AttentionLayout,
+    find_attention,
     head_counts,
     heads_in,
-    understand,
 )
 from transfusion.verification.drafting.dependency_groups import DependencyGroup, dependency_group, is_folded
 from transfusion.verification.drafting.module_parts import ModulePart, PartKind, Slot
 from transfusion.verification.drafting.probe_model import ProbeModel, same
 
 OWN_BASIS = ("hidden", "pool")
-"""Outputs with these words in their names are in a basis of the model's own, by the custom of libraries.
+"""Outputs with these words in their names lie on an internal axis, by the convention of libraries.
 
-The drafter works on models that no table describes, so that names are all there is to go by.
+The analysis is for models without a table, so that only names can tell.
 """
 
 
 @dataclass(frozen=True)
 class BlockNames:
-    """The column of equal blocks, as the names tell: ``layers.0``, ``layers.1``, …"""
+    """The stack of equal blocks, found by name: ``layers.0``, ``layers.1``, …"""
 
     prefix: str
     depth: int
 
     def number(self, name: str) -> int | None:
-        """The block that a name lies in."""
+        """Return the block number of a name, or None outside the blocks."""
         found = re.match(rf"{re.escape(self.prefix)}\.(\d+)(?=\.|$)", name)
         return int(found[1]) if found else None
 
     def pattern(self, name: str) -> str:
-        """The name with ``{}`` for the number of its block."""
+        """Return the name with ``{}`` for its block number."""
         number = self.number(name)
         return name if number is None else self.prefix + ".{}" + name[len(f"{self.prefix}.{number}") :]
 
     def inside(self, number: int | None) -> str:
-        """How the names in a block begin."""
+        """Return the prefix of the names in a block."""
         return "" if number is None else f"{self.prefix}.{number}."
 
 
 @dataclass
 class Analysis:
-    """What was found out about a model."""
+    """The axes of a model."""
 
     probe: ProbeModel
     blocks: BlockNames
     stream: DependencyGroup
     inner: list[tuple[ModulePart, DependencyGroup]] = field(default_factory=list)
-    """Axes beside the stream that may move, by the part that writes them."""
+    """Free axes other than the stream, with the part that writes each."""
     folded: list[tuple[ModulePart, ModulePart]] = field(default_factory=list)
-    """Projections whose two halves meet element by element, and who reads the result."""
+    """Projections whose two halves are combined elementwise, with the part that reads the result."""
     attentions: list[AttentionLayout] = field(default_factory=list)
     ends: list[tuple[Slot, ...]] = field(default_factory=list)
-    """Dimensions that outsiders know by number: ids, labels, pixels."""
+    """Fixed dimensions at the ends of the model: token ids, labels, pixels."""
     lost: list[str] = field(default_factory=list)
-    """Tensors that were not understood."""
+    """Tensors whose layout was not found."""
     idle: list[str] = field(default_factory=list)
-    """Tensors that nothing depends on."""
+    """Tensors without an effect on the outputs."""
     taken: set[Slot] = field(default_factory=set)
 
 
 def analyse(probe: ProbeModel, config: Mapping[str, Any]) -> Analysis:
-    """Find the axes of a model by moving its tensors; raises where there is no stream to start from."""
+    """Find the axes of a model by permuting its tensors; refuse a model without a residual stream."""
     blocks = find_blocks(probe)
     found = Analysis(probe, blocks, _stream(probe))
     found.taken |= found.stream.slots.keys()
@@ -81,19 +81,19 @@ def analyse(probe: ProbeModel, config: Mapping[str, Any]) -> Analysis:
 
 
 def find_blocks(probe: ProbeModel) -> BlockNames:
-    """The numbered modules with the most tensors below them."""
+    """Return the numbered modules with the most tensors."""
     matches = (re.match(r"(.*?)\.(\d+)\.", name) for name in probe.parameters)
     counts = Counter(match[1] for match in matches if match)
     if not counts:
         raise VerificationError(
-            "no column of numbered blocks among the tensors' names",
-            hint="a table needs blocks with names such as layers.0, layers.1; write this one by hand",
+            "the names of the tensors have no numbered blocks",
+            hint="a draft needs blocks with names such as layers.0, layers.1; write this table by hand",
         )
     (prefix, most), *others = counts.most_common()
     if rivals := [other for other, count in others if 2 * count > most]:
         raise VerificationError(
-            f"several columns of blocks: {listing([prefix, *rivals])}",
-            hint="a draft is made for one column; write this table by hand, as docs/your-own.md shows",
+            f"several stacks of blocks: {listing([prefix, *rivals])}",
+            hint="a draft has one stack; write this table by hand, as docs/your-own.md shows",
         )
     numbered = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
     numbers = {int(match[1]) for name in probe.parameters if (match := numbered.match(name))}
@@ -101,7 +101,7 @@ def find_blocks(probe: ProbeModel) -> BlockNames:
 
 
 def _stream(probe: ProbeModel) -> DependencyGroup:
-    """The axis that branches are added to, from the first part that writes it."""
+    """Return the dependency group of the residual stream, from the first part that writes the stream."""
     broken: list[DependencyGroup] = []
     for part in probe.parts:
         if part.kind in (PartKind.BARE, PartKind.ELEMENTWISE):
@@ -116,23 +116,23 @@ def _stream(probe: ProbeModel) -> DependencyGroup:
     if best is not None and best.broken is not None:
         where = probe.original.calls[best.broken].module if isinstance(best.broken, int) else best.broken
         raise VerificationError(
-            f"the residual stream is lost at {where}: what is added there could not be found",
-            hint=f"{len(best.joins)} residual connections before it were understood; write a table by hand,"
+            f"the residual stream is lost at {where}: the branch that is added there was not found",
+            hint=f"{len(best.joins)} residual connections before it were found; write a table by hand,"
             " as docs/your-own.md shows",
         )
     raise VerificationError(
-        "no residual stream was found: moving the first layers' outputs leads to no sum with a branch",
-        hint="a table needs blocks that add to a stream; write this one by hand",
+        "no residual stream was found: no branch is added to the outputs of the first layers",
+        hint="a draft needs blocks that add to a residual stream; write this table by hand",
     )
 
 
 def _inner_axes(found: Analysis) -> list[ModulePart]:
-    """Close every other part that writes an axis; gives back the linear ones that do not close."""
+    """Find the dependency group of every other part; return the parts whose group is broken."""
     probe = found.probe
     unexplained: list[ModulePart] = []
     rows = {slot for part in probe.parts if part.kind is PartKind.EMBEDDING for slot in part.rows}
     for part in probe.parts:
-        if rows & set(part.outputs):  # tied to an embedding: ids select what it writes
+        if rows & set(part.outputs):  # tied to an embedding: token ids number its outputs
             found.ends.append(part.outputs)
             found.taken |= set(part.outputs)
         if part.kind in (PartKind.BARE, PartKind.ELEMENTWISE) or found.taken & set(part.outputs):
@@ -153,7 +153,7 @@ def _inner_axes(found: Analysis) -> list[ModulePart]:
 
 
 def _attentions(found: Analysis, unexplained: list[ModulePart], config: Mapping[str, Any]) -> None:
-    """Understand the linear maps that read heads, each from what ran before it in its block."""
+    """Find the layouts of the linear maps that read heads, from the parts that ran before in their block."""
     probe, counts = found.probe, heads_in(config)
     norms = [p for p in probe.parts if p.kind is PartKind.ELEMENTWISE and not found.taken & set(p.outputs)]
     waiting = sorted([*unexplained, *norms], key=lambda part: probe.began[part.module])
@@ -173,7 +173,7 @@ def _attentions(found: Analysis, unexplained: list[ModulePart], config: Mapping[
             found.taken |= {*before[0].outputs, *reader.inputs}
             waiting.remove(before[0])
             continue
-        attention = understand(probe, reader, before, head_counts(counts, size)) if before else None
+        attention = find_attention(probe, reader, before, head_counts(counts, size)) if before else None
         if attention is not None:
             found.attentions.append(attention)
             found.taken |= attention.layouts.keys()
@@ -187,7 +187,7 @@ def _attentions(found: Analysis, unexplained: list[ModulePart], config: Mapping[
 
 
 def _reads_raw(probe: ProbeModel, reader: ModulePart) -> bool:
-    """Whether the input of a part depends on no tensor at all."""
+    """Whether the input of a part depends on no parameter."""
     place = next(i for i, call in enumerate(probe.original.calls) if call.module == reader.module)
     others = frozenset(call.module for call in probe.original.calls[:place])
     trace = probe.run(until=place, silenced=others)
@@ -195,7 +195,7 @@ def _reads_raw(probe: ProbeModel, reader: ModulePart) -> bool:
 
 
 def _ends(found: Analysis) -> None:
-    """What is left: rows that ids select, windows of pixels, other dimensions of bare parameters."""
+    """Mark the remaining dimensions as fixed: rows of embeddings, convolution windows, bare parameters."""
     probe = found.probe
     for part in probe.parts:
         if part.kind is PartKind.BARE:

@@ -1,7 +1,7 @@
-"""Attention: how the outputs of projections fall into heads and units, found by trying layouts.
+"""Layouts of attention: how the outputs of projections divide into heads and units, found by trial.
 
-A layout is right if permuting the units of v inside every head, in v and in the reader of the heads
-together, leaves that reader's output as it was. What else may move is then tried axis by axis.
+A layout is correct if permuting the units of v inside every head, in v and in the output projection together,
+leaves the output of that projection unchanged. The other axes are then tested one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEPARATE = {
     "group": ("(group rep qk)", "(group qk)", "(group vo)", "(group rep vo)"),
     "one": ("(head qk)", "qk", "vo", "(head vo)"),
 }
-"""Layouts of q, k, v and of their reader: a key per head, per group of heads, or one for all."""
+"""Layouts of q, k, v and o: one key per head, per group of heads, or for all heads."""
 FUSED = {
     "head": (
         "[(head qk)|(head qk)|(head vo)]",
@@ -40,25 +40,25 @@ FUSED = {
     ),
     "one": ("[(head qk)|qk|vo]", "[(head qk)|vo|qk]", "[vo|(head qk)|qk]"),
 }
-"""Layouts of one projection for q, k and v."""
+"""Layouts of a fused projection of q, k and v."""
 HALF_FUSED = {
     "head": ("[(head qk)|(head vo)]", "(head [qk|vo])", "[(head vo)|(head qk)]", "(head [vo|qk])"),
     "group": ("[(group qk)|(group vo)]", "(group [qk|vo])", "[(group vo)|(group qk)]", "(group [vo|qk])"),
     "one": ("[qk|vo]", "[vo|qk]"),
 }
-"""Layouts of one projection for k and v, beside one for q."""
+"""Layouts of a fused projection of k and v, with a separate q."""
 
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How many heads there are and, if fewer, how many groups of keys and values."""
+    """The number of heads, and the number of groups of keys and values."""
 
     heads: int
     groups: int
 
     @property
     def kind(self) -> str:
-        """A key per head, per group of heads, or one for all: a word of the tables above."""
+        """One key per head, per group, or for all heads: a key of the tables above."""
         if self.groups == self.heads:
             return "head"
         return "one" if self.groups == 1 else "group"
@@ -72,7 +72,7 @@ class HeadLayout:
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """An attention that was understood: layouts for its dimensions, sizes, and what may move."""
+    """The layout of one attention: its dimensions, its sizes, and its free axes."""
 
     layouts: Mapping[Slot, str]
     sizes: Mapping[str, int]
@@ -82,24 +82,24 @@ class AttentionLayout:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The more may move the better; halves of heads pass for heads where heads must stay."""
+        """The order of layouts: more free axes first, then fewer heads. Half a head can look like a head."""
         return len(self.free), -self.heads.heads
 
 
 @dataclass
 class _Hypothesis:
-    """One way to read the projections before a reader of heads."""
+    """One possible layout of the projections before an output projection."""
 
     probe: ProbeModel
     reader: ModulePart
     layouts: dict[Slot, str]
     sizes: dict[str, int]
     shared: bool = False
-    """Whether all heads have one key and one value."""
+    """Whether all heads share one key and one value."""
     parents: dict[str, str] = field(default_factory=dict)
 
     def solved(self) -> bool:
-        """Whether all shapes agree with the layouts; the sizes of units follow."""
+        """Whether all shapes agree with the layouts; solves the unknown sizes."""
         try:
             for slot, text in self.layouts.items():
                 self.sizes |= solve_sizes(parse(text), (self.probe.extent(slot),), self.sizes)
@@ -110,7 +110,7 @@ class _Hypothesis:
         return self.sizes.keys() >= {"qk", "vo"}
 
     def holds(self, *axes: str) -> bool:
-        """Whether the reader's output stays as it was when these axes are permuted at random."""
+        """Whether random permutations of these axes leave the output of the projection unchanged."""
         probe = self.probe
         drawn = {axis: self._draw(axis) for axis in axes}
         moves = {}
@@ -129,10 +129,13 @@ class _Hypothesis:
         return torch.stack(drawn).numpy()
 
 
-def understand(
+def find_attention(
     probe: ProbeModel, reader: ModulePart, before: Sequence[ModulePart], counts: Sequence[HeadLayout]
 ) -> AttentionLayout | None:
-    """The attention that ends in a reader of heads, from the parts before it that nothing else explains."""
+    """Return the attention that ends in an output projection, or None if no layout is correct.
+
+    ``before`` has the unexplained parts that ran before the projection, ``counts`` the head counts to try.
+    """
     projections = [part for part in before if part.kind is PartKind.LINEAR]
     norms = [part for part in before if part.kind is PartKind.ELEMENTWISE]
     best: AttentionLayout | None = None
@@ -150,7 +153,7 @@ def understand(
 def _readings(
     projections: Sequence[ModulePart], reader: ModulePart, heads: HeadLayout
 ) -> Iterator[dict[Slot, str]]:
-    """Every way to read the projections as q, k and v."""
+    """Yield every assignment of the projections to q, k and v."""
     q, k, v, o = SEPARATE[heads.kind]
     ways: list[tuple[tuple[ModulePart, str], ...]]
     if len(projections) == 1:
@@ -167,26 +170,26 @@ def _readings(
 
 
 def _explored(found: _Hypothesis, norms: Sequence[ModulePart], heads: HeadLayout) -> AttentionLayout | None:
-    """Which axes of a right layout may move, each tried alone."""
+    """Test each axis of a correct layout alone, and return the attention with its free axes."""
     for norm in norms:
         text = _of_norm(norm, found)
         if text is None:
             return None
         found.layouts |= dict.fromkeys(norm.outputs, text)
     if any(text == "qk" for text in found.layouts.values()):
-        found.parents.pop("qk", None)  # one weight for all heads: their units move alike, or not at all
+        found.parents.pop("qk", None)  # one weight for all heads: one permutation for all heads
     free = {"vo"}
     free |= {axis for axis in ("head", "group", "rep") if axis in found.sizes and found.holds(axis)}
     if found.sizes["qk"] > 1 and found.holds("qk"):
         free.add("qk")
-    elif (part := _partly_turned(found)) is not None:
+    elif (part := _partly_rotary(found)) is not None:
         found, free = part, free | {"qk"}
     parents = {axis: parent for axis, parent in found.parents.items() if axis in free}
     return AttentionLayout(found.layouts, found.sizes, parents, frozenset(free), heads)
 
 
 def _of_norm(norm: ModulePart, found: _Hypothesis) -> str | None:
-    """The layout of a norm between the projections and the heads, by its size."""
+    """Return the layout of a norm between the projections and the heads, by its size."""
     size = found.probe.extent(norm.outputs[0])
     if size == found.sizes["qk"]:
         return "qk"
@@ -196,8 +199,8 @@ def _of_norm(norm: ModulePart, found: _Hypothesis) -> str | None:
     return None
 
 
-def _partly_turned(found: _Hypothesis) -> _Hypothesis | None:
-    """The same with the first units of q and k fixed, as few as will do; None if no unit may move."""
+def _partly_rotary(found: _Hypothesis) -> _Hypothesis | None:
+    """Return the layout with the fewest first units of q and k fixed; None if all must be fixed."""
     size = found.sizes["qk"]
 
     def with_fixed(rotated: int) -> _Hypothesis:
@@ -218,7 +221,7 @@ def _partly_turned(found: _Hypothesis) -> _Hypothesis | None:
 
 
 def _split(text: str) -> str:
-    """The layout with the units of q and k in two."""
+    """Return the layout with the units of q and k split into ``rot`` and ``qk``."""
     inside = text.replace("|qk", "|rot|qk").replace("[qk", "[rot|qk")
     for product in ("head qk", "group qk", "rep qk"):
         inside = inside.replace(product, product.replace("qk", "[rot|qk]"))
@@ -231,7 +234,7 @@ def _item(text: str) -> Item:
 
 
 def head_counts(numbers: Mapping[str, int], reader_size: int) -> list[HeadLayout]:
-    """The head counts to try: those that the configuration names, or else every divisor, coarsest first."""
+    """Return the head counts to try: those in the configuration, or else every divisor of the width."""
     named = [value for value in numbers.values() if value > 0 and reader_size % value == 0]
     if not named:
         return [HeadLayout(n, n) for n in range(2, reader_size) if reader_size % n == 0]
@@ -241,7 +244,7 @@ def head_counts(numbers: Mapping[str, int], reader_size: int) -> list[HeadLayout
 
 
 def heads_in(config: Mapping[str, object]) -> dict[str, int]:
-    """The settings that count heads, by their name."""
+    """Return the settings that count heads, judged by their names."""
     return {
         key: value
         for key, value in config.items()

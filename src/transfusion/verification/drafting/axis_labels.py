@@ -1,32 +1,50 @@
-"""Labels: the axes of a survey under the names that a table gives them."""
+"""Names for the axes that an analysis has found, as a table writes them."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from transfusion.architecture.table import Axis, fixed
+from transfusion.architecture.table import Axis, Config, fixed
 from transfusion.errors import VerificationError
 from transfusion.verification.drafting.analysis import Analysis
 from transfusion.verification.drafting.attention_layout import AttentionLayout, heads_in
 from transfusion.verification.drafting.module_parts import ModulePart, PartKind, Slot
-from transfusion.verification.drafting.symbolic_counts import Count, Term
 
+Term: TypeAlias = str | int
+"""A key of the configuration, or a number."""
 LETTERS = ("x", "y", "z", "w")
 GENERIC = {"dense", "linear", "proj", "projection", "out", "weight", "fc"}
 WINDOW = ("channel", "row", "column", "depth")
 
-TURNED = "moving it inside heads changes the outputs, as rotary positions would make it"
-SLOPED = "moving heads changes the outputs, as a slope for each head would make it"
+ROTARY = "a permutation inside heads changes the outputs, as with rotary positions"
+SLOPED = "a permutation of heads changes the outputs, as with one slope per head"
 SELECTED = "ids select its rows"
-WINDOWED = "what comes in has this order"
-KNOWN_OUTSIDE = "outsiders know what comes out in this order"
+WINDOWED = "the inputs have this order"
+KNOWN_OUTSIDE = "users read the outputs in this order"
+
+
+_BY_HAND = "a table repeats one block; write this table by hand"
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of heads or blocks: a term, or one term divided by another."""
+
+    of: Term
+    per: Term | None = None
+
+    def under(self, config: Config) -> int:
+        """Return the number for a configuration."""
+        of, per = (config[term] if isinstance(term, str) else term for term in (self.of, self.per or 1))
+        return int(of // per)
 
 
 class Labels:
-    """An item of a layout for every dimension that was understood, and the axes that those use."""
+    """An item of a layout for every dimension that was found, and the axes that the items use."""
 
     def __init__(self, found: Analysis, config: Mapping[str, Any], prefix: str) -> None:
         self.found, self.config, self.prefix = found, config, prefix
@@ -35,18 +53,18 @@ class Labels:
         self.each, rest = divmod(found.stream.last, self.depth)
         if rest or not 0 < self.each <= len(LETTERS):
             raise VerificationError(
-                f"{found.stream.last} branches join the stream, and there are {self.depth} blocks"
+                f"{found.stream.last} branches are added to the stream in {self.depth} blocks"
                 f" ({self.blocks.prefix}.0, …): not the same number in each",
-                hint="a table repeats one block; write this one by hand",
+                hint=_BY_HAND,
             )
         self.items: dict[Slot, str] = {}
         self.axes: dict[str, Axis] = {}
         self.outer: dict[str, Axis] = {}
         self.sizes: dict[str, Count] = {}
-        """Sizes that no shape tells."""
+        """Sizes that do not follow from shapes."""
         stream = found.stream
         self.outputs = {name: self.point(point, None) for name, point in stream.outputs.items()}
-        """Outputs of the model that lie on an axis which may move."""
+        """Outputs of the model that lie on a free axis."""
         for (name, dim), point in stream.slots.items():
             self.items[name, dim] = self.point(point, self.blocks.number(name))
         self._name_attentions()
@@ -54,13 +72,13 @@ class Labels:
         self._name_ends()
 
     def point(self, point: int, block: int | None) -> str:
-        """What a tensor of a block, or outside all blocks, calls a point of the stream."""
+        """Return the name of a point of the stream in the rows of a block, or outside the blocks."""
         if block is None:
             ends = {0: "x@first", self.found.stream.last: "x@last"}
             if point not in ends:
                 raise VerificationError(
                     f"point {point} of the stream is read outside the blocks",
-                    hint="a table's other rows can only use the two ends of the stream; write it by hand",
+                    hint="rows outside the blocks can only use the ends of the stream; write a table by hand",
                 )
             return ends[point]
         step = point - block * self.each
@@ -69,7 +87,7 @@ class Labels:
                 return self.point(point, None)
             raise VerificationError(
                 f"block {block} uses point {point} of the stream, which belongs to another block",
-                hint="a table repeats one block; write this one by hand",
+                hint=_BY_HAND,
             )
         return "x@next" if step == self.each else LETTERS[step]
 
@@ -92,12 +110,11 @@ class Labels:
                 tied_with = "qk" + suffix if axis == "vo" and tied_tensors else None
                 declared = Axis(name, within=parent and parent + suffix, tied_with=tied_with)
             else:
-                why = SLOPED if axis in ("head", "group", "rep") else TURNED
+                why = SLOPED if axis in ("head", "group", "rep") else ROTARY
                 declared = fixed(name, why, scope="layer")
             if self.axes.setdefault(name, declared) != declared:
                 raise VerificationError(
-                    f"the axis {name} may move in some blocks and not in others",
-                    hint="a table repeats one block; write this one by hand",
+                    f"the axis {name} is free in some blocks and fixed in others", hint=_BY_HAND
                 )
         heads, groups = attention.heads.heads, attention.heads.groups
         if "rot" in attention.sizes:
@@ -174,25 +191,25 @@ class Labels:
         return next(n for n in (word, *(f"{word}_{i}" for i in range(2, 99))) if n not in taken)
 
     def short(self, name: str) -> str:
-        """A name without what the library puts before those of the base."""
+        """Return a name without the library's prefix of the base model."""
         return name.removeprefix(self.prefix)
 
     def pattern(self, name: str) -> str:
-        """The same, with ``{}`` for the number of the block."""
+        """Return the short name with ``{}`` for the block number."""
         return self.short(self.blocks.pattern(name))
 
     def _term(self, count: int) -> Term:
-        """A head count as the configuration gives it; a number where it does not."""
+        """Return the setting with this head count, or the number itself if there is none."""
         return next((key for key, value in heads_in(self.config).items() if value == count), count)
 
     def depth_count(self) -> Count:
-        """The number of blocks, as the configuration gives it; a number where it does not."""
+        """Return the number of blocks as a setting, or as a number if no setting has it."""
         keys = (k for k, value in self.config.items() if counts_blocks(k, value) and value == self.depth)
         return Count(next(keys, self.depth))
 
 
 def counts_blocks(key: str, value: object) -> bool:
-    """Whether a setting may be the number of blocks, by its name."""
+    """Whether a setting may be the number of blocks, judged by its name."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return any(word in key for word in ("layer", "block", "depth"))

@@ -1,7 +1,7 @@
-"""Declaring: what a draft says beside its rows, checked word by word.
+"""The declaration of a drafted family, with every name and value checked.
 
-The names of a model's tensors and the values of its configuration come from files that nobody vouches for,
-and a draft is written into a file of Python that people will run. Whatever goes into it passes here first.
+Tensor names and configuration values come from untrusted files, and a draft becomes Python source that users
+run. All of them are checked here first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from transfusion.architecture.families._shared import HARMLESS
 from transfusion.errors import ArchitectureError
+from transfusion.verification.drafting.axis_labels import Count
 from transfusion.verification.drafting.draft import Draft
-from transfusion.verification.drafting.symbolic_counts import Count
 
 PROBES = {"pixel_values": "image", "input_ids": "tokens", "token_type_ids": "tokens"}
-"""Inputs that `live.probes` knows how to make, and the kinds that it knows them by."""
+"""Inputs that `random_inputs` can make, with their kinds."""
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -32,7 +32,7 @@ _DEEPEST = 50
 
 @dataclass(frozen=True)
 class Probe:
-    """A random input: its shape, and the number that ids stay below; None for an input of numbers."""
+    """A random input: its shape, and for ids their upper bound; None for floats."""
 
     shape: tuple[int, ...]
     below: int | None = None
@@ -40,18 +40,18 @@ class Probe:
 
 @dataclass(frozen=True)
 class Declaration:
-    """Whose table a draft is, and for which configurations it holds."""
+    """The family of a draft, and the configurations that it is valid for."""
 
     name: str
     class_name: str
     library: str
     model_types: tuple[str, ...]
     kinds: tuple[str, ...] | None
-    """What a live model is fed, in a family's words; None where ``probes`` says it."""
+    """The kinds of inputs, as a family names them; None if ``probes`` has them."""
     probes: Mapping[str, Probe]
     prefixes: tuple[str, ...]
     keys: tuple[str, ...]
-    """The settings that the table knows, beside those that are harmless in any model of the library."""
+    """The settings that the table knows, apart from the library's harmless ones."""
     required: Mapping[str, tuple[Any, ...]]
 
     @property
@@ -71,7 +71,7 @@ def declare(
     config: Mapping[str, Any],
     inputs: Mapping[str, Tensor],
 ) -> Declaration:
-    """The declaration of a draft; names and values that no file of Python should hold are refused."""
+    """Return the declaration of a draft; refuse names and values that must not go into Python source."""
     _refuse_odd_names(draft, class_name, inputs)
     require_word(name)
     of_library = library == "transformers"
@@ -96,10 +96,10 @@ def declare(
 
 
 def require_word(name: object) -> str:
-    """The name of a family, if it is a plain word."""
+    """Return the name of a family; refuse anything but a plain word."""
     if not isinstance(name, str) or not _WORD.fullmatch(name):
         raise ArchitectureError(
-            f"the model_type {_shown(name)} is no name for a family",
+            f"the model_type {_shown(name)} is not a valid name of a family",
             hint="a name has letters, digits, '_', '-' and '.' only; correct model_type in config.json",
         )
     return name
@@ -123,13 +123,13 @@ def _require(what: str, pattern: re.Pattern[str], *names: str) -> None:
     for name in names:
         if not pattern.fullmatch(name):
             raise ArchitectureError(
-                f"{what} is called {_shown(name)}, and a table cannot say that",
-                hint="names have letters, digits and '_' between dots; a configuration chose this one",
+                f"the name {_shown(name)} of {what} is not allowed in a table",
+                hint="names have letters, digits and '_' between dots; correct config.json",
             )
 
 
 def _require_plain(key: str, value: object, depth: int = 0) -> None:
-    """Refuse a setting that cannot be written as it is: an object of a library, or no number."""
+    """Refuse a setting that has no literal: a library's object, NaN, or infinity."""
     inside: Iterable[object] = ()
     if isinstance(value, Mapping):
         inside = (*value.keys(), *value.values())
@@ -137,20 +137,20 @@ def _require_plain(key: str, value: object, depth: int = 0) -> None:
         inside = value
     elif not isinstance(value, _PLAIN) or (isinstance(value, float) and not math.isfinite(value)):
         raise ArchitectureError(
-            f"the setting {_shown(key)} is {_shown(value)}, and a table cannot say that",
-            hint="a table holds for numbers, texts, and lists of them; correct config.json",
+            f"the setting {_shown(key)} is {_shown(value)}, which is not allowed in a table",
+            hint="settings are numbers, texts, and lists of them; correct config.json",
         )
     if depth > _DEEPEST:
         raise ArchitectureError(
             f"the setting {_shown(key)} is nested more than {_DEEPEST} deep",
-            hint="fetch the config.json that belongs to the model",
+            hint="download the config.json that belongs to the model",
         )
     for one in inside:
         _require_plain(key, one, depth + 1)
 
 
 def _must_stay(key: str, value: object, draft: Draft) -> bool:
-    """Whether a setting may decide what a model computes, rather than how large it is."""
+    """Whether a setting may affect the computation, and not only the sizes."""
     if isinstance(value, list):
         return False
     if isinstance(value, int) and not isinstance(value, bool):

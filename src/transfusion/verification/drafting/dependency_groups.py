@@ -1,8 +1,8 @@
-"""Closures: everything that must move when the outputs of one part move.
+"""Dependency groups: all dimensions that must be permuted together with the outputs of one part.
 
-A permutation is put on the outputs of a part, and the model is run. A part whose input comes out permuted
-reads the axis, and moves along. An input that comes out mixed is a sum, or a product, with something that
-has not moved yet: the parts that make it whole are searched for, by trying.
+The outputs of a part are permuted, and the model is run. A part whose input is now the permuted original
+reads the axis and joins the group. An input that is neither the original nor permuted is a sum or a product
+with the output of another part: candidates are tried until the input is the permuted original.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from transfusion.verification.drafting.module_parts import ModuleCall, ModulePar
 from transfusion.verification.drafting.probe_model import ProbeModel, Trace, permuted, same
 
 RECENT = 8
-"""How many parts before a mixed input are suspected."""
+"""The number of candidate parts before a mixed input."""
 
 
 @dataclass(frozen=True)
 class AxisJoin:
-    """A place where the axis is met by a branch: which parts write it, who reads the sum first."""
+    """A place where a branch is added: the parts that write the branch, and the first reader of the sum."""
 
     reader: int | str
-    """A call, or the name of an output."""
+    """The index of a call, or the name of an output."""
     writers: tuple[ModulePart, ...]
     source: int
     target: int
@@ -34,7 +34,7 @@ class AxisJoin:
 
 @dataclass
 class DependencyGroup:
-    """The dimensions that move together, with the point of the axis at which each is written or read."""
+    """The dimensions that are permuted together, with the point of the axis where each is written or read."""
 
     size: int
     slots: dict[Slot, int] = field(default_factory=dict)
@@ -42,64 +42,60 @@ class DependencyGroup:
     outputs: dict[str, int] = field(default_factory=dict)
     """Outputs of the model that lie on this axis."""
     unified: set[tuple[int, int]] = field(default_factory=set)
-    """Points that one tensor forces to be the same."""
+    """Pairs of points that a shared tensor makes equal."""
     calls: dict[int, int] = field(default_factory=dict)
-    """Calls that read the axis, and at which point."""
+    """The calls that read the axis, with their points."""
     last: int = 0
     broken: int | str | None = None
-    """The call or output whose input could not be made whole, if any."""
+    """The call or output that stayed mixed, if any."""
 
 
 def dependency_group(
     probe: ProbeModel, start: ModulePart, taken: Collection[Slot] = (), *, within: str = "", most: int = 3
 ) -> DependencyGroup:
-    """The closure of a part's outputs; ``broken`` says where it failed, if it did.
+    """Return the dependency group of a part's outputs.
 
-    ``taken`` belongs to other axes. Parts outside ``within`` are not suspected, nor ever more than ``most``.
+    Args:
+        taken: Dimensions that belong to other axes.
+        within: Only parts whose names start with this are candidates.
+        most: The largest number of parts to add at once.
     """
-    group = DependencyGroup(probe.extent(start.outputs[0]), dict.fromkeys(start.outputs, 0))
-    return _Search(probe, group, frozenset(taken), within, most).finish()
+    size = probe.extent(start.outputs[0])
+    group = DependencyGroup(size, dict.fromkeys(start.outputs, 0))
+    return _Search(probe, group, frozenset(taken), within, most, probe.permutation(size)).finish()
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        probe: ProbeModel,
-        group: DependencyGroup,
-        taken: frozenset[Slot],
-        within: str,
-        most: int,
-    ) -> None:
-        self.probe, self.group, self.taken, self.within, self.most = (
-            probe,
-            group,
-            taken,
-            within,
-            most,
-        )
-        self.index = probe.permutation(group.size)
+    probe: ProbeModel
+    group: DependencyGroup
+    taken: frozenset[Slot]
+    within: str
+    most: int
+    index: Tensor
+    """The permutation."""
 
     def finish(self) -> DependencyGroup:
         again = True
         while again:
-            again, trouble = self._walk()
-            if trouble is not None:
-                again = self._mend(trouble)
-                self.group.broken = None if again else trouble
+            again, mixed = self._walk()
+            if mixed is not None:
+                again = self._complete(mixed)
+                self.group.broken = None if again else mixed
         return self.group
 
     def _trial(self, more: Collection[Slot] = (), until: int | None = None) -> Trace:
         return self.probe.run(dict.fromkeys((*self.group.slots, *more), self.index), until=until)
 
     def _state(self, place: int, now: ModuleCall) -> str:
-        """How the input of a call compares with the original: same, moved or mixed."""
+        """Compare the input of a call with the original: same, moved or mixed."""
         original = self.probe.original.calls[place].input
         if permuted(original, now.input, self.index, self.probe.part(now.module).channel):
             return "moved"
         return "same" if same(original, now.input) else "mixed"
 
     def _walk(self) -> tuple[bool, int | str | None]:
-        """One run that takes in new readers: whether another is needed, and what stands in its way."""
+        """Run once and add new readers. Return whether another run is needed, and the first mixed input."""
         group = self.group
         trace = self._trial()
         news = False
@@ -128,7 +124,7 @@ class _Search:
         return False, None
 
     def _point(self, place: int, part: ModulePart) -> int:
-        """The point that a call reads: where its very input was seen before, or else the latest."""
+        """Return the point that a call reads: that of an earlier call with the same input, or the latest."""
         if part.kind is PartKind.ELEMENTWISE and part.inputs[0] in self.group.slots:
             return self.group.slots[part.inputs[0]]
         calls = self.probe.original.calls
@@ -140,22 +136,22 @@ class _Search:
                 return point
         return self.group.last
 
-    # ── mending ──────────────────────────────────────────────────────────────────────────────
+    # ── mixed inputs ─────────────────────────────────────────────────────────────────────────
 
-    def _mend(self, trouble: int | str) -> bool:
-        """Find the parts whose outputs must move too for this input, or output, to become whole."""
-        suspects = list(self._suspects(trouble))[-RECENT:]
-        for count in range(1, min(self.most, len(suspects)) + 1):
-            for some in combinations(reversed(suspects), count):
-                if self._is_whole(trouble, [slot for _, slots in some for slot in slots]):
-                    self._take(trouble, some)
+    def _complete(self, mixed: int | str) -> bool:
+        """Add the parts whose outputs must be permuted too for this input, or output, to be permuted."""
+        candidates = list(self._candidates(mixed))[-RECENT:]
+        for count in range(1, min(self.most, len(candidates)) + 1):
+            for some in combinations(reversed(candidates), count):
+                if self._is_permuted(mixed, [slot for _, slots in some for slot in slots]):
+                    self._add(mixed, some)
                     return True
         return False
 
-    def _suspects(self, trouble: int | str) -> Iterator[tuple[ModulePart, tuple[Slot, ...]]]:
-        """Parts that ran before, with dimensions of the right size that have not moved."""
+    def _candidates(self, mixed: int | str) -> Iterator[tuple[ModulePart, tuple[Slot, ...]]]:
+        """Yield the parts that ran before, with dimensions of the right size outside the group."""
         probe, size = self.probe, self.group.size
-        end = trouble if isinstance(trouble, int) else len(probe.original.calls)
+        end = mixed if isinstance(mixed, int) else len(probe.original.calls)
         found: list[tuple[int, ModulePart, tuple[Slot, ...]]] = []
         for part in probe.parts:
             began = probe.began.get(part.module)
@@ -174,33 +170,31 @@ class _Search:
                     found.append((began, part, slots))
         yield from ((part, slots) for _, part, slots in sorted(found, key=lambda one: one[0]))
 
-    def _is_whole(self, trouble: int | str, more: list[Slot]) -> bool:
-        trace = self._trial(more, until=trouble if isinstance(trouble, int) else None)
-        if isinstance(trouble, str):
-            original = self.probe.original.outputs[trouble]
-            return permuted(original, trace.outputs[trouble], self.index, -1)
-        return self._state(trouble, trace.calls[trouble]) == "moved"
+    def _is_permuted(self, mixed: int | str, more: list[Slot]) -> bool:
+        trace = self._trial(more, until=mixed if isinstance(mixed, int) else None)
+        if isinstance(mixed, str):
+            original = self.probe.original.outputs[mixed]
+            return permuted(original, trace.outputs[mixed], self.index, -1)
+        return self._state(mixed, trace.calls[mixed]) == "moved"
 
-    def _take(self, trouble: int | str, some: tuple[tuple[ModulePart, tuple[Slot, ...]], ...]) -> None:
+    def _add(self, mixed: int | str, some: tuple[tuple[ModulePart, tuple[Slot, ...]], ...]) -> None:
         group = self.group
         point = group.last
-        reader = (
-            self.probe.part(self.probe.original.calls[trouble].module) if isinstance(trouble, int) else None
-        )
+        reader = self.probe.part(self.probe.original.calls[mixed].module) if isinstance(mixed, int) else None
         tied = [group.slots[slot] for slot in (reader.inputs if reader else ()) if slot in group.slots]
         if tied:
             point = tied[0]
-            group.calls[int(trouble)] = point
+            group.calls[int(mixed)] = point
         elif point in group.calls.values():
             writers = tuple(part for part, _ in some)
-            group.joins.append(AxisJoin(trouble, writers, point, point + 1))
+            group.joins.append(AxisJoin(mixed, writers, point, point + 1))
             group.last = point = point + 1
         for _, slots in some:
             group.slots |= dict.fromkeys(slots, point)
 
 
 def is_folded(probe: ProbeModel, writer: ModulePart, reader: ModulePart) -> bool:
-    """Whether the two halves of what a part writes meet element by element in what another reads."""
+    """Whether the two halves of a part's output are combined elementwise into another part's input."""
     size = probe.extent(reader.inputs[0])
     if probe.extent(writer.outputs[0]) != 2 * size:
         return False

@@ -1,4 +1,4 @@
-"""Drafting: a survey of one model, told as the rows, shortcuts and axes of a table."""
+"""Drafts: the rows, shortcuts and axes of a table, from the analysis of one model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from transfusion.errors import VerificationError, listing
 from transfusion.live.vector_effects import vector_effects
 from transfusion.verification.certification import APART
 from transfusion.verification.drafting.analysis import Analysis
-from transfusion.verification.drafting.axis_labels import LETTERS, Labels
+from transfusion.verification.drafting.axis_labels import LETTERS, Count, Labels
 from transfusion.verification.drafting.module_parts import PartKind
 from transfusion.verification.drafting.shortcuts import find_shortcut
-from transfusion.verification.drafting.symbolic_counts import Count
 
 
 @dataclass
 class Draft:
-    """The parts of a table, from which its objects are made and its file is written."""
+    """The parts of a table, for `draft_family` and `draft_source`."""
 
     rows: list[tuple[str, str]]
     heads: list[tuple[str, str]]
@@ -35,13 +34,13 @@ class Draft:
     buffers: list[str]
     prefix: str
     extents: set[int]
-    """All sizes that occur: of dimensions, counts of heads, the number of blocks."""
+    """All sizes: of dimensions, head counts, the number of blocks."""
     lost: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
 
 
 def draft(found: Analysis, config: Mapping[str, Any], prefix: str) -> Draft:
-    """Tell a survey as a table; ``prefix`` is what the library puts before the names of the base."""
+    """Return the draft of an analysis; ``prefix`` is the library's prefix of the base model."""
     return _Drafter(found, Labels(found, config, prefix)).draft()
 
 
@@ -83,7 +82,7 @@ class _Drafter:
         )
 
     def _rows(self) -> Iterator[tuple[str, str, bool]]:
-        """A row for every tensor, blocks told once; the third says whether it is outside the base."""
+        """Yield the name, the layout, and whether it belongs to a head, once for all blocks."""
         texts: dict[str, dict[int | None, str]] = {}
         heads: dict[str, bool] = {}
         for name in self._in_order():
@@ -98,14 +97,14 @@ class _Drafter:
         if odd:
             raise VerificationError(
                 f"the blocks differ from each other in {listing(odd)}",
-                hint="a table repeats one block; write this one by hand",
+                hint="a table repeats one block; write this table by hand",
             )
         info = {pattern: next(iter(one.values())) for pattern, one in texts.items()}
         for pattern, layout in _merged(info):
             yield pattern, layout, heads.get(pattern, heads.get(pattern.removesuffix("*") + "weight", False))
 
     def _in_order(self) -> list[str]:
-        """The tensors in the order in which a signal meets them, each block in one piece."""
+        """Return the tensors in the order of execution, with the tensors of a block together."""
         probe = self.found.probe
         met: dict[str, int] = {}
         for part in probe.parts:
@@ -138,24 +137,25 @@ class _Drafter:
         stream = self.found.stream
         info: dict[int, set[tuple[str, str, str]]] = {step: set() for step in range(self.labels.each)}
         for join in stream.joins:
-            passage = find_shortcut(self.found.probe, join, stream.size)
-            if passage is None:  # the stream may be read as a mean behind the last block: others will tell
+            found = find_shortcut(self.found.probe, join, stream.size)
+            if found is None:  # after the last block the stream may be averaged; another block will do
                 continue
             block, step = divmod(join.source, self.labels.each)
             way = f"{self.labels.point(join.source, block)} -> {self.labels.point(join.target, block)}"
-            info[step].add((self.labels.pattern(passage.entry), way, self.labels.pattern(passage.branch)))
+            entry, branch = map(self.labels.pattern, found)
+            info[step].add((entry, way, branch))
         for step, ways in info.items():
             if not ways:
                 writers = listing(part.module for part in stream.joins[step].writers)
                 raise VerificationError(
-                    f"where the stream passes {writers} by could not be told",
-                    hint="no module is given exactly what the branch is added to; write a table by hand, as"
-                    " docs/your-own.md shows",
+                    f"the shortcut around {writers} was not found",
+                    hint="no module's input equals the stream that the branch is added to; write a table by"
+                    " hand, as docs/your-own.md shows",
                 )
             if len(ways) > 1:
                 raise VerificationError(
                     f"the blocks differ in their shortcuts: {listing(entry for entry, _, _ in ways)}",
-                    hint="a table repeats one block; write this one by hand",
+                    hint="a table repeats one block; write this table by hand",
                 )
             yield from ways
 
@@ -168,7 +168,7 @@ class _Drafter:
 
 
 def _merged(rows: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Rows of a weight and its bias as one, where the bias has the axes that it would be given."""
+    """Yield one row for a weight and its bias if the bias has the weight's output axes."""
     for name, layout in rows.items():
         module, _, last = name.rpartition(".")
         weight = rows.get(f"{module}.weight")

@@ -1,4 +1,4 @@
-"""Families: a draft as the objects that its file defines, made without running any text."""
+"""Drafts as families: the objects that the source of a draft defines, made without running it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from transfusion.verification.drafting.declarations import Declaration, Probe
 from transfusion.verification.drafting.draft import Draft
 
 STACK = "layer"
-"""What a draft calls its column of blocks."""
+"""The name of a draft's stack of blocks."""
 
 
-def family_of(draft: Draft, said: Declaration) -> Family:
-    """The family that the file of a draft defines."""
+def family_of(draft: Draft, declaration: Declaration) -> Family:
+    """Return the family of a draft."""
     return Family(
-        name=said.name,
-        library=said.library,
+        name=declaration.name,
+        library=declaration.library,
         table=partial(_table, draft),
-        model_types=said.model_types,
-        inputs=said.kinds or (),
-        probes=partial(_drawn, said.probes) if said.kinds is None else None,
-        prefixes=said.prefixes,
-        known_keys=said.known_keys,
-        required=said.required,
+        model_types=declaration.model_types,
+        inputs=declaration.kinds or (),
+        probes=partial(_probes, declaration.probes) if declaration.kinds is None else None,
+        prefixes=declaration.prefixes,
+        known_keys=declaration.known_keys,
+        required=declaration.required,
     )
 
 
 def rows_of(rows: Iterable[tuple[str, ...]]) -> str:
-    """Rows as the text of a table has them, in columns."""
+    """Return the text of a table's rows, in columns."""
     rows = list(rows)
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
@@ -64,7 +64,7 @@ def _table(draft: Draft, config: Config, names: frozenset[str]) -> Table:
     )
 
 
-def _drawn(probes: Mapping[str, Probe], config: Config) -> dict[str, Tensor]:
+def _probes(probes: Mapping[str, Probe], config: Config) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {name: _draw(probe, generator) for name, probe in probes.items()}
 

@@ -1,4 +1,4 @@
-"""A live module from a folder's config.json alone: a draft needs no weights, for it draws its own."""
+"""Drafts for the class that a folder's config.json names. Parameters are random: no weights are needed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from transfusion.model.bases import input_files
 from transfusion.runtime.untrusted_files import path_inside, read_json
 from transfusion.verification.drafting.axis_labels import counts_blocks
 from transfusion.verification.drafting.declarations import require_word
-from transfusion.verification.drafting.probe_model import nobody
+from transfusion.verification.drafting.probe_model import empty_family
 from transfusion.verification.drafting.propose import ProposedTable, propose
 
 BLOCKS = 2
-"""A draft is made on so many blocks, and then certified on as many as the model has."""
+"""The number of blocks of the model that is analysed."""
 LARGE = 300_000_000
-"""With more parameters than this, the certificate is for the model with `BLOCKS` blocks, and says so."""
+"""A model with more parameters is certified with `BLOCKS` blocks instead of all."""
 HUGE = 4_000_000_000
-"""With more parameters than this in `BLOCKS` blocks, no draft is made."""
+"""A model with more parameters in `BLOCKS` blocks is refused."""
 MOST = 1000
-"""A model with more blocks than this is not made: it might take forever."""
+"""A model with more blocks is refused."""
 
 
 def propose_for(
@@ -43,9 +43,13 @@ def propose_for(
     output: Path | None = None,
     force: bool = False,
 ) -> ProposedTable:
-    """Draft and certify a table for the class that a folder's config.json names.
+    """Draft and certify a table for the class that a model's config.json names.
 
-    ``output`` is a file to write the draft to; with ``force``, an existing file is replaced.
+    Args:
+        reference: The folder or file of a model, or a hub id. Its weights are not read.
+        config: Another config.json.
+        output: A file to write the draft to.
+        force: Replace an existing file.
     """
     root = resolve(reference)
     if output is not None:
@@ -60,7 +64,7 @@ def _propose(reference: str | Path, root: Path, config: Path | None) -> Proposed
     file = config or (root / "config.json" if root.is_dir() else root.parent / "config.json")
     if not file.exists():
         raise ArchitectureError(
-            f"{reference}: a draft is made from a config.json, and there is none",
+            f"{reference}: there is no config.json to make a draft from",
             hint="put the model's config.json beside the weights, or give it as `config`",
         )
     settings = read_json(file if config else path_inside(file.parent, file))
@@ -69,12 +73,12 @@ def _propose(reference: str | Path, root: Path, config: Path | None) -> Proposed
     if class_name is None:
         raise ArchitectureError(
             f"{file}: it names no class",
-            hint="give 'architectures' in config.json; or call verification.drafting.propose on the module",
+            hint="add 'architectures' to config.json; or call verification.drafting.propose on the module",
         )
     name = require_word(settings.get("model_type") or class_name.lower())
     made_by = class_of_transformers(settings, str(file))
     _refuse_endless(file, settings)
-    with _understood(file, class_name):
+    with _library_errors(file, class_name):
         short, depth = _shortened(made_by, settings)
         _refuse_huge(file, _parameters(made_by, short))
         small = _made(made_by, short)
@@ -84,7 +88,7 @@ def _propose(reference: str | Path, root: Path, config: Path | None) -> Proposed
     if depth is None:
         return proposal
     if _parameters(made_by, settings) > LARGE:
-        return replace(proposal, certified_on=f"{BLOCKS} of {depth} blocks, for the model is large")
+        return replace(proposal, certified_on=f"{BLOCKS} of {depth} blocks, because the model is large")
     whole = _made(made_by, settings)
     return proposal.certified(whole, whole.config.to_dict(), f"all {depth} blocks")
 
@@ -93,7 +97,7 @@ def _refuse_endless(file: Path, settings: Config) -> None:
     for key, depth in settings.items():
         if counts_blocks(key, depth) and depth > MOST:
             raise ArchitectureError(
-                f"{file}: {key} = {depth}, and no more than {MOST} blocks are made",
+                f"{file}: {key} = {depth}, and at most {MOST} blocks are allowed",
                 hint="give the configuration of a model with fewer blocks; the table is the same",
             )
 
@@ -101,23 +105,23 @@ def _refuse_endless(file: Path, settings: Config) -> None:
 def _refuse_huge(file: Path, parameters: int) -> None:
     if parameters > HUGE:
         raise ArchitectureError(
-            f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are made",
+            f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are allowed",
             hint="give the configuration of a smaller model; the table is the same",
         )
 
 
 @contextmanager
-def _understood(file: Path, class_name: str) -> Iterator[None]:
-    """Within the block, whatever the library has to say against a configuration is a known error."""
+def _library_errors(file: Path, class_name: str) -> Iterator[None]:
+    """Turn the library's errors about a configuration into an `ArchitectureError`."""
     try:
         yield
     except TransfusionError:
         raise
-    except Exception as error:  # libraries have errors of their own for what they do not like
+    except Exception as error:  # of any type: classes raise what they like
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ArchitectureError(
-            f"{file}: transformers cannot make a {class_name} of it ({reason[0]:.200})",
-            hint="fetch the config.json of the model that is meant",
+            f"{file}: transformers cannot build a {class_name} from it ({reason[0]:.200})",
+            hint="download the model's own config.json",
         ) from error
 
 
@@ -126,13 +130,13 @@ def _made(made_by: Any, settings: Config) -> Any:
 
 
 def _parameters(made_by: Any, settings: Config) -> int:
-    """How many parameters a model has, without making them."""
+    """Return the number of parameters of a model, without allocating them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in _made(made_by, settings).parameters())
 
 
 def _shortened(made_by: Any, settings: Config) -> tuple[Config, int | None]:
-    """The settings of the same model with few blocks, and how many it has; None where it has no more."""
+    """Return the settings with `BLOCKS` blocks, and the full number of blocks; None if it has no more."""
     given = made_by.config_class.from_dict(deepcopy(dict(settings))).to_dict()
     size = _parameters(made_by, settings)
     for key, depth in given.items():
@@ -146,12 +150,12 @@ def _shortened(made_by: Any, settings: Config) -> tuple[Config, int | None]:
 
 
 def _inputs(module: nn.Module, config: Config) -> dict[str, Tensor]:
-    """Random inputs of the kind that the class says it takes first."""
+    """Return random inputs of the class's main input."""
     kind = "image" if getattr(module, "main_input_name", "") == "pixel_values" else "tokens"
     try:
-        return random_inputs(nobody("transformers", (kind,)), config, batch=2)
+        return random_inputs(empty_family("transformers", (kind,)), config, batch=2)
     except KeyError as error:
         raise ArchitectureError(
             f"no inputs can be made for {type(module).__name__}: its configuration has no {error}",
-            hint="call transfusion.verification.drafting.propose.propose with inputs of your own",
+            hint="call transfusion.verification.drafting.propose.propose with your own inputs",
         ) from error

@@ -1,38 +1,138 @@
-"""A draft as Python source for ``--architecture``, which defines the same objects as `draft_family`.
+"""The Python source of a draft, for ``--architecture``. It defines the same objects as `draft_family`.
 
-Names have been checked by `declarations`; values are written by `literal` and nothing else.
+All names have been checked by `declarations`, and all values are written by `literal`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+
+from jinja2 import Environment, StrictUndefined
 
 from transfusion.architecture.table import Axis, Symmetry
+from transfusion.verification.drafting.axis_labels import Count, Term
 from transfusion.verification.drafting.declarations import Declaration, Probe
 from transfusion.verification.drafting.draft import Draft
 from transfusion.verification.drafting.draft_family import STACK, rows_of
-from transfusion.verification.drafting.symbolic_counts import Count, Term
+
+_SOURCE = '''\
+"""{{ family.name }}, as in {{ family.class_name }}: a draft, made by trials on a live model.
+
+The names are those of the module's parameters in memory; if a checkpoint has others, add aliases.
+The table is valid for the configuration that it was made with.
+{% if draft.idle %}
+
+Tensors without an effect on the outputs, which stay as they are:
+{{ draft.idle | join("\n") }}
+{% endif %}
+"""
+
+from __future__ import annotations
+
+{% if family.kinds is none %}
+import torch
+from torch import Tensor
+
+{% endif %}
+{% if family.of_library %}
+from transfusion.architecture.families import HARMLESS
+{% endif %}
+from transfusion.architecture.table import Axis, Config, Family, Stack, Table{{ ", fixed" if fixed }}
+
+ROWS = """{{ draft.rows | rows }}"""
+{% if draft.heads %}
+
+HEADS = """{{ draft.heads | rows }}"""
+{% endif %}
+
+SHORTCUTS = """{{ draft.shortcuts | rows }}"""
+
+AXES = (
+{% for axis in draft.axes %}
+    {{ axis | axis }},
+{% endfor %}
+)
+{% if draft.outer_axes %}
+
+OUTER_AXES = (
+{% for axis in draft.outer_axes %}
+    {{ axis | axis }},
+{% endfor %}
+)
+{% endif %}
 
 
-def write(draft: Draft, said: Declaration) -> str:
-    """The whole file."""
-    sections = [
-        _head(draft, said),
-        _imports(draft, said),
-        _text("ROWS", draft.rows),
-        _text("HEADS", draft.heads) if draft.heads else "",
-        _text("SHORTCUTS", draft.shortcuts),
-        _declarations("AXES", draft.axes),
-        _declarations("OUTER_AXES", draft.outer_axes) if draft.outer_axes else "",
-        _table(draft),
-        _probes(said.probes) if said.kinds is None else "",
-        _family(said),
-    ]
-    return "\n".join(section.rstrip("\n") + "\n" for section in sections if section)
+def table(config: Config, names: frozenset[str]) -> Table:
+    sizes = {
+{% for axis, size in draft.sizes.items() %}
+        {{ axis | literal }}: {{ size | count }},
+{% endfor %}
+    }
+    depth, points = {{ draft.depth | count }}, {{ draft.points | literal }}
+    return Table(
+        stacks=(Stack({{ stack | literal }}, depth, ROWS, AXES, sizes, SHORTCUTS, points=points),),
+{% for name, value in options.items() if value %}
+        {{ name }}={{ value }},
+{% endfor %}
+    )
+{% if family.kinds is none %}
+
+
+def probes(config: Config) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+{% for name, probe in family.probes.items() %}
+        {{ name | literal }}: torch.{{ probe | drawn }},
+{% endfor %}
+    }
+{% endif %}
+
+
+FAMILIES = (
+    Family(
+        name={{ family.name | literal }},
+        library={{ family.library | literal }},
+        table=table,
+        model_types={{ family.model_types | literal }},
+        {{ "probes=probes" if family.kinds is none else "inputs=" ~ (family.kinds | literal) }},
+{% if family.prefixes %}
+        prefixes={{ family.prefixes | literal }},
+{% endif %}
+        known_keys={{ "HARMLESS" if family.of_library else "frozenset()" }}
+        | {
+{% for key in family.keys %}
+            {{ key | literal }},
+{% endfor %}
+        },
+{% if family.required %}
+        required={
+{% for key, value in family.required.items() %}
+            {{ key | literal }}: {{ value | literal }},
+{% endfor %}
+        },
+{% endif %}
+    ),
+)
+'''
+
+
+def write(draft: Draft, family: Declaration) -> str:
+    """Return the source of a draft."""
+    options = {
+        "axes": "OUTER_AXES" if draft.outer_axes else "",
+        "heads": "HEADS" if draft.heads else "",
+        "buffers": literal(" ".join(draft.buffers)) if draft.buffers else "",
+        "unified": literal(tuple(draft.unified)) if draft.unified else "",
+        "ties": literal(draft.ties) if draft.ties else "",
+        "outputs": literal(draft.outputs) if draft.outputs else "",
+    }
+    fixed = any(axis.group is Symmetry.FIXED for axis in (*draft.axes, *draft.outer_axes))
+    source = _ENVIRONMENT.from_string(_SOURCE)
+    return source.render(draft=draft, family=family, options=options, fixed=fixed, stack=STACK)
 
 
 def literal(value: object) -> str:
-    """A value as Python writes it, with double quotes where the text itself has no quotes."""
+    """Return a value as a Python literal, in double quotes unless the text has quotes itself."""
     if isinstance(value, tuple):
         inside = ", ".join(map(literal, value))
         return f"({inside},)" if len(value) == 1 else f"({inside})"
@@ -44,37 +144,7 @@ def literal(value: object) -> str:
     return f'"{text[1:-1]}"' if isinstance(value, str) and text[0] == "'" and '"' not in text else text
 
 
-def _head(draft: Draft, said: Declaration) -> str:
-    lines = [f'"""{said.name}, as in {said.class_name}: a draft, made by trials on a live model.', ""]
-    lines += [
-        "The names are those of the module's parameters in memory; a checkpoint may call them otherwise,"
-    ]
-    lines += ["which is what aliases are for. It holds for the configuration that it was made with."]
-    if draft.idle:
-        lines += ["", "Tensors that nothing depended on, and that are left alone:", *draft.idle]
-    return "\n".join([*lines, '"""'])
-
-
-def _imports(draft: Draft, said: Declaration) -> str:
-    lines = ["from __future__ import annotations", ""]
-    if said.kinds is None:
-        lines += ["import torch", "from torch import Tensor", ""]
-    if said.of_library:
-        lines += ["from transfusion.architecture.families import HARMLESS"]
-    fixed = any(axis.group is Symmetry.FIXED for axis in (*draft.axes, *draft.outer_axes))
-    names = ["Axis", "Config", "Family", "Stack", "Table", *(["fixed"] if fixed else [])]
-    return "\n".join([*lines, f"from transfusion.architecture.table import {', '.join(names)}"])
-
-
-def _text(name: str, rows: Iterable[tuple[str, ...]]) -> str:
-    return f'{name} = """{rows_of(rows)}"""'
-
-
-def _declarations(name: str, axes: list[Axis]) -> str:
-    return "\n".join([f"{name} = (", *(f"    {_declaration(axis)}," for axis in axes), ")"])
-
-
-def _declaration(axis: Axis) -> str:
+def _axis(axis: Axis) -> str:
     usual = "model" if axis.group is Symmetry.FIXED else "layer"
     named = {
         "within": axis.within,
@@ -87,26 +157,10 @@ def _declaration(axis: Axis) -> str:
     return f"Axis({', '.join([literal(axis.name), *words])})"
 
 
-def _table(draft: Draft) -> str:
-    lines = ["", "def table(config: Config, names: frozenset[str]) -> Table:"]
-    sizes = (f"        {literal(axis)}: {_count(size)}," for axis, size in draft.sizes.items())
-    lines += ["    sizes = {", *sizes, "    }"]
-    about = f"{literal(STACK)}, {_count(draft.depth)}, ROWS, AXES, sizes, SHORTCUTS"
-    lines += [f"    stack = Stack({about}, points={literal(draft.points)})"]
-    lines += ["    return Table(", "        stacks=(stack,),"]
-    if draft.outer_axes:
-        lines += ["        axes=OUTER_AXES,"]
-    if draft.heads:
-        lines += ["        heads=HEADS,"]
-    if draft.buffers:
-        lines += [f"        buffers={literal(' '.join(draft.buffers))},"]
-    if draft.unified:
-        lines += [f"        unified={literal(tuple(draft.unified))},"]
-    if draft.ties:
-        lines += [f"        ties={literal(draft.ties)},"]
-    if draft.outputs:
-        lines += [f"        outputs={literal(draft.outputs)},"]
-    return "\n".join([*lines, "    )"])
+def _drawn(probe: Probe) -> str:
+    if probe.below is None:
+        return f"randn({literal(probe.shape)}, generator=generator, dtype=torch.float64)"
+    return f"randint(0, {literal(probe.below)}, {literal(probe.shape)}, generator=generator)"
 
 
 def _count(count: Count) -> str:
@@ -117,41 +171,13 @@ def _term(term: Term) -> str:
     return f"config[{literal(term)}]" if isinstance(term, str) else literal(term)
 
 
-def _probes(probes: Mapping[str, Probe]) -> str:
-    lines = ["", "def probes(config: Config) -> dict[str, Tensor]:"]
-    lines += ["    generator = torch.Generator().manual_seed(0)", "    return {"]
-    for name, probe in probes.items():
-        shape = literal(probe.shape)
-        if probe.below is None:
-            made = f"torch.randn({shape}, generator=generator, dtype=torch.float64)"
-        else:
-            made = f"torch.randint(0, {literal(probe.below)}, {shape}, generator=generator)"
-        lines += [f"        {literal(name)}: {made},"]
-    return "\n".join([*lines, "    }"])
-
-
-def _family(said: Declaration) -> str:
-    lines = ["", "FAMILIES = (", "    Family("]
-    lines += [f"        name={literal(said.name)},", f"        library={literal(said.library)},"]
-    lines += ["        table=table,", f"        model_types={literal(said.model_types)},"]
-    lines += ["        probes=probes," if said.kinds is None else f"        inputs={literal(said.kinds)},"]
-    if said.prefixes:
-        lines += [f"        prefixes={literal(said.prefixes)},"]
-    lines += [f"        known_keys={'HARMLESS' if said.of_library else 'frozenset()'}"]
-    lines += [f"        | {{{line}}}" for line in _wrapped(map(literal, said.keys))]
-    lines[-1] += ","
-    if said.required:
-        lines += ["        required={"]
-        lines += [f"            {literal(key)}: {literal(value)}," for key, value in said.required.items()]
-        lines += ["        },"]
-    return "\n".join([*lines, "    ),", ")"])
-
-
-def _wrapped(words: Iterable[str], width: int = 90) -> list[str]:
-    lines: list[str] = []
-    for word in words:
-        if lines and len(lines[-1]) + len(word) + 2 <= width:
-            lines[-1] += f", {word}"
-        else:
-            lines.append(word)
-    return lines
+_ENVIRONMENT = Environment(
+    autoescape=False, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+)
+_ENVIRONMENT.filters |= {
+    "literal": literal,
+    "rows": rows_of,
+    "axis": _axis,
+    "count": _count,
+    "drawn": _drawn,
+}

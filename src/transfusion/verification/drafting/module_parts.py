@@ -1,6 +1,6 @@
-"""Parts: the modules that own tensors, and which dimension of which tensor does what in them.
+"""Parts: the modules that own parameters, and the dimensions that their inputs and outputs run along.
 
-What a module is comes from what it was seen to do with numbers, not from the name of its class.
+The kind of a module follows from its inputs and outputs in a run, not from the name of its class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Slot: TypeAlias = tuple[str, int]
-"""One dimension of one tensor: the parameter's name, the dimension."""
+"""One dimension of one parameter: the name and the dimension."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +27,30 @@ class ModuleCall:
 
 
 class PartKind(StrEnum):
-    """What a part does."""
+    """The operation of a part."""
 
     LINEAR = "linear"
     EMBEDDING = "embedding"
     CONVOLUTION = "convolution"
     ELEMENTWISE = "elementwise"
     BARE = "bare"
-    """A parameter that its module uses in a way that cannot be seen from outside."""
+    """A parameter with an unknown use inside its module."""
 
 
 @dataclass(frozen=True)
 class ModulePart:
-    """A module that owns tensors, or a single bare parameter of one."""
+    """A module that owns parameters, or a single bare parameter of a module."""
 
     module: str
     kind: PartKind
     inputs: tuple[Slot, ...] = ()
     """The dimensions that its input runs along."""
     outputs: tuple[Slot, ...] = ()
-    """The dimensions that its output runs along; of a norm, the same ones."""
+    """The dimensions that its output runs along; for a norm, those of its input."""
     rows: tuple[Slot, ...] = ()
-    """Of an embedding, what ids select; of a convolution, the window."""
+    """The dimension of the ids of an embedding, or the window of a convolution."""
     parameter: str = ""
-    """The one parameter of a bare part."""
+    """The parameter of a bare part."""
 
     @property
     def is_called(self) -> bool:
@@ -58,14 +58,14 @@ class ModulePart:
 
     @property
     def channel(self) -> int:
-        """The dimension of an activation that carries the axis."""
+        """The dimension of the activations that the axis runs along."""
         return 1 if self.kind is PartKind.CONVOLUTION else -1
 
 
 def find_parts(
     modules: Mapping[str, nn.Module], names: Mapping[str, str], calls: Sequence[ModuleCall]
 ) -> tuple[ModulePart, ...]:
-    """Every module that owns parameters, in the order of execution; bare parameters where they belong."""
+    """Return the parts of all modules that own parameters, in the order of execution."""
     first = {call.module: call for call in reversed(calls)}
     order = [call.module for call in calls]
     called = sorted(first, key=order.index)
@@ -79,7 +79,7 @@ def _parts(
     prefix = f"{name}." if name else ""
     owned = {own: parameter.data for own, parameter in module.named_parameters(recurse=False)}
     slot = {own: names[prefix + own] for own in owned}
-    part = _understood(name, module, owned, slot, calls[name]) if name in calls else None
+    part = _known_part(name, module, owned, slot, calls[name]) if name in calls else None
     if part is not None:
         yield part
         return
@@ -87,10 +87,10 @@ def _parts(
         yield ModulePart(name, PartKind.BARE, parameter=slot[own])
 
 
-def _understood(
+def _known_part(
     name: str, module: nn.Module, owned: Mapping[str, Tensor], slot: Mapping[str, str], call: ModuleCall
 ) -> ModulePart | None:
-    """What a module does if its output follows from its input and its own tensors in a known way."""
+    """Return the part of a module whose output is a known function of its input, or None."""
     weight, bias = owned.get("weight"), owned.get("bias")
     if weight is None:
         weight = next(iter(owned.values()), None)

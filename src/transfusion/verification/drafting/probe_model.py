@@ -1,4 +1,4 @@
-"""The laboratory: a model that is run again and again with some of its tensors moved, and watched."""
+"""Probe models: random copies of a module, run with some parameters permuted and all calls recorded."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from transfusion.verification.certification import randomise
 from transfusion.verification.drafting.module_parts import ModuleCall, ModulePart, Slot, find_parts
 
 Moves: TypeAlias = Mapping[Slot, Tensor]
-"""For some dimensions of tensors, where their new positions come from."""
+"""Permutations of some dimensions of parameters."""
 
 CLOSE = 1e-9
-"""Two activations are equal if they differ by no more than this share of their size."""
+"""The relative tolerance for equal activations."""
 
 MODEST = 32
-"""Up to this width, parameters may be as large as `randomise` draws them."""
+"""The largest width for parameters as `randomise` draws them; wider ones are scaled down."""
 
 
 @dataclass
 class Trace:
-    """What one run showed: the calls of parts in order, and the outputs of the whole."""
+    """The record of one run: the calls of parts in order, and the outputs of the model."""
 
     calls: list[ModuleCall] = field(default_factory=list)
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
-class _Enough(Exception):  # noqa: N818 - it ends a run that has shown what was asked
+class _EndOfRun(Exception):  # noqa: N818 - control flow, not an error
     pass
 
 
 class ProbeModel:
-    """A float64 copy of a module, every parameter drawn anew, with one run of it to compare with."""
+    """A float64 copy of a module with random parameters, and a reference run of it."""
 
     def __init__(self, module: nn.Module, library: str, inputs: Mapping[str, Tensor], seed: int = 1) -> None:
         self.module = drawn(module, seed)
-        self.family = nobody(library)
+        self.family = empty_family(library)
         self.inputs = inputs
         self.generator = torch.Generator().manual_seed(seed)
         self.modules = dict(self.module.named_modules())
@@ -53,17 +53,17 @@ class ProbeModel:
             second: next(name for name, one in self.parameters.items() if one is parameter)
             for second, parameter in self.module.named_parameters(remove_duplicate=False)
         }
-        """Every name of a parameter → the first one; tied tensors have several."""
+        """For every name of a parameter its first name; tied tensors have several."""
         owners = [name for name, one in self.modules.items() if any(True for _ in one.parameters(False))]
         self.watched = frozenset(owners)
         self.began: dict[str, int] = {"": 0}
-        """For every module that was called, how many calls of parts were over when it began."""
+        """For every module that was called, the number of calls of parts before it."""
         try:
             first = self.run()
         except Exception as error:
             raise ArchitectureError(
                 f"the model does not run on {listing(inputs)} ({type(error).__name__}: {error})",
-                hint="give inputs, by name, that its forward takes",
+                hint="give the inputs of its forward, by name",
             ) from error
         self.parts = find_parts(self.modules, self.names, first.calls)
         self.watched = frozenset(part.module for part in self.parts if part.is_called)
@@ -80,9 +80,13 @@ class ProbeModel:
         silenced: frozenset[str] = frozenset(),
         added: Mapping[str, Tensor] | None = None,
     ) -> Trace:
-        """Run with some dimensions moved; ``until`` ends the run when that call has begun.
+        """Run the model and record the calls of its parts.
 
-        Modules that are ``silenced`` put out zeros; to others something is ``added``.
+        Args:
+            moves: Dimensions to permute.
+            until: The index of the last call to record; the run ends there.
+            silenced: Modules whose outputs become zeros.
+            added: Tensors to add to the outputs of modules.
         """
         trace = Trace()
         handles = self._note_beginnings(trace) if not self.began else []
@@ -92,7 +96,7 @@ class ProbeModel:
         try:
             with self._moved(moves or {}):
                 trace.outputs = run_model(self.module, self.family, self.inputs)
-        except _Enough:
+        except _EndOfRun:
             pass
         finally:
             for handle in handles:
@@ -113,9 +117,9 @@ class ProbeModel:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
             main = output[0] if isinstance(output, tuple) else output
             if name in self.watched and given is not None and isinstance(main, Tensor):
-                trace.calls.append(ModuleCall(name, given, main.clone()))  # sums may be made in place
+                trace.calls.append(ModuleCall(name, given, main.clone()))  # it may be changed in place
                 if until is not None and len(trace.calls) > until:
-                    raise _Enough
+                    raise _EndOfRun
             if silent or extra is not None:
                 main = torch.zeros_like(main) if silent else main + extra
                 return (main, *output[1:]) if isinstance(output, tuple) else main
@@ -134,10 +138,10 @@ class ProbeModel:
             for name, data in kept.items():
                 self.parameters[name].data = data
 
-    # ── drawing and comparing ────────────────────────────────────────────────────────────────
+    # ── trials ───────────────────────────────────────────────────────────────────────────────
 
     def permutation(self, size: int) -> Tensor:
-        """A random permutation that is not the identity."""
+        """Return a random permutation other than the identity."""
         while size > 1:
             index = torch.randperm(size, generator=self.generator)
             if not torch.equal(index, torch.arange(size)):
@@ -151,14 +155,14 @@ class ProbeModel:
         return next(part for part in self.parts if part.module == module and part.is_called)
 
     def changes(self, slots: Sequence[Slot]) -> bool:
-        """Whether moving these dimensions together, and nothing else, changes any output."""
+        """Whether permuting only these dimensions changes any output."""
         index = self.permutation(self.extent(slots[0]))
         outputs = self.run(dict.fromkeys(slots, index)).outputs
         return not all(same(value, outputs[name]) for name, value in self.original.outputs.items())
 
 
 def drawn(module: nn.Module, seed: int) -> nn.Module:
-    """A float64 copy with every parameter drawn anew; in wide models smaller, to keep rounding small."""
+    """Return a float64 copy with random parameters; smaller in wide models, to keep rounding small."""
     copy = randomise(deepcopy(module).double().eval(), seed)
     for parameter in copy.parameters():
         if parameter.ndim > 1:
@@ -177,12 +181,12 @@ def same(first: Tensor, second: Tensor) -> bool:
 
 
 def permuted(original: Tensor, now: Tensor, index: Tensor, dim: int) -> bool:
-    """Whether an activation is the original one with one dimension permuted."""
+    """Whether an activation is the original with one dimension permuted."""
     if original.shape != now.shape or original.ndim < abs(dim) or original.shape[dim] != len(index):
         return False
     return original.is_floating_point() and same(original.index_select(dim, index), now)
 
 
-def nobody(library: str, inputs: tuple[str, ...] = ()) -> Family:
-    """A family with nothing in its table: what a model belongs to while it is being looked at."""
+def empty_family(library: str, inputs: tuple[str, ...] = ()) -> Family:
+    """Return a family with an empty table, for a model without one."""
     return Family("draft", library, lambda config, names: Table(()), inputs=inputs)

@@ -34,7 +34,7 @@ from transfusion.cli import views
 from transfusion.cli.console import out, print_error
 from transfusion.errors import SettingError, TransfusionError
 from transfusion.evaluation.interpolation import curves_metadata
-from transfusion.reporting.figures.barrier_figure import draw_barriers
+from transfusion.reporting.charts.result_figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord
 
 PAIR = (1, 2)

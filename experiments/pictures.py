@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from transfusion.runtime.optional_libraries import require_library
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 _INK, _LINE = "#333333", "#e3e3e3"
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -20,7 +21,6 @@ _SAID = {"naive": "B + α·τ", "transfusion": "B + α·π(τ), TransFusion", "f
 
 def draw_strengths(provenance: dict[str, Any], place: Path, format: str) -> None:
     """Two rows of panels: the task above, the support below."""
-    matplotlib = require_library("matplotlib", extra="plots")
     style = {
         "font.size": 9,
         "text.color": _INK,
@@ -31,12 +31,9 @@ def draw_strengths(provenance: dict[str, Any], place: Path, format: str) -> None
         "svg.fonttype": "none",
     }
     found = provenance["found"]
-    with matplotlib.rc_context(style):
+    with rc_context(style):
         size = (2.75 * len(found) + 0.4, 4.9)
-        figure = require_library("matplotlib.figure", extra="plots").Figure(
-            figsize=size, layout="constrained"
-        )
-        require_library("matplotlib.backends.backend_agg", extra="plots").FigureCanvasAgg(figure)
+        figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(2, len(found), sharex=True, sharey="row", squeeze=False)
         for column, (task, by_seed) in enumerate(found.items()):
             here = provenance["tasks"][task]["here"]

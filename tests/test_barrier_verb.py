@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -133,14 +132,6 @@ def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
     assert run("--points", 1)[0] == 2
     assert run("--limit", 0)[0] == 2
     assert run("--dtype", "float16")[0] == 2
-
-
-def test_a_missing_library_is_named_before_any_work(run, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("transfusion.evaluation.barrier_run.barrier", None)
-    code, _, err = run("-o", tmp_path / "figure.png")
-    assert code == 1
-    assert "pip install 'transfusion-rebasin[plots]'" in err
 
 
 def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):

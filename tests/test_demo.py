@@ -17,7 +17,14 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.cli.demo import tables
 from transfusion.errors import MismatchError, OutputError
 from transfusion_demo import digits, results, reviews, run, text
-from transfusion_demo.output_folder import GONE, RESULT, TOLD, publish_report, require_place, tell
+from transfusion_demo.output_folder import (
+    NOT_KEPT,
+    REPORTED,
+    RESULT,
+    publish_report,
+    require_replaceable,
+    write_report,
+)
 from transfusion_demo.training import TrainingSchedule, fit, one_thread
 
 SHORT = digits.DigitsPlan(
@@ -117,7 +124,7 @@ def test_the_report_is_about_the_run_and_names_every_step(kept):
     from transfusion.reporting.build_report import report
 
     place, _, _ = kept
-    page = report(place / "b-functional", [place / f"{name}.json" for name in TOLD])
+    page = report(place / "b-functional", [place / f"{name}.json" for name in REPORTED])
     sections = {section.id: section for section in page.sections}
     assert {"evaluation", "layers", "heads", "tau", "alpha", "barrier", "proof", "time"} <= sections.keys()
     steps = [row[0] for row in sections["time"].parts[0].table.rows]
@@ -129,8 +136,8 @@ def test_the_report_is_about_the_run_and_names_every_step(kept):
 
 def test_a_report_on_models_that_are_gone_names_no_commands_for_them(kept, tmp_path):
     shutil.copytree(kept[0], tmp_path / "gone")
-    text = tell(tmp_path / "gone", kept=False).read_text()
-    assert GONE in text
+    text = write_report(tmp_path / "gone", kept=False).read_text()
+    assert NOT_KEPT in text
     assert "transfusion transport --from" not in text
     assert "transfusion fewshot" not in text
 
@@ -221,7 +228,7 @@ def test_the_report_on_a_moved_adapter_has_its_sections_and_finds_its_models(kep
     from transfusion.reporting.build_report import report
 
     place, _ = kept_text
-    results = [file for name in TOLD if (file := place / f"{name}.json").exists()]
+    results = [file for name in REPORTED if (file := place / f"{name}.json").exists()]
     page = report(place / "b-functional", results, ceiling=place / "b-lora")
     assert not page.notes
     sections = {section.id: section for section in page.sections}
@@ -271,8 +278,8 @@ def test_a_sentiment_lora_arrives():
 
 
 def test_tables_show_gains_in_colour_and_shares_of_the_gap():
-    judged = results.JudgedModel(
-        results.data("shifted", 10, "which?", 2), results.data("plain", 10, "which?", 2)
+    tests = results.DemoTests(
+        results.describe_data("shifted", 10, "which?", 2), results.describe_data("plain", 10, "which?", 2)
     )
 
     def both(task, support):
@@ -283,7 +290,7 @@ def test_tables_show_gains_in_colour_and_shares_of_the_gap():
     result = {
         "demo": "digits",
         "seed": 0,
-        "onto_b": results.evaluation(judged, rows),
+        "onto_b": results.evaluation(tests, rows),
     }
     coloured = shown(result)
     for style, info in ((32, r"\+20\.0"), (32, r"\+50%"), (31, r"-2\.0"), (31, "-5%"), (2, r"\+0\.0")):
@@ -293,9 +300,9 @@ def test_tables_show_gains_in_colour_and_shares_of_the_gap():
 
 def test_a_share_of_no_gap_is_not_told():
     one = results.DemoScores({"value": 0.5}, {"value": 0.5})
-    judged = results.JudgedModel(results.data("x", 1, "?", 2), results.data("x", 1, "?", 2))
+    tests = results.DemoTests(results.describe_data("x", 1, "?", 2), results.describe_data("x", 1, "?", 2))
     metadata = results.evaluation(
-        judged, [results.DemoRow(name, Path(name), one) for name in ("B", "moved", "top")]
+        tests, [results.DemoRow(name, Path(name), one) for name in ("B", "moved", "top")]
     )
     assert set(shares(metadata).values()) == {None}
 
@@ -317,8 +324,8 @@ def test_only_a_report_that_a_demo_wrote_is_replaced(tmp_path):
     assert place.read_text() == "second"
     assert json.loads(place.with_name(RESULT).read_text())["seed"] == 1
     place.write_text("somebody's own")
-    with pytest.raises(OutputError, match="no demo wrote it"):
-        require_place(place, force=False)
+    with pytest.raises(OutputError, match="it is not the report of a demo"):
+        require_replaceable(place, force=False)
     publish_report(page, place, {"seed": 1}, force=True)
     assert place.read_text() == "second"
 

@@ -84,7 +84,7 @@ def test_the_text_says_what_was_done_and_how_to_repeat_it():
     assert "| α | 0.8 |" in text
     assert "*alignable: the units of A were found again in B*" in text
     assert "- 40 changed by the fine-tune, moved" in text
-    assert "- 2 carried over from the fine-tune" in text
+    assert "- 2 copied from the fine-tune" in text
     assert "`classifier.weight`, `classifier.bias`" in text
     assert "dropped" not in text
     assert "transfusion transport --from transfusion.json -o ../again" in text
@@ -95,7 +95,7 @@ def test_several_fine_tunes_and_an_alpha_for_each_layer():
     two = [{"name": "org/one"}, {"name": "org/two"}]
     text = card({**METADATA, "verb": "merge", "how": "sum", "finetuned": two, "alpha": {"default": 1, "x.0.*": 0.5}}, SAME)  # fmt: skip
     assert "# one + two on b@main" in text
-    assert "The fine-tunes org/one and org/two of org/a, moved onto org/b@main, put together by sum" in text
+    assert "The fine-tunes org/one and org/two of org/a, moved onto org/b@main, combined by sum" in text
     assert '| α | `{"default": 1, "x.0.*": 0.5}` |' in text
     assert "transfusion merge --from transfusion.json -o ../again" in text
 
@@ -117,10 +117,22 @@ def test_names_that_mean_something_in_markdown_are_only_names():
     )
 
 
+def test_a_card_tells_no_absolute_path():
+    place = {"name": "/home/me/my models/b", "sha256": "0" * 64}
+    command = "transfusion transport '/home/me/my models/tuned' --onto='/home/me/my models/b' -o /home/me/out"
+    text = card({**METADATA, "onto": place, "command": command}, {**SAME, place["name"]: None})
+    assert "/home" not in text
+    assert "my models" not in text
+    assert "transfusion transport 'tuned' --onto='b' -o out" in text
+    assert "moved onto b" in text
+    assert parsed(text).data.base_model == ["b"]
+    assert "0" * 64 in text
+
+
 def test_licences_that_differ_are_the_readers_business():
     text = card(METADATA, {"org/tuned": "mit", "org/a": "apache-2.0", "org/b": None})
     assert parsed(text).data.license == "other"
-    assert "is for you to check" in text
+    assert "Check what their combination allows" in text
     assert "| org/a | apache-2.0 |" in text
     assert "| org/b | not stated |" in text
 

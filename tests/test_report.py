@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from html.parser import HTMLParser
 
@@ -15,10 +16,11 @@ import transfusion
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import DataError, MismatchError, OutputError
 from transfusion.model.model import Model
-from transfusion.reporting.charts.canvas import NARROW, WIDE, ticks
-from transfusion.reporting.charts.heat_map import HeatMap
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting import headline
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart, StrandChart
+from transfusion.reporting.charts.page_svg import NARROW, VARIABLES, WIDE
 from transfusion.reporting.head_panels import panels
+from transfusion.reporting.report_inputs import gather_inputs
 from transfusion.reporting.tensor_roles import roles
 
 
@@ -113,13 +115,40 @@ def test_the_page_is_one_whole_file(page):
 
 def test_the_hero_tells_the_story_in_measured_numbers(page):
     hero = page.hero
-    assert (hero.title, hero.verdict, hero.mood) == ("tuned, moved onto b", "alignable", "good")
+    assert (hero.title, hero.verdict, hero.mood) == ("tuned, moved onto b", "alignable", "fair")
     assert [name for _, name, _ in hero.stations] == ["a", "tuned", "guarded", "b"]
     assert [(one.value, one.mood) for one in hero.numbers[:3]] == [
         ("+22.5", "good"),
         ("−5.0", "bad"),
         ("75 %", ""),
     ]
+
+
+def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
+    assert any("smaller α" in step for step in page.hero.next_steps), "the support has lost 5 points"
+    assert 'class="verdict fair"' in page.html()
+    assert transfusion.report(job.run).hero.mood == "good"
+    assert transfusion.report(job.run).hero.next_steps == []
+    for found, mood in ((0.8, "good"), (0.29, "fair"), (0.05, "bad")):
+        advice = {"verdict": "predicted", "text": "some", "found": found, "null": 0.01}
+        hero = headline.hero(gather_inputs(job.run), advice, None)
+        assert hero.mood == mood
+        assert any("--method auto --alpha auto" in step for step in hero.next_steps) == (mood != "good")
+
+
+def test_words_are_explained_below_the_first_numbers(page):
+    text = page.html()
+    assert [term for term, _ in page.hero.terms] == ["task", "support", "null"]
+    assert text.index('class="terms"') < text.index('id="moved"')
+
+
+def test_a_page_tells_no_absolute_path(page, full, job, tmp_path):
+    for html in (page.html(), transfusion.report(job.run).html()):
+        assert str(full.run.parent) not in html
+        assert str(job.a.parent) not in html
+        assert str(tmp_path.parents[1]) not in html
+    command = "transfusion evaluate b moved --against b --data TASK --support DATA -o moved/evaluate.json"
+    assert command in transfusion.report(job.run).html()
 
 
 def test_without_results_the_hero_tells_what_needs_no_data_and_commands_fill_the_rest(job):
@@ -267,7 +296,7 @@ def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
     (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(info))
     page = transfusion.report(tmp_path / "moved")
     assert page.notes == [
-        "The run found its π on the way and did not keep it.", "gone/a is not at its recorded place."
+        "The run did not keep its π in a file.", "gone/a is not at its recorded place."
     ]  # fmt: skip
     assert {one.id for one in page.sections} == {"moved", "advice", "time", "commands"}
     assert any("transfusion align gone/a" in one.text for one in page.missing)
@@ -280,7 +309,7 @@ def test_other_weights_at_the_same_place_are_not_taken_for_the_same(job, tmp_pat
     info["onto"]["path"] = str(job.a)
     (tmp_path / "moved" / "transfusion.json").write_text(json.dumps(info))
     page = transfusion.report(tmp_path / "moved")
-    assert page.notes == [f"{job.b} has other weights by now."]
+    assert page.notes == [f"{job.b} has other weights now."]
 
 
 def test_a_folder_with_results_only(full, tmp_path):
@@ -318,7 +347,7 @@ def test_results_that_are_not_understood_are_refused_by_name(content, said, job,
 
 
 def test_a_folder_without_anything_is_refused(tmp_path):
-    with pytest.raises(DataError, match="there is nothing to report in it"):
+    with pytest.raises(DataError, match="nothing to report"):
         transfusion.report(tmp_path)
     with pytest.raises(DataError, match="no such file or folder"):
         transfusion.report(tmp_path / "none")
@@ -377,7 +406,7 @@ def test_results_about_other_models_are_marked_and_make_no_headline(job, tmp_pat
     page = transfusion.report(job.run, files)
     assert page.hero.numbers == transfusion.report(job.run).hero.numbers
     note = "sweep.json is about other models: tuned of a, moved onto successor."
-    assert f"{note} Nothing of it is in the headline." in page.notes
+    assert f"{note} It is not used for the main numbers." in page.notes
     assert len(page.notes) == 4
     for id in ("alpha", "fewshot", "barrier"):
         assert section(page, id).parts[0].text.startswith("About other models: ")
@@ -499,7 +528,7 @@ def test_where_there_is_no_run_a_proof_tells_its_pi_by_name(job, tmp_path):
     reports.write(tmp_path / "nameless.json", "verify", reports.PROOF)
     first, second = section(transfusion.report(tmp_path), "proof").parts
     assert first.rows[0] == ("about", f"pi.safetensors (guarded, {'0' * 12}…) and a")
-    assert second.rows[0] == ("about", "a π that the result does not tell the digest of")
+    assert second.rows[0] == ("about", "a π without a recorded digest")
 
 
 @pytest.mark.parametrize("name", ["vit", "clip", "gpt2", "llama", "bert", "mixtral", "t5", "whisper"])
@@ -524,12 +553,41 @@ def test_parts_of_the_model_are_told_from_layouts(name, made):
 
 def test_scales_hold_their_ends():
     for low, high in ((0, 1), (-0.3, 2.7), (0.02, 0.021), (5, 5), (-7, -7), (0, 1424.9)):
-        found = ticks(low, high)
-        assert found[0] <= low
-        assert found[-1] >= high
-        assert 2 <= len(found) <= 9
-    with pytest.raises(ValueError, match="no ends of a scale"):
-        ticks(float("nan"), 1)
+        curve = ChartCurve("one", [(0, low), (1, high)])
+        chart = LineChart([curve], "α", "loss", "a chart", scale=lambda value: f"y{float(value)!r}")
+        scale = [float(text) for text in re.findall(r">y(.+?)</text>", chart(WIDE))]
+        assert min(scale) <= low + 1e-9
+        assert max(scale) >= high - 1e-9
+        assert 2 <= len(scale) <= 9
+
+
+CHARTS = {
+    "bars": BarChart([("one", [0.4, 0.1]), ("two", [None, 0.2])], ["found"], "bars", tick="null"),
+    "lines": LineChart(
+        [ChartCurve("one", [(0, 1.0), (1, 2.0)]), ChartCurve("two", [(0, 0.5)], 1)], "α", "loss", "lines"
+    ),
+    "heat map": HeatMap([("layer 0", np.eye(4))], "heads"),
+    "strands": StrandChart(np.eye(8), ("A", "B"), "strands"),
+}
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("chart", CHARTS.values(), ids=CHARTS.keys())
+def test_every_chart_follows_the_theme_and_is_the_same_every_time(chart, width):
+    text = chart(width)
+    assert text == chart(width)
+    assert Reader(text).tips
+    assert not re.search(r"#[0-9a-f]{6}", text), "a colour that no theme changes"
+    assert set(re.findall(r"var\(--(\w+)\)", text)) <= set(VARIABLES.values())
+    assert set(re.findall(r"<(\w+)", text)) <= {"svg", "path", "text"}
+    assert not re.search(r"\b(id|href|clip-path|xmlns)=", text)
+
+
+def test_names_that_a_drawing_library_or_xml_takes_for_something_else_stay_text():
+    for name in ("$\\frac{1}{0}$", "<b>&amp;", "tab\x08 and \x00", "名前", "a" * 300):
+        text = BarChart([(name, [0.5])], ["found"], name)(NARROW)
+        (tip,) = Reader(text).tips
+        assert tip == name.replace("\x00", "�").replace("\x08", "�") + ": 0.5"
 
 
 def test_a_curve_with_a_value_that_is_no_number_is_drawn_without_it():

@@ -273,24 +273,20 @@ def test_on_paper_long_commands_are_whole(shown):
     assert page.evaluate("document.documentElement.scrollWidth") <= 500
 
 
-THREADS = (
+HALF_DRAWN = (
     "() => [...document.querySelectorAll('.hero .strand')].filter(one => one.getClientRects().length)"
-    ".map(one => getComputedStyle(one))"
-    ".map(style => style.strokeDasharray === 'none' ? 0 : parseFloat(style.strokeDashoffset))"
+    ".filter(one => getComputedStyle(one).strokeDasharray !== 'none').length"
 )
-"""How much of every thread of the first picture is not drawn yet."""
 
 
-def test_the_threads_arrive_with_motion_without_it_and_on_paper(shown):
-    page = shown(motion="no-preference")
-    page.emulate_media(media="print")  # as early as somebody may print it
-    assert set(page.evaluate(THREADS)) == {0}
-    page.emulate_media(media="screen")
-    page.wait_for_function("() => document.getAnimations().length > 0")
-    assert max(page.evaluate(THREADS)) > 0, "nothing is drawn before one's eyes"
-    page.wait_for_function("() => document.getAnimations().length === 0")
-    assert set(page.evaluate(THREADS)) == {0}
-    assert set(shown().evaluate(THREADS)) == {0}
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_first_picture_is_whole_at_once(motion, shown):
+    page = shown(motion=motion)
+    assert page.evaluate("document.getAnimations().length") == 0
+    assert page.locator(".hero .strand:visible").count() > 10
+    for media in ("screen", "print"):
+        page.emulate_media(media=media)
+        assert page.evaluate(HALF_DRAWN) == 0
 
 
 def test_every_control_has_a_name_and_every_figure_words(shown):

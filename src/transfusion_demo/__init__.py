@@ -1,7 +1,7 @@
-"""The demo: the whole job on real data, with models small enough to train while you wait.
+"""The demo: a whole transport on real data, with models that are trained within a minute or two.
 
-`digits` has images, `text` reviews of films; both write their models and results into one folder, in the
-words of `results`, which `output_folder` keeps or throws away.
+`digits` moves a fine-tune between vision transformers, `text` a LoRA between encoders of film reviews. Both
+use the steps of `demo_steps` and write their models and results into the folder that `output_folder` opens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from transfusion.checkpoint.publishing import write_json
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
 from transfusion_demo import digits, text
-from transfusion_demo.output_folder import REPORT, RESULT, publish_report, require_place, tell, workplace
+from transfusion_demo.output_folder import (
+    REPORT,
+    RESULT,
+    publish_report,
+    require_replaceable,
+    working_folder,
+    write_report,
+)
 from transfusion_demo.training import one_thread
 
 Plan = digits.DigitsPlan | text.TextPlan
@@ -32,32 +39,34 @@ def run(
     command: str | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train, align, transport and measure; the result has tables of scores, gains and shares of the gap.
+    """Train, align, transport and measure; return tables of scores, gains and shares of the gap.
 
-    Models are kept only if a folder is given. The report goes to ``report``, unless that is none; a
-    file there that no demo wrote is replaced only with ``force``.
+    ``seed`` decides all random numbers. ``keep`` is a folder for the models and results; without it they are
+    deleted. ``report`` is the file of the report, or None for no report; ``force`` replaces a file there that
+    no demo wrote. ``on_text`` runs the demo on text in place of digits. ``plan`` has the sizes and the
+    training times. ``command`` is recorded as the command line. ``say`` is called with a line per step.
     """
     if report is not None:
-        require_place(report, force=force)
+        require_replaceable(report, force=force)
     require_library("transformers").utils.logging.disable_progress_bar()
     record = RunRecord("demo", command)
     which: Any = text if on_text else digits
-    with one_thread(), workplace(keep, force=force) as folder:
+    with one_thread(), working_folder(keep, force=force) as folder:
         found = which.run(folder, seed=seed, say=say, plan=plan)
         kind = "text" if on_text else "digits"
         result = record.of({"demo": kind, "seed": seed, **found, "kept_in": str(keep) if keep else None})
         write_json(folder / RESULT, result)
-        if keep is None and report is not None:
-            _tell(folder, report, result, kept=False, force=force)
-    if keep is not None:
-        result = json.loads((keep / RESULT).read_text())
-        if report is not None:
-            _tell(keep, report, result, kept=True, force=force)
-    return result
+        if keep is None:
+            return _with_report(folder, report, result, kept=False, force=force)
+    result = json.loads((keep / RESULT).read_text())
+    return _with_report(keep, report, result, kept=True, force=force)
 
 
-def _tell(folder: Path, report: Path, result: dict[str, Any], *, kept: bool, force: bool) -> None:
-    """Write the report to its place, if there is one, and note the place."""
-    page = tell(folder, kept=kept)
-    if page is not None:
-        result["report"] = str(publish_report(page, report, result, force=force))
+def _with_report(
+    folder: Path, report: Path | None, result: dict[str, Any], *, kept: bool, force: bool
+) -> dict[str, Any]:
+    """Publish the report, if it is wanted, and note its place in the result."""
+    if report is None:
+        return result
+    page = write_report(folder, kept=kept)
+    return {**result, "report": str(publish_report(page, report, result, force=force))}

@@ -1,9 +1,9 @@
-"""The demo on images: vision transformers, scikit-learn's digits, and much noise.
+"""The demo on images: vision transformers, scikit-learn's digits, and noise.
 
 Two vision transformers learn the same digits from different seeds: the bases A and B. A is fine-tuned on
-a shifted domain, digits in noise; its head stays as it is, as in the paper. Then the fine-tune moves
-to B without any data. Independent models are the hard case. In the second, which has an answer to be
-found, the new release is A trained on and its units shuffled: weights have drifted, names are lost.
+digits in noise with its head frozen, as in the paper. The fine-tune then moves to B without any data. Models
+that were trained apart are the hard case. The second case has a known answer: a successor of A, which is A
+trained on, with its units shuffled.
 """
 
 from __future__ import annotations
@@ -21,26 +21,14 @@ from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import write_json
-from transfusion.evaluation.interpolation import barrier, curves_metadata
+from transfusion.evaluation.barrier_run import barriers
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.applied_model import apply
 from transfusion.verification.equivalence import verify
-from transfusion_demo.output_folder import write_result
-from transfusion_demo.results import (
-    DemoRow,
-    DemoScores,
-    JudgedModel,
-    answers,
-    curve,
-    data,
-    evaluation,
-    score,
-    sweep,
-)
+from transfusion_demo.demo_steps import evaluate_models, move, pi_path, predict_activations, sweep_alpha
+from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
 from transfusion_demo.training import TrainingSchedule, draw, fit
-from transfusion_demo.transport_steps import move, pi_of, predict_activations
 
 METHODS = {
     "naive": "τ as it is",
@@ -49,7 +37,6 @@ METHODS = {
     "functional": "π(τ), functional",
 }
 SWEPT = ("naive", "transfusion", "functional")
-SWEEP = {"finetuned": "a-tuned", "base": "a", "onto": "b"}
 VIT = {
     "num_attention_heads": 4,
     "image_size": 8,
@@ -59,39 +46,48 @@ VIT = {
     "initializer_range": 0.03,
 }
 MEAN, DEVIATION = 0.5, 0.25
-"""What the models' preparation takes from pixels between 0 and 1, and divides them by."""
+"""The mean and the standard deviation by which pixels between 0 and 1 are normalised."""
 BLACK = (0 - MEAN) / DEVIATION
+PREPROCESSING = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": False,
+    "do_rescale": True,
+    "rescale_factor": 1 / 16,
+    "do_normalize": True,
+    "image_mean": [MEAN],
+    "image_std": [DEVIATION],
+}
 TURN, GROW, SHIFT = 0.2, 0.12, 0.22
-"""How far images are turned (radians), enlarged, and moved (in halves of the image) while models learn."""
+"""The largest rotation (radians), change of size and shift (in halves of the image) in training."""
 
 
 class DigitsPlan(NamedTuple):
-    """How long everything takes."""
+    """Sizes and training times."""
 
     pretraining: TrainingSchedule = TrainingSchedule(400, 2e-3)
     continued: TrainingSchedule = TrainingSchedule(150, 1e-3)
     tuning: TrainingSchedule = TrainingSchedule(120, 1e-3)
     tests: int = 500
-    """Images that nobody is trained on."""
+    """The number of test images."""
     draws: int = 5
-    """How often each of them is shown, in other noise."""
+    """How often each test image is shown, in new noise each time."""
     noise: float = 0.5
-    """Its standard deviation, where black is 0 and white is 1."""
+    """The standard deviation of the noise, where black is 0 and white is 1."""
     width: int = 128
-    """Of the models; their MLPs have twice as many units."""
+    """The hidden size of the models; their MLPs have twice as many units."""
     layers: int = 2
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Images and labels, to learn from and to be tested on."""
+    """Images and labels for training and for tests."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
 
     @classmethod
     def load(cls, tests: int, seed: int) -> Digits:
-        """All digits in an order of the seed's own: the first ones are for tests."""
+        """Load all digits in a random order; the first ones are for tests."""
         bundle = require_library("sklearn.datasets", extra="demo").load_digits()
         images = (torch.tensor(bundle.images, dtype=torch.float32)[:, None] / 16 - MEAN) / DEVIATION
         labels = torch.tensor(bundle.target)
@@ -101,12 +97,12 @@ class Digits:
 
 
 def in_noise(images: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """The shifted domain: every pixel is off by some number."""
+    """Add Gaussian noise to every pixel: the shifted domain."""
     return images + noise / DEVIATION * torch.randn(images.shape, generator=generator)
 
 
 def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Images turned, resized and moved a little, each in its own way; what is new at the edges is black."""
+    """Rotate, resize and shift each image a little at random; new pixels at the edges are black."""
     turn, size, right, down = (2 * torch.rand(4, len(images), generator=generator) - 1).unbind()
     turn, size = TURN * turn, 1 + GROW * size
     across, along = size * turn.cos(), size * turn.sin()
@@ -117,203 +113,159 @@ def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class DigitsDemo(NamedTuple):
-    """What all steps of the demo share."""
+    """The data, the sizes and the folder of a demo, with the steps that need them."""
 
     plan: DigitsPlan
     digits: Digits
     folder: Path
     seed: int
 
-    def base(self, number: int) -> Any:
-        """A model that knows digits, from a seed of its own."""
+    def train_base(self, number: int) -> Any:
+        """Train a new model on digits. ``number`` makes its seed."""
         transformers = require_library("transformers")
         torch.manual_seed(10 * self.seed + number)
         width, layers = self.plan.width, self.plan.layers
         sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
         model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, **sizes))
-        return self.taught(model, self.plan.pretraining, number)
+        return self.train(model, self.plan.pretraining, number)
 
-    def tuned(self, base: Any, number: int) -> Any:
-        """The base, trained on the shifted domain with its head frozen."""
+    def finetune(self, base: Any, number: int) -> Any:
+        """Train a copy of the base on digits in noise, with its head frozen."""
         model = copy.deepcopy(base)
         model.classifier.requires_grad_(False)
-        return self.taught(model, self.plan.tuning, number, noise=self.plan.noise)
+        return self.train(model, self.plan.tuning, number, noise=self.plan.noise)
 
-    def taught(self, model: Any, schedule: TrainingSchedule, number: int, *, noise: float = 0.0) -> Any:
-        """The model, trained on digits, which it never sees twice in the same way."""
+    def train(self, model: Any, schedule: TrainingSchedule, number: int, *, noise: float = 0.0) -> Any:
+        """Train a model on digits, which are distorted anew in every batch."""
         images, labels = self.digits.train
 
         def loss(generator: torch.Generator) -> Tensor:
             batch = draw(len(images), schedule, generator)
-            seen = distorted(images[batch], generator)
-            logits = model(in_noise(seen, noise, generator) if noise else seen).logits
+            inputs = distorted(images[batch], generator)
+            logits = model(in_noise(inputs, noise, generator) if noise else inputs).logits
             return nn.functional.cross_entropy(logits, labels[batch])
 
         fit(model.train().parameters(), loss, schedule, seed=10 * self.seed + number)
         return model.eval()
 
     def save(self, model: Any, name: str) -> Path:
-        """Save a model with the preparation of its images."""
-        place = self.folder / name
-        model.save_pretrained(place)
-        write_json(place / "preprocessor_config.json", PREPARATION)
-        return place
+        """Save a model with its image processor."""
+        folder = self.folder / name
+        model.save_pretrained(folder)
+        write_json(folder / "preprocessor_config.json", PREPROCESSING)
+        return folder
 
-    # measuring
-
-    def shown(self, draws: int) -> tuple[Tensor, Tensor]:
-        """The tests in noise."""
+    def noisy_tests(self, draws: int) -> tuple[Tensor, Tensor]:
+        """The test images in noise, each ``draws`` times, and their labels."""
         images, labels = self.digits.test
         generator = torch.Generator().manual_seed(7)
-        seen = [in_noise(images, self.plan.noise, generator) for _ in range(draws)]
-        return torch.cat(seen), labels.repeat(draws)
-
-    def judged(self, draws: int) -> JudgedModel:
-        """What the tests are."""
-        count = len(self.digits.test[0])
-        question = "class of every example"
-        return JudgedModel(
-            data("digits in noise", draws * count, question, 10),
-            data("plain digits", count, question, 10),
-        )
-
-    def measure(self, model: Any, draws: int) -> DemoScores:
-        """A model on the task and on the plain digits."""
-        images, labels = self.shown(draws)
-        plain, theirs = self.digits.test
-
-        def ask(batch: Tensor) -> Tensor:
-            logits: Tensor = model(batch).logits
-            return logits
-
-        return DemoScores(score(answers(ask, images), labels), score(answers(ask, plain), theirs))
+        noisy = [in_noise(images, self.plan.noise, generator) for _ in range(draws)]
+        return torch.cat(noisy), labels.repeat(draws)
 
     def save_tests(self) -> None:
-        """The tests as files, for other verbs."""
-        for name, (images, labels) in (("task", self.shown(1)), ("support", self.digits.test)):
+        """Save the tests as files for other verbs."""
+        for name, (images, labels) in (("task", self.noisy_tests(1)), ("support", self.digits.test)):
             tensors = {"pixel_values": images.contiguous(), "labels": labels.contiguous()}
             save_file(tensors, self.folder / f"{name}.safetensors")
 
+    def tests(self, draws: int) -> DemoTests:
+        """Describe the task and the support."""
+        count, question = len(self.digits.test[0]), "class of every example"
+        return DemoTests(
+            describe_data("digits in noise", draws * count, question, 10),
+            describe_data("plain digits", count, question, 10),
+        )
 
-PREPARATION = {
-    "image_processor_type": "ViTImageProcessor",
-    "do_resize": False,
-    "do_rescale": True,
-    "rescale_factor": 1 / 16,
-    "do_normalize": True,
-    "image_mean": [MEAN],
-    "image_std": [DEVIATION],
-}
+    def measure(self, model: Any, draws: int) -> DemoScores:
+        """Measure a model on the task and on the support."""
+
+        def scored(images: Tensor, labels: Tensor) -> dict[str, Any]:
+            return score(run_in_batches(lambda batch: model(batch).logits, images), labels)
+
+        return DemoScores(scored(*self.noisy_tests(draws)), scored(*self.digits.test))
+
+    def evaluate(
+        self, name: str, base: Any, moved: dict[str, Any], ceiling: Any, result: str
+    ) -> dict[str, Any]:
+        """Compare a base, the fine-tune moved onto it by every method, and the base fine-tuned itself."""
+        folder, draws = name.lower(), self.plan.draws
+        models = {
+            folder: (f"{name} as it is", base),
+            **{f"{folder}-{method}": (f"{name} + {how}", moved[method]) for method, how in METHODS.items()},
+            f"{folder}-tuned": (f"ceiling: {name} fine-tuned itself", ceiling),
+        }
+        return evaluate_models(
+            self.folder, self.tests(draws), models, lambda model: self.measure(model, draws), result
+        )
+
+    def sweep(self, b: Any, moved: dict[str, Any]) -> dict[str, Any]:
+        """Measure B + α·π(τ), which lies on the line through B and the model that was moved with α = 1."""
+        start = {name: tensor.clone() for name, tensor in b.state_dict().items()}
+        blend = copy.deepcopy(b)
+
+        def at(method: str, alpha: float) -> DemoScores:
+            end = moved[method].state_dict()
+            blend.load_state_dict({name: torch.lerp(start[name], end[name], alpha) for name in start})
+            return self.measure(blend, 1)
+
+        methods = {method: partial(at, method) for method in SWEPT}
+        return sweep_alpha(self.folder, "a-tuned", self.tests(1), self.measure(b, 1), methods)
+
+    def save_shuffled(self, model: Any, name: str) -> tuple[Path, Alignment]:
+        """Save a model as it is and with its units shuffled; return the first, and the order of units.
+
+        The order is the same for all models of one shape.
+        """
+        plain = self.save(model, f"{name}-in-order")
+        order = align(plain, plain, method="random", residual="tied", seed=self.seed)
+        apply(order, plain).save(self.folder / name)
+        return plain, order
 
 
 def run(
     folder: Path, *, seed: int, say: Callable[[str], None], plan: DigitsPlan | None = None
 ) -> dict[str, Any]:
-    """Train, align, transport, and measure; everything is kept in the folder."""
+    """Train, align, transport and measure; all models and results stay in the folder."""
     plan = plan or DigitsPlan()
-    staging = DigitsDemo(plan, Digits.load(plan.tests, seed), folder, seed)
-    staging.save_tests()
+    demo = DigitsDemo(plan, Digits.load(plan.tests, seed), folder, seed)
+    demo.save_tests()
     say("training A and B on digits, from different seeds …")
-    a, b = staging.base(1), staging.base(2)
-    say("fine-tuning A on digits in noise (and B too, to know the ceiling) …")
-    tuned, ceiling = staging.tuned(a, 3), staging.tuned(b, 4)
+    a, b = demo.train_base(1), demo.train_base(2)
+    say("fine-tuning A on digits in noise, and B as the ceiling …")
+    tuned, ceiling = demo.finetune(a, 3), demo.finetune(b, 4)
     for name, model in (("a", a), ("b", b), ("a-tuned", tuned), ("b-tuned", ceiling)):
-        staging.save(model, name)
-    say("aligning, and moving the fine-tune onto B …")
+        demo.save(model, name)
+    say("aligning A with B, and moving the fine-tune onto B …")
     moved = {method: load(move(folder, "a-tuned", method, "b")) for method in METHODS}
-    onto_b = table(staging, "B", (b, moved, ceiling), "evaluation")
-    say("the same onto a successor of A whose units are shuffled …")
-    successor = staging.taught(copy.deepcopy(a), plan.continued, 5)
-    proof = shuffle(staging, successor)
+    onto_b = demo.evaluate("B", b, moved, ceiling, "evaluation")
+    say("moving the fine-tune onto a successor of A with shuffled units …")
+    successor = demo.train(copy.deepcopy(a), plan.continued, 5)
+    in_order, order = demo.save_shuffled(successor, "successor")
+    order.save(folder / "pi-shuffled.safetensors")
+    difference = verify(in_order, via=order).difference
     moved_on = {method: load(move(folder, "a-tuned", method, "successor")) for method in METHODS}
-    own = staging.tuned(successor, 6)
-    save_shuffled(staging, own, "successor-tuned")
-    models = (load(folder / "successor"), moved_on, own)
-    onto_successor = table(staging, "successor", models, "evaluation-successor")
-    say("other strengths, and the way from A to B …")
-    strengths = swept(staging, b, moved)
-    way = between(folder)
+    own = demo.finetune(successor, 6)
+    demo.save_shuffled(own, "successor-tuned")
+    shuffled = load(folder / "successor")
+    onto_successor = demo.evaluate("successor", shuffled, moved_on, own, "evaluation-successor")
+    say("measuring other values of α, and the barrier between A and B …")
+    by_alpha = demo.sweep(b, moved)
+    ends, data, pi = (
+        (folder / "a", folder / "b"),
+        folder / "support.safetensors",
+        pi_path(folder, "b", "guarded"),
+    )
+    between = barriers(*ends, data=data, via=pi, points=7, output=folder / "barrier.json")
     predict_activations(folder)
     return {
         "onto_b": onto_b,
         "onto_successor": onto_successor,
-        "sweep": strengths,
-        "barrier": {curve["label"]: curve["height"] for curve in way["curves"]},
-        "proof": proof,
+        "sweep": by_alpha,
+        "barrier": {curve["label"]: curve["height"] for curve in between.metadata()["curves"]},
+        "proof": difference,
     }
-
-
-def table(
-    staging: DigitsDemo, name: str, models: tuple[Any, dict[str, Any], Any], result: str
-) -> dict[str, Any]:
-    """The base, what arrives by every method, and the base fine-tuned itself."""
-    record, (base, moved, ceiling) = RunRecord("evaluate"), models
-    where = name.lower()
-    named = {
-        where: (f"{name} as it is", base),
-        **{f"{where}-{method}": (f"{name} + {how}", moved[method]) for method, how in METHODS.items()},
-        f"{where}-tuned": (f"ceiling: {name} fine-tuned itself", ceiling),
-    }
-    draws = staging.plan.draws
-    rows = [
-        DemoRow(called, staging.folder / place, staging.measure(model, draws))
-        for place, (called, model) in named.items()
-    ]
-    metadata = evaluation(staging.judged(draws), rows)
-    write_result(staging.folder, record, metadata, result)
-    return metadata
-
-
-def swept(staging: DigitsDemo, b: Any, moved: dict[str, Any]) -> dict[str, Any]:
-    """B + α·π(τ), which lies on the straight line through B and what was moved with α = 1."""
-    record, before = RunRecord("sweep"), staging.measure(b, 1)
-    start = {name: tensor.clone() for name, tensor in b.state_dict().items()}
-    blend = copy.deepcopy(b)
-
-    def at(method: str, alpha: float) -> DemoScores:
-        end = moved[method].state_dict()
-        blend.load_state_dict({name: torch.lerp(start[name], end[name], alpha) for name in start})
-        return staging.measure(blend, 1)
-
-    curves = [curve(method, before, partial(at, method)) for method in SWEPT]
-    names = {what: str(staging.folder / name) for what, name in SWEEP.items()}
-    metadata = sweep(names, staging.judged(1), before, curves)
-    write_result(staging.folder, record, metadata)
-    return metadata
-
-
-def between(folder: Path) -> dict[str, Any]:
-    """The loss on the straight way from A to B, and from π(A) to B."""
-    record, ends = RunRecord("barrier"), (folder / "a", folder / "b")
-    plain, moved = (
-        barrier(*ends, via=pi, data=folder / "support.safetensors", points=7)
-        for pi in (None, pi_of(folder, "b", "guarded"))
-    )
-    metadata = curves_metadata({"vanilla": plain, "guarded": moved})
-    write_result(folder, record, metadata)
-    return metadata
-
-
-def shuffle(staging: DigitsDemo, model: Any) -> float:
-    """Save a model with its units shuffled; gives the largest difference that this makes."""
-    plain = staging.save(model, "successor-in-order")
-    exact = in_disorder(staging, plain)
-    apply(exact, plain).save(staging.folder / "successor")
-    exact.save(staging.folder / "pi-shuffled.safetensors")
-    return verify(plain, via=exact).difference
-
-
-def save_shuffled(staging: DigitsDemo, model: Any, name: str) -> None:
-    """Save a fine-tune of the successor in the order that the successor was saved in."""
-    plain = staging.save(model, f"{name}-in-order")
-    apply(in_disorder(staging, plain), plain).save(staging.folder / name)
-
-
-def in_disorder(staging: DigitsDemo, model: Path) -> Alignment:
-    """The successor's new order of units, which is the same for all models of its shape."""
-    return align(model, model, method="random", residual="tied", seed=staging.seed)
 
 
 def load(folder: Path) -> Any:
-    """A model, as its library reads it."""
+    """Load a model with transformers."""
     return require_library("transformers").ViTForImageClassification.from_pretrained(folder).eval()

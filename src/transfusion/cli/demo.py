@@ -104,12 +104,12 @@ def _below(result: dict[str, Any]) -> str:
     task, support = result["onto_b"]["task"], result["onto_b"]["support"]
     lines = [
         f"Accuracy in %, gains in points over the first row. Task: {task['data']}, {task['question']}",
-        f"Support, what the base could do before: {support['data']}, {support['question']}",
-        f"Of the gap: the part of the way to the ceiling that is made without data. Seed {result['seed']}.",
+        f"Support, which the base could do before: {support['data']}, {support['question']}",
+        f"Of the gap: the share of the gap to the ceiling closed without data. Seed {result['seed']}.",
     ]
     if "proof" in result:
         lines.append(
-            "Shuffling changed nothing that the successor computes: largest difference"
+            "The shuffled successor computes the same as before: largest difference"
             f" {result['proof']:.1g} in float64."
         )
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
 from transfusion.matching.alignment_run import align
 from transfusion.model.bases import ConfigArgument, open_bases
 from transfusion.model.model import Model
-from transfusion.reporting.figures.sweep_figure import draw_sweep
+from transfusion.reporting.charts.result_figures import draw_sweep
 from transfusion.reporting.result_files import Paths, ResultFiles
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress

@@ -23,7 +23,7 @@ from transfusion.evaluation.model_comparison import DataReference
 from transfusion.evaluation.scores import Score, gain
 from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
 from transfusion.model.bases import ConfigArgument, open_bases
-from transfusion.reporting.figures.fewshot_figure import draw_fewshot
+from transfusion.reporting.charts.result_figures import draw_fewshot
 from transfusion.reporting.result_files import Paths, ResultFiles, require_places
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress

@@ -1,9 +1,9 @@
-"""Reports: a run and what was measured of it, as one page of HTML.
+"""Reports: a run and its results, as one page of HTML.
 
-`report_inputs` gathers the run's metadata, results and π; `result_matching` selects the results that are
-about this run; `report_bases` opens the models that still exist; `unit_quality`, `head_panels` and
-`change_shares` compute what π and the weights show; `pi_sections`, `result_sections` and `proof_sections`
-make sections, and `html_page` writes them into one file with figures from `charts`.
+`report_inputs` reads the run's metadata, results and π. `result_matching` finds the results that are about
+this run. `report_bases` opens the models that still exist. `unit_quality`, `head_panels` and `change_shares`
+compute numbers from π and the weights. `pi_sections`, `result_sections`, `proof_sections` and
+`command_sections` make the sections, with charts from `charts`. `html_page` writes them into one file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.checkpoint.publishing import require_writable
 from transfusion.reporting.change_shares import groups, require_ceiling
+from transfusion.reporting.command_sections import missing_commands, typed_commands
 from transfusion.reporting.head_panels import panels
 from transfusion.reporting.headline import hero
 from transfusion.reporting.html_page import Report
-from transfusion.reporting.missing_sections import missing
-from transfusion.reporting.page_parts import Command, PageSection
+from transfusion.reporting.page_parts import PageSection
 from transfusion.reporting.pi_sections import advice, by_layer, heads, task_vector, what_was_moved
 from transfusion.reporting.proof_sections import time_and_memory
 from transfusion.reporting.report_bases import Bases
-from transfusion.reporting.report_inputs import METADATA, ReportInputs, gather_inputs, inputs_of
+from transfusion.reporting.report_inputs import ReportInputs, gather_inputs, inputs_of
 from transfusion.reporting.result_matching import notes as others
 from transfusion.reporting.result_sections import from_results
 from transfusion.reporting.unit_quality import qualities
@@ -57,78 +57,58 @@ def report(
     results = list(results)
     if output is not None:
         named = via if isinstance(via, str | Path) else None
-        inputs = inputs_of(run, *results, named, ceiling)
-        require_writable(Path(output), force=force, inputs=inputs, folder=False)
-    material = gather_inputs(run, results, via, ceiling)
-    bases = Bases.of(material)
-    require_ceiling(bases.b, material.ceiling)
-    pi, metadata = material.alignment, material.metadata
-    info = _advice(material)
-    quality = qualities(info, pi, bases, material.of("verify"))
+        files = inputs_of(run, *results, named, ceiling)
+        require_writable(Path(output), force=force, inputs=files, folder=False)
+    inputs = gather_inputs(run, results, via, ceiling)
+    bases = Bases.of(inputs)
+    require_ceiling(bases.b, inputs.ceiling)
+    pi, metadata = inputs.alignment, inputs.metadata
+    info = _advice(inputs)
+    quality = qualities(info, pi, bases, inputs.of("verify"))
     sections: list[PageSection] = [what_was_moved(metadata)] if metadata else []
     if info.get("text"):
         sections.append(advice(info, pi.provenance.objective if pi else ()))
-    measured = from_results(material)
+    measured = from_results(inputs)
     sections += [one for one in measured if one.id == "evaluation"]
     if quality is not None:
         sections.append(by_layer(quality))
     if pi is not None and (found := panels(pi, bases)):
         sections.append(heads(found, pi.provenance.policy.heads is HeadPolicy.FLAT))
-    if changed := groups(pi, bases, quality, material.ceiling):
-        sections.append(task_vector(changed, quality, material.ceiling))
+    if changed := groups(pi, bases, quality, inputs.ceiling):
+        sections.append(task_vector(changed, quality, inputs.ceiling))
     sections += [one for one in measured if one.id != "evaluation"]
-    if (time := time_and_memory(_runs(material))) is not None:
+    if (time := time_and_memory(_runs(inputs))) is not None:
         sections.append(time)
-    typed, again = _typed(material), _again(material)
-    if typed or again:
-        lead = "As they were typed." if typed else ""
-        sections.append(PageSection("commands", "Commands", lead, [*typed, *again]))
+    if (commands := typed_commands(inputs)) is not None:
+        sections.append(commands)
     shown = {section.id for section in sections}
     notes = [
-        *([material.without] if material.without else []),
-        *material.left_out,
-        *others(material),
+        *([inputs.without] if inputs.without else []),
+        *inputs.left_out,
+        *others(inputs),
         *bases.notes,
     ]
-    first, lacking = hero(material, info, quality), missing(material, shown)
-    page = Report(first, sections, lacking, notes, material.inputs(via))
+    first, missing = hero(inputs, info, quality), missing_commands(inputs, shown)
+    folder = inputs.folder.absolute().parent
+    page = Report(first, sections, missing, notes, inputs.files(via), folder)
     if output is not None:
         page.save(output, force=force)
     return page
 
 
-def _advice(material: ReportInputs) -> Mapping[str, Any]:
-    if material.metadata is not None:
-        return material.metadata["alignment"].get("advice") or {}
-    return material.alignment.provenance.advice if material.alignment else {}
+def _advice(inputs: ReportInputs) -> Mapping[str, Any]:
+    if inputs.metadata is not None:
+        return inputs.metadata["alignment"].get("advice") or {}
+    return inputs.alignment.provenance.advice if inputs.alignment else {}
 
 
-def _runs(material: ReportInputs) -> list[tuple[str, Mapping[str, Any]]]:
-    """The record of every step: π's own, the story's, those of the results."""
+def _runs(inputs: ReportInputs) -> list[tuple[str, Mapping[str, Any]]]:
+    """The run records of all steps: of π, of the transport and of the results."""
     found: list[tuple[str, Mapping[str, Any]]] = []
-    aligned = material.of("align")
-    if material.alignment is not None and not aligned:
-        found.append(("align", material.alignment.provenance.run))
-    if material.metadata is not None:
-        found.append((material.metadata["verb"], material.metadata.get("run") or {}))
-    found += [(one.verb, one.info.get("run") or {}) for one in material.results]
+    aligned = inputs.of("align")
+    if inputs.alignment is not None and not aligned:
+        found.append(("align", inputs.alignment.provenance.run))
+    if inputs.metadata is not None:
+        found.append((inputs.metadata["verb"], inputs.metadata.get("run") or {}))
+    found += [(one.verb, one.info.get("run") or {}) for one in inputs.results]
     return found
-
-
-def _typed(material: ReportInputs) -> list[Command]:
-    metadata = material.metadata
-    found = (
-        [Command(str(metadata["command"]), metadata["verb"])] if metadata and metadata.get("command") else []
-    )
-    found += [
-        Command(str(one.info["command"]), one.verb) for one in material.results if one.info.get("command")
-    ]
-    return found
-
-
-def _again(material: ReportInputs) -> list[Command]:
-    metadata = material.metadata
-    if not metadata or not metadata.get("repeatable", True) or not material.run.is_dir():
-        return []
-    again = f"transfusion {metadata['verb']} --from {METADATA} -o ../again"
-    return [Command(again, "the same again, bit for bit, from the folder of this run")]

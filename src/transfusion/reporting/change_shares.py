@@ -1,4 +1,4 @@
-"""Shares: which part of the model a fine-tune changed, and how well that part is known in B."""
+"""Shares: which parts of the model a fine-tune changed, and how well these parts match in B."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class TensorGroup:
     """‖τ‖² of its tensors."""
     tensors: int = 0
     found: float | None = None
-    """The quality of the axes that its change lives on; weighted by how much of it lives where."""
+    """The mean quality of its tensors' axes, weighted by ‖τ‖² of each tensor."""
     null: float | None = None
     moved: float | None = None
-    """The cosine between π(τ) and the change that B's own fine-tune made."""
+    """The cosine between π(τ) and the change of B's own fine-tune."""
     unmoved: float | None = None
-    """The same for τ as it is."""
+    """The same cosine for τ as it is."""
     _sums: dict[str, float] = field(default_factory=dict, repr=False)
 
     def add(self, **parts: float) -> None:
@@ -44,7 +44,7 @@ class TensorGroup:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def conclude(self) -> None:
-        """From sums to means and cosines."""
+        """Compute means and cosines from the sums."""
         sums = self._sums
         if sums.get("weight"):
             self.found, self.null = sums["found"] / sums["weight"], sums["null"] / sums["weight"]
@@ -56,9 +56,9 @@ class TensorGroup:
 def groups(
     pi: Alignment | None, bases: Bases, quality: Qualities | None, ceiling: str | None
 ) -> list[TensorGroup]:
-    """Read A and its fine-tunes once, tensor by tensor; the largest share first.
+    """Read A and its fine-tunes once, tensor by tensor, and group the change by role, the largest first.
 
-    With a ceiling, which is B fine-tuned itself, and a single fine-tune, also how π(τ) compares with it.
+    With a single fine-tune and a ceiling (B fine-tuned itself), also compare π(τ) with the ceiling's change.
     """
     a = bases.a
     if a is None or not bases.finetuned:
@@ -90,7 +90,7 @@ def groups(
 
 @dataclass(frozen=True)
 class _Together:
-    """The moved change beside the one that B's own fine-tune made."""
+    """The moved change and the change of B's own fine-tune."""
 
     moved: TaskVectorSource | None
     own: TaskVectorSource
@@ -116,7 +116,7 @@ class _Together:
 
 
 def require_ceiling(b: Model | None, ceiling: str | None) -> None:
-    """Refuse a ceiling that is no fine-tune of B, as `transport` would; without B, nothing can be said."""
+    """Refuse a ceiling that is no fine-tune of B, as `transport` would."""
     if b is None or ceiling is None:
         return
     try:
@@ -130,7 +130,7 @@ def _source(plan: TransportPlan, place: str) -> TaskVectorSource:
 
 
 def _together(sources: Sequence[TaskVectorSource], name: str, a: Model) -> Iterator[tuple[Tensor, ...]]:
-    """The changes of one tensor side by side, some rows at a time where that can be had."""
+    """Yield the changes of one tensor from all sources, in blocks of rows if possible."""
     by_rows = all(source.by_rows(name) for source in sources)
     for rows in row_blocks(a.info(name).shape, BLOCK if by_rows else None):
         yield tuple(source.change(name, rows).to(torch.float64) for source in sources)

@@ -14,7 +14,9 @@ from transfusion.model.model import Model, Reference
 
 
 def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a model, or a file of π, is: the data behind ``transfusion inspect``.
+    """Describe a model or a file of π: the data behind ``transfusion inspect``.
+
+    ``reference`` is a model's folder, file or hub id, or a file of π. ``config`` replaces the config.json.
 
     >>> about = transfusion.inspect("models/a")
     >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
@@ -28,7 +30,7 @@ def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | No
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """What a model is, and its axes: the same axis of all blocks on one line."""
+    """Describe a model and its axes; the same axis of all blocks is one entry."""
     architecture = model.architecture
     kinds: dict[tuple[Any, ...], list[Space]] = defaultdict(list)
     for space in architecture.spaces.values():
@@ -69,7 +71,7 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def describe_alignment(alignment: Alignment) -> dict[str, Any]:
-    """What a π moves: how much stays in place per axis, where heads go, how the objective rose."""
+    """Describe a π: the share of units in place per axis, the heads, the objective."""
     metadata = alignment.provenance
     axes = {}
     for id in alignment.sizes:
@@ -109,12 +111,12 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
 
 
 def _pattern(id: str | None) -> str | None:
-    """The same axis in any block: ``layer.*.head``."""
+    """Return the name of an axis in any block: ``layer.*.head``."""
     return None if id is None else ".".join("*" if part.isdigit() else part for part in id.split("."))
 
 
 def _short(id: str) -> str:
-    """The axis alone, as the table writes it."""
+    """Return the name of the axis alone."""
     return id.rsplit(".", 1)[-1]
 
 

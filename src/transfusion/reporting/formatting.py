@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Formats of numbers and names on the page."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ KINDS = {
     "cross_qk": "queries and keys of cross-attention",
     "cross_vo": "values of cross-attention",
 }
-"""What the axes that most tables have are called on the page."""
+"""Names of common axes on the page."""
 RATES = ("accuracy", "matthews", "f1")
 _NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
 def layer_of(id: str) -> int | None:
-    """The number of the block that an axis or a tensor belongs to."""
+    """Return the number of the block of an axis or a tensor, if it has one."""
     found = _NUMBER.search(id)
     return int(found[1]) if found else None
 
 
 def kind_of(id: str) -> str:
-    """What an axis is, without its block: ``layer.3.head`` is ``head``; of several stacks, with the stack."""
+    """Return an axis without its block: ``layer.3.head`` is ``head``, ``encoder.3.qk`` is ``encoder.qk``."""
     stack, _, axis = id.rpartition(".")
     stack = re.sub(r"\.?\d+$", "", stack)
     return axis if stack in ("", "layer") else f"{stack}.{axis}"
 
 
-def spoken(kind: str) -> str:
-    """A kind of axis in words."""
+def axis_name(kind: str) -> str:
+    """Return the name of a kind of axis on the page."""
     stack, _, axis = kind.rpartition(".")
     words = KINDS.get(axis, axis)
     return f"{words} ({stack})" if stack else words
 
 
 def short(name: object) -> str:
-    """The last part of a path or hub id."""
+    """Return the last part of a path or hub id."""
     return str(name).rstrip("/").rsplit("/", 1)[-1]
 
 
 def number(value: float | None) -> str:
-    """A plain number."""
+    """Format a number."""
     if value is None:
         return "–"
     if value and abs(value) < 1e-3:
@@ -60,41 +60,41 @@ def number(value: float | None) -> str:
 
 
 def brief(value: float) -> str:
-    """A number with three digits, as on a scale."""
+    """Format a number with three digits, as on a scale."""
     return f"{round(value, 10) + 0.0:.3g}".replace("-", "−")
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A share, in percent; −0 is 0."""
+    """Format a share in percent."""
     if value is None:
         return "–"
     return f"{round(100 * value, digits) + 0.0:.{digits}f} %".replace("-", "−")
 
 
 def signed(value: float | None, digits: int = 1) -> str:
-    """A difference, with its sign."""
+    """Format a difference with its sign."""
     if value is None:
         return "–"
     return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
 
 
 def measured(value: float | None, metric: str) -> str:
-    """A score in the way of its metric: rates in percent."""
+    """Format a score: rates in percent, losses as numbers."""
     return percent(value, 1) if metric in RATES else number(value)
 
 
 def gained(value: float | None, metric: str) -> str:
-    """A gain in the way of its metric: points for rates, a plain difference for a loss."""
+    """Format a gain: in points for rates, as a number for losses."""
     return signed(value, 1) if metric in RATES else signed(value, 3)
 
 
 def gain_unit(metric: str) -> str:
-    """What gains of a metric are counted in."""
+    """Return the unit of a metric's gains."""
     return "points" if metric in RATES else f"{metric}, less is better"
 
 
 def seconds(value: float) -> str:
-    """A time."""
+    """Format a time."""
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -103,7 +103,7 @@ def seconds(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes."""
+    """Format a number of bytes."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"
@@ -112,11 +112,11 @@ def size(count: float) -> str:
 
 
 def numbered(id: str, results: Sequence[object], place: int) -> str:
-    """An id of its own for each of several results."""
+    """Return an id with a number, if there are several results."""
     return id if len(results) == 1 else f"{id}-{place + 1}"
 
 
 def listed(items: Iterable[str]) -> str:
-    """A, B and C."""
+    """Join items as in "A, B and C"."""
     *rest, last = list(items) or [""]
     return f"{', '.join(rest)} and {last}" if rest else last

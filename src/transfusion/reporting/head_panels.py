@@ -1,4 +1,4 @@
-"""Heads: which head of A went to which head of B; of units that left their heads, how much went where."""
+"""Heads: which head of A becomes which head of B, or the shares if units leave their heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map, Permutation, Rotation, TransportMap
 from transfusion.architecture.architecture import HeadPolicy
-from transfusion.reporting.formatting import kind_of, layer_of, spoken
+from transfusion.reporting.formatting import axis_name, kind_of, layer_of
 from transfusion.reporting.report_bases import Bases
 
 Matrix = NDArray[np.floating[Any]]
@@ -29,20 +29,19 @@ class Panel:
     shares: Matrix
 
     def strongest(self) -> list[tuple[int, int, float]]:
-        """For every head of B, the head of A that most of it comes from, and how much."""
+        """For every head of B, the head of A with the largest share, and the share."""
         return [(to, int(row.argmax()), float(row.max())) for to, row in enumerate(self.shares)]
 
     @property
     def stays(self) -> float:
-        """The share of heads of which most comes from the same place."""
+        """The fraction of heads whose largest share comes from the same head of A."""
         return float(np.mean([to == source for to, source, _ in self.strongest()]))
 
 
 def panels(pi: Alignment, bases: Bases) -> list[Panel]:
-    """A matrix for every axis that others lie within and that nothing encloses, block by block.
+    """Return a matrix for every axis of heads, block by block.
 
-    Where the boundaries of heads were ignored, one for all that used to lie within a head; which that is,
-    the bases tell.
+    If π ignores the boundaries of heads, return one for each axis that lies within heads in the bases.
     """
     flat = pi.provenance.policy.heads is HeadPolicy.FLAT
     parents: Mapping[str, str] = bases.a.architecture.parents if flat and bases.a else pi.parents
@@ -65,19 +64,19 @@ def panels(pi: Alignment, bases: Bases) -> list[Panel]:
 
 
 def _of_groups(pi: Alignment, id: str, within: str) -> Panel | None:
-    """Heads that share their keys in groups: a group goes somewhere, and its heads within it."""
+    """Combine the maps of groups and of the heads within each group (grouped-query attention)."""
     groups, heads = pi.maps[id], pi.maps.get(within, Permutation.identity(pi.sizes[within], pi.sizes[id]))
     if not (isinstance(groups, Permutation) and isinstance(heads, Permutation)):
         return None
     sources = pi.lineage(within)[:, None] * heads.size + heads.index
     layer = layer_of(id)
-    title = spoken(kind_of(id).removesuffix("group") + "head")
+    title = axis_name(kind_of(id).removesuffix("group") + "head")
     title = title if layer is None else f"layer {layer} · {title}"
     return Panel(within, title, np.asarray(np.eye(sources.size)[sources.reshape(-1)]))
 
 
 def shares_of(map_: Map) -> Matrix:
-    """How much of each unit of B comes from each unit of A: the squares of a rotation's numbers."""
+    """Return the share of each unit of A in each unit of B; for a rotation, its squared entries."""
     match map_:
         case Permutation():
             return np.asarray(np.eye(map_.size)[map_.index[0]])
@@ -89,12 +88,12 @@ def shares_of(map_: Map) -> Matrix:
 
 
 def _blocks(matrix: Matrix, count: int) -> Matrix:
-    """What goes from block to block, as a share of what a block has."""
+    """Return the share that each block of rows takes from each block of columns."""
     width = len(matrix) // count
     return np.asarray(matrix.reshape(count, width, count, width).sum(axis=(1, 3)) / width)
 
 
 def _title(id: str) -> str:
     layer = layer_of(id)
-    kind = spoken(kind_of(id))
+    kind = axis_name(kind_of(id))
     return kind if layer is None else f"layer {layer} · {kind}"

@@ -1,14 +1,15 @@
-"""The beginning of a page: the story at a glance."""
+"""The head of a page: title, verdict, main numbers and the picture of π."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.reporting.charts.strands import StrandChart
+from transfusion.reporting.charts.page_charts import StrandChart
 from transfusion.reporting.formatting import (
     RATES,
+    axis_name,
     brief,
     gain_unit,
     gained,
@@ -18,21 +19,27 @@ from transfusion.reporting.formatting import (
     measured,
     percent,
     short,
-    spoken,
 )
 from transfusion.reporting.head_panels import shares_of
 from transfusion.reporting.page_parts import Hero, Number, PageFigure, PageTable
 from transfusion.reporting.report_inputs import ReportInputs
-from transfusion.reporting.result_matching import own, own_row, place_of, targets
+from transfusion.reporting.result_matching import model_location, own, own_row, targets
 from transfusion.reporting.unit_quality import Qualities
 from transfusion.transportation.alpha import Alpha
 
 _GOOD = ("alignable", "same lineage")
+WELL_PREDICTED = 0.5
+"""The share of B's activations from which on a prediction counts as good."""
+TERMS = (
+    ("task", "data of what the fine-tune was trained for"),
+    ("support", "data of what B could do before, which B should still be able to do"),
+    ("null", "the same measure where there is nothing to find; what is not above the null is chance"),
+)
 
 
-def hero(material: ReportInputs, info: Mapping[str, Any], quality: Qualities | None) -> Hero:
-    """What was moved onto what, the verdict, and the main numbers."""
-    tuned, a, b, method = names(material)
+def hero(inputs: ReportInputs, info: Mapping[str, Any], quality: Qualities | None) -> Hero:
+    """Make the head of a page from the inputs, the advice and the quality of the axes."""
+    tuned, a, b, method = names(inputs)
     advice = dict(info)
     verdict = str(advice.get("verdict", "no advice"))
     if verdict == "predicted" and advice.get("found") is not None:
@@ -41,58 +48,84 @@ def hero(material: ReportInputs, info: Mapping[str, Any], quality: Qualities | N
         title, moved = f"{listed(map(short, tuned))}, moved onto {short(b)}", True
     else:
         title, moved = (
-            (f"From {short(a)} to {short(b)}" if a and b else f"Results in {short(material.run.resolve())}"),
+            (f"From {short(a)} to {short(b)}" if a and b else f"Results in {short(inputs.run.resolve())}"),
             False,
         )
     stations = [("A", short(a), "the base that was fine-tuned")] if a else []
-    stations += [("τ", listed(map(short, tuned)), "what the fine-tune changed")] if tuned else []
-    stations += [("π", method, "how units of A were found in B")] if method else []
+    stations += [("τ", listed(map(short, tuned)), "the change that the fine-tune made")] if tuned else []
+    stations += [("π", method, "the method that matched units of A with B")] if method else []
     stations += [("B", short(b), "the new base")] if b else []
     summary = (
-        "A fine-tune, rewritten in the terms of a new base and added to it, without training: B + α·π(τ)."
+        "A fine-tune of A, moved onto the new base B without training: B + α·π(τ)."
         if moved
-        else "What was measured, in one place."
+        else "Results in one place."
     )
-    numbers = [*_measured(material, b=b), *_without_data(material, quality)][:4]
-    if material.metadata is None and len(several := targets(material)) > 1:
+    numbers = [*_measured(inputs, b=b), *_without_data(inputs, quality)][:4]
+    if inputs.metadata is None and len(several := targets(inputs)) > 1:
         numbers = []
-        summary += f" It is about several targets, {listed(map(short, several))}, so there is no headline."
+        summary += (
+            f" They are about several targets, {listed(map(short, several))}, so no main numbers are shown."
+        )
+    lost = _support_lost(numbers)
+    mood = _mood(advice, lost)
     return Hero(
         title,
         summary,
         stations,
         verdict if advice else "",
         str(advice.get("text", "")),
-        _mood(advice),
+        mood,
         numbers,
-        strands(material.alignment),
+        strands(inputs.alignment),
+        _next_steps(mood, advice, lost),
+        TERMS,
     )
 
 
-def names(material: ReportInputs) -> tuple[list[str], str, str, str]:
-    """The fine-tunes, A, B and the method, from the story, a result or π: whichever tells."""
-    if (metadata := material.metadata) is not None:
+def names(inputs: ReportInputs) -> tuple[list[str], str, str, str]:
+    """Return the fine-tunes, A, B and the method, from the metadata, a result or π."""
+    if (metadata := inputs.metadata) is not None:
         tuned = [str(one["name"]) for one in metadata["finetuned"]]
         return tuned, metadata["base"]["name"], metadata["onto"]["name"], metadata["alignment"]["method"]
-    if len(targets(material)) > 1:
+    if len(targets(inputs)) > 1:
         return [], "", "", ""
-    for result in (*material.of("sweep"), *material.of("fewshot")):
+    for result in (*inputs.of("sweep"), *inputs.of("fewshot")):
         if {"finetuned", "base", "onto"} <= result.info.keys():
             method = next((one["method"] for one in result.info["curves"] if one.get("method")), "")
             return [str(result.info["finetuned"])], str(result.info["base"]), str(result.info["onto"]), method
-    if (pi := material.alignment) is not None:
+    if (pi := inputs.alignment) is not None:
         return [], pi.provenance.source, pi.provenance.target, pi.provenance.method
-    for result in material.of("barrier"):
+    for result in inputs.of("barrier"):
         return [], str(result.info.get("a", "")), str(result.info.get("b", "")), ""
     return [], "", "", ""
 
 
-def _mood(advice: Mapping[str, Any]) -> str:
-    if advice.get("verdict") in _GOOD:
-        return "good"
-    if advice.get("verdict") == "predicted":
-        return "good" if advice.get("found", 0.0) > advice.get("null", 0.0) + 0.1 else "bad"
+def _mood(advice: Mapping[str, Any], support_lost: bool) -> str:
+    """Judge a result: ``good`` only if π is well founded and no loss of support was measured."""
+    verdict, found = advice.get("verdict"), advice.get("found", 0.0)
+    if verdict in _GOOD or (verdict == "predicted" and found >= WELL_PREDICTED):
+        return "fair" if support_lost else "good"
+    if verdict == "predicted" and found > advice.get("null", 0.0) + 0.1:
+        return "fair"
     return "bad" if advice else ""
+
+
+def _support_lost(numbers: Sequence[Number]) -> bool:
+    return any(one.name.startswith("support") and one.mood == "bad" for one in numbers)
+
+
+def _next_steps(mood: str, advice: Mapping[str, Any], support_lost: bool) -> list[str]:
+    """Say what to try, if a result is not good."""
+    if mood not in ("fair", "bad"):
+        return []
+    steps = ["transport with --method auto --alpha auto, which compares the methods and chooses α"]
+    if advice.get("verdict") == "predicted":
+        steps.append("give align more inputs of your own with --calibrate")
+    if support_lost:
+        steps.append("choose a smaller α: transfusion sweep shows what the support loses at each")
+    else:
+        steps.append("evaluate on the support as well (--support), before you rely on this model")
+    return steps
 
 
 def _better(gain: float | None, metric: str) -> str:
@@ -101,18 +134,18 @@ def _better(gain: float | None, metric: str) -> str:
     return "good" if (gain > 0) == (metric in RATES) else "bad"
 
 
-def _measured(material: ReportInputs, *, b: str) -> list[Number]:
-    """Gains, from an evaluation of this output, or else from a sweep."""
-    for result in own(material, "evaluate"):
+def _measured(inputs: ReportInputs, *, b: str) -> list[Number]:
+    """Return the gains from an evaluation of this output, or else from a sweep."""
+    for result in own(inputs, "evaluate"):
         info = result.info
-        models = {place_of(one["model"]): one for one in info["models"]}
-        row = own_row(material, info) if material.metadata is not None else _only_row(material, info)
+        models = {model_location(one["model"]): one for one in info["models"]}
+        row = own_row(inputs, info) if inputs.metadata is not None else _only_row(inputs, info)
         if row is not None:
-            ceiling = models.get(place_of(material.ceiling)) if material.ceiling else None
-            zero = models.get(place_of(b or info.get("against")))
-            note = "" if material.metadata is not None else short(row["model"])
+            ceiling = models.get(model_location(inputs.ceiling)) if inputs.ceiling else None
+            zero = models.get(model_location(b or info.get("against")))
+            note = "" if inputs.metadata is not None else short(row["model"])
             return _gains(row, info, note) + _gap(row, zero, ceiling)
-    for result in own(material, "sweep"):
+    for result in own(inputs, "sweep"):
         info = result.info
         curves = [one for one in info["curves"] if one.get("method")] or info["curves"]
         best = max(curves, key=lambda one: one["points"] and _gain_at_best(one, info["task"]["metric"]))
@@ -122,10 +155,10 @@ def _measured(material: ReportInputs, *, b: str) -> list[Number]:
     return []
 
 
-def _only_row(material: ReportInputs, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The one model of an evaluation that is neither B nor the ceiling; none, if there are several."""
-    known = {place_of(one) for one in (info.get("against"), info.get("ceiling"), material.ceiling) if one}
-    rows = [one for one in info["models"] if place_of(one["model"]) not in known and one.get("gain")]
+def _only_row(inputs: ReportInputs, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the only model of an evaluation besides B and the ceiling, if there is one."""
+    known = {model_location(one) for one in (info.get("against"), info.get("ceiling"), inputs.ceiling) if one}
+    rows = [one for one in info["models"] if model_location(one["model"]) not in known and one.get("gain")]
     return rows[0] if len(rows) == 1 else None
 
 
@@ -158,7 +191,7 @@ def _gap(
     zero: Mapping[str, Any] | None,
     ceiling: Mapping[str, Any] | None,
 ) -> list[Number]:
-    """How much of the way from B to B fine-tuned itself."""
+    """Return the share of the gap between B and B fine-tuned itself."""
     if zero is None or ceiling is None:
         return []
     start, end, here = (one["task"]["value"] for one in (zero, ceiling, own))
@@ -168,22 +201,22 @@ def _gap(
     return [Number(percent((here - start) / (end - start)), "of the gap", note)]
 
 
-def _without_data(material: ReportInputs, quality: Qualities | None) -> list[Number]:
+def _without_data(inputs: ReportInputs, quality: Qualities | None) -> list[Number]:
     found: list[Number] = []
     if quality is not None:
         mean = sum(axis.found for axis in quality.axes) / len(quality.axes)
         null = sum(axis.null for axis in quality.axes) / len(quality.axes)
-        found.append(Number(f"{mean:.2f}", quality.title, f"the mean over axes; {null:.2f} in the null"))
-    if (metadata := material.metadata) is not None:
+        found.append(Number(f"{mean:.2f}", quality.title, f"the mean over axes; the null is {null:.2f}"))
+    if (metadata := inputs.metadata) is not None:
         alpha = Alpha.of(metadata["alpha"]) if metadata.get("alpha") is not None else Alpha()
         value = f"{alpha.default:g}" if not alpha.patterns else "by layer"
         found.append(Number(str(metadata.get("moved", 0)), "tensors moved", ""))
-        found.append(Number(value, "α", "how much of τ was added"))
+        found.append(Number(value, "α", "the factor of τ"))
     return found
 
 
 def strands(pi: Alignment | None) -> PageFigure | None:
-    """Threads for one axis of the middle of the model: neurons, if they move, or the stream."""
+    """Draw π for one axis from the middle of the model: neurons if they move, else the stream."""
     if pi is None:
         return None
     single = [id for id, map_ in pi.maps.items() if map_.rows == 1 and not map_.is_identity()]
@@ -197,10 +230,10 @@ def strands(pi: Alignment | None) -> PageFigure | None:
 def _threads(pi: Alignment, id: str) -> PageFigure:
     shares = shares_of(pi.maps[id])
     layer = layer_of(id)
-    what = spoken(kind_of(id)) + (f" of layer {layer}" if layer is not None else "")
+    what = axis_name(kind_of(id)) + (f" of layer {layer}" if layer is not None else "")
     rows = [(str(to), str(int(row.argmax())), percent(float(row.max()))) for to, row in enumerate(shares)]
     table = PageTable(["unit of B", "mostly from A's", "share"], rows)
-    where = f"where units of B come from in A, by this π, which moves {len(pi.maps)} axes."
+    where = f"which units of A become which units of B. This π moves {len(pi.maps)} axes."
     caption = f"{what[:1].upper()}{what[1:]}: {where}"
     return PageFigure(
         "strands", f"π, drawn: {what}", StrandChart(shares, ("A", "B"), caption), table, caption

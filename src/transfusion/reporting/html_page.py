@@ -1,10 +1,9 @@
-"""The page: one file of HTML that needs nothing else."""
+"""The page: one file of HTML that loads nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from markupsafe import Markup
 from transfusion import __version__
 from transfusion.checkpoint.publishing import publish_file, require_writable, write_text
 from transfusion.reporting.page_parts import Command, Hero, PageSection
+from transfusion.runtime.shareable_paths import shareable_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,17 +24,19 @@ class Report:
     sections: Sequence[PageSection]
     missing: Sequence[Command]
     notes: Sequence[str]
-    """What could not be looked at, and why."""
+    """What could not be read, and why."""
     inputs: Sequence[Path] = ()
-    """What it was made of, which it never overwrites."""
+    """The files that were read, which the page never overwrites."""
+    root: Path = Path()
+    """The folder that holds the run. Paths on the page are relative to it."""
 
     def __repr__(self) -> str:
         return f"<report: {self.hero.title}, {len(self.sections)} sections>"
 
     def html(self) -> str:
-        """The whole page as text."""
+        """Return the whole page as text. It holds no absolute path of this machine."""
         style, script = (Markup(_resource(name)) for name in ("style.css", "script.js"))
-        template = _environment().get_template("page.html.jinja")
+        template = self._environment().get_template("page.html.jinja")
         return template.render(
             hero=self.hero,
             sections=self.sections,
@@ -45,22 +47,26 @@ class Report:
             script=script,
         )
 
+    def _environment(self) -> Environment:
+        def without_paths(value: object) -> object:
+            if isinstance(value, str) and not isinstance(value, Markup):
+                return shareable_text(value, self.root, self.inputs)
+            return value
+
+        return Environment(
+            loader=PackageLoader("transfusion.reporting", "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=StrictUndefined,
+            finalize=without_paths,
+        )
+
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the page; an existing file is replaced only with ``force``, and what was read never."""
+        """Write the page. ``force`` replaces an existing file, but never a file that was read."""
         require_writable(Path(path), force=force, inputs=self.inputs, folder=False)
         text = self.html()
         return publish_file(Path(path), lambda staged: write_text(staged, text), force=force)
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("transfusion.reporting", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
 
 
 def _resource(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Parts: what a page is made of, as data. The template gives each kind its form."""
+"""The parts of a page as data; the templates turn them into HTML."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import ClassVar, TypeAlias
 
 from markupsafe import Markup
 
-from transfusion.reporting.charts.canvas import NARROW, WIDE
+from transfusion.reporting.charts.page_svg import NARROW, WIDE
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """Rows under a head; numbers stand to the right from column ``numbers`` on."""
+    """A table. Columns from ``numbers`` on are aligned to the right."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -26,7 +26,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A drawing, the numbers behind it, and what it shows."""
+    """A chart with its table of numbers and its caption."""
 
     id: str
     title: str
@@ -34,23 +34,23 @@ class PageFigure:
     table: PageTable
     caption: str = ""
     opened: bool = False
-    """Whether the numbers are seen from the beginning."""
+    """Whether the table is open at first."""
     part: ClassVar[str] = "figure"
 
     @property
     def wide(self) -> Markup:
-        """For a desk; all text in it has been escaped when it was drawn."""
+        """The chart for a desk. Its texts are escaped by the chart."""
         return Markup(self.draw(WIDE))
 
     @property
     def narrow(self) -> Markup:
-        """For a phone."""
+        """The chart for a phone."""
         return Markup(self.draw(NARROW))
 
 
 @dataclass(frozen=True)
 class Tabs:
-    """Figures of which one is seen at a time."""
+    """Figures of which one is shown at a time."""
 
     id: str
     label: str
@@ -77,7 +77,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, to be copied."""
+    """A command line with a button to copy it."""
 
     text: str
     what: str = ""
@@ -96,7 +96,7 @@ class PageSection:
     lead: str
     parts: Sequence[Part]
     short: str = ""
-    """Its name in the list of contents."""
+    """The name in the list of contents."""
 
     @property
     def name(self) -> str:
@@ -105,25 +105,29 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Number:
-    """One of the numbers that tell the story at a glance."""
+    """One of the main numbers."""
 
     value: str
     name: str
     note: str = ""
     mood: str = ""
-    """``good``, ``bad`` or nothing."""
+    """``good``, ``fair``, ``bad`` or nothing."""
 
 
 @dataclass(frozen=True)
 class Hero:
-    """The beginning: what was moved onto what, how, and what came of it."""
+    """The head of the page."""
 
     title: str
     summary: str
     stations: Sequence[tuple[str, str, str]]
-    """What is on the way: a sign, a name, and what it is."""
+    """A, τ, π and B: symbol, name and explanation."""
     verdict: str
     advice: str
     mood: str
     numbers: Sequence[Number]
     strands: PageFigure | None = None
+    next_steps: Sequence[str] = ()
+    """What to try, if the result should not be relied upon as it is."""
+    terms: Sequence[tuple[str, str]] = ()
+    """Words of the page with their meanings."""

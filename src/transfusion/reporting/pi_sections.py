@@ -6,21 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transfusion.reporting.change_shares import TensorGroup
-from transfusion.reporting.charts.bars import BarChart
-from transfusion.reporting.charts.heat_map import HeatMap
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
-from transfusion.reporting.formatting import listed, number, percent, short, spoken
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart
+from transfusion.reporting.formatting import axis_name, listed, number, percent, short
 from transfusion.reporting.head_panels import Panel
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
 from transfusion.reporting.unit_quality import AxisQuality, Qualities
 from transfusion.transportation.alpha import Alpha
 
 NOTABLE = 0.25
-"""A chart of cosines reaches at least so far, lest cosines of nothing fill it."""
+"""The least end of the scale for cosines, so that tiny cosines look tiny."""
 
 
 def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
-    """Inputs, settings and what became of the tensors."""
+    """List the inputs, the settings and the numbers of tensors."""
     pi = metadata["alignment"]
     rows = [("fine-tune", _input(one)) for one in metadata["finetuned"]]
     rows += [("its base, A", _input(metadata["base"])), ("the new base, B", _input(metadata["onto"]))]
@@ -33,7 +31,7 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
     rows.append(("tensors", _tensors(metadata)))
     if (output_shift := metadata.get("output_shift") or {}).get("direction") is not None:
         info = f"cosine {number(output_shift['direction'])}, {number(output_shift['size'])} of its size"
-        rows.append(("change of B's outputs beside that of A's", f"{info}, on {output_shift['probes']}"))
+        rows.append(("change of B's outputs, compared with A's", f"{info}, on {output_shift['probes']}"))
     what = "adapter" if metadata.get("kind") == "adapter" else "model"
     lead = f"B + α·π(τ), written as {'an' if what == 'adapter' else 'a'} {what} that loads wherever B does."
     return PageSection("moved", "What was moved", lead, [Facts(rows)], "Moved")
@@ -45,15 +43,15 @@ def _input(info: Mapping[str, Any]) -> str:
 
 def _tensors(metadata: Mapping[str, Any]) -> str:
     parts = [f"{metadata.get('moved', 0)} moved"]
-    parts += [f"{metadata['unchanged']} as B has them"] if metadata.get("unchanged") else []
-    for key, words in (("carried", "carried over from the fine-tune"), ("dropped", "of B dropped")):
+    parts += [f"{metadata['unchanged']} unchanged from B"] if metadata.get("unchanged") else []
+    for key, words in (("carried", "copied from the fine-tune"), ("dropped", "of B dropped")):
         parts += [f"{len(metadata[key])} {words}"] if metadata.get(key) else []
     parts += [f"{metadata['new_tokens']} new tokens"] if metadata.get("new_tokens") else []
     return ", ".join(parts)
 
 
 def advice(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageSection:
-    """The verdict, and the numbers behind it."""
+    """Show the verdict and its numbers."""
     text = str(info["text"])
     parts: list[Part] = [Prose(f"{text[:1].upper()}{text[1:]}.")]
     if "margins" in info:
@@ -66,17 +64,17 @@ def advice(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageSection
         parts.append(
             PageFigure(
                 "ways",
-                "The ways that were compared",
+                "Methods compared",
                 BarChart(
-                    rows, ["share predicted"], "Share of B's activations predicted, by way", percent, top=1
+                    rows, ["share predicted"], "Share of B's activations predicted, by method", percent, top=1
                 ),
                 PageTable(
-                    ["way", "share predicted"], [(way, percent(share, 1)) for way, share in ways.items()]
+                    ["method", "share predicted"], [(way, percent(share, 1)) for way, share in ways.items()]
                 ),
-                f"{info['chosen']} was chosen: the simplest way that predicts B about as well as any.",
+                f"{info['chosen']} was chosen: the simplest method that predicts B about as well as any.",
             )
         )
-    return PageSection("advice", f"Advice: {info['verdict']}", "Whether to rely on this π.", parts, "Advice")
+    return PageSection("advice", f"Advice: {info['verdict']}", "Can you rely on this π?", parts, "Advice")
 
 
 def _objective(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageFigure:
@@ -85,8 +83,8 @@ def _objective(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageFig
     swept = f" It was found in {len(objective) - 1} sweeps." if len(objective) > 1 else ""
     share = info.get("share")
     null = (
-        f" From the null, which is what the same search finds between models that have nothing in common, to"
-        f" a perfect match, the search came {percent(share)} of the way."
+        f" On a scale from the null (the same search between unrelated models) to a perfect match, the search"
+        f" reached {percent(share)}."
         if share is not None
         else ""
     )
@@ -105,19 +103,26 @@ def _objective(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageFig
 
 
 def _margins(margins: Mapping[str, Mapping[str, float | None]]) -> PageFigure:
-    rows = [(spoken(kind), [one["found"], one["null"]]) for kind, one in margins.items()]
+    rows = [(axis_name(kind), [one["found"], one["null"]]) for kind, one in margins.items()]
     table = [
-        (spoken(kind), number(one["found"]), number(one["null"]), number(one["beyond"]), percent(one["home"]))
+        (
+            axis_name(kind),
+            number(one["found"]),
+            number(one["null"]),
+            number(one["beyond"]),
+            percent(one["home"]),
+        )
         for kind, one in margins.items()
     ]
     return PageFigure(
         "margins",
-        "Found, beside what a search finds in nothing",
+        "Found, compared with the null",
         BarChart(
-            rows, ["found"], "Correlation found for each kind of axis, and in a null", number, "null", top=1
+            rows, ["found"], "Correlation found for each kind of axis, and in the null", number, "null", top=1
         ),
-        PageTable(["kind of axis", "found", "null", "standard deviations beyond", "at home as it is"], table),
-        "Correlations between π(A) and B, the mean over all layers. 1 is a perfect match.",
+        PageTable(["kind of axis", "found", "null", "standard deviations above", "in place"], table),
+        "Correlations between π(A) and B, the mean over all layers. 1 is a perfect match. The null is the"
+        " correlation that the same search finds between unrelated models.",
     )
 
 
@@ -134,18 +139,18 @@ def _predicted(info: Mapping[str, Any]) -> PageFigure:
             top=1,
         ),
         PageTable(["", "share of B's activations"], [(name, percent(value, 1)) for name, value in rows]),
-        f"On {info['probes']}, which π was not found on." if info.get("probes") else "",
+        f"On {info['probes']}, which were not used to find π." if info.get("probes") else "",
     )
 
 
 def by_layer(quality: Qualities) -> PageSection:
-    """Curves over layers: all kinds together, and each beside nothing moving and the null."""
+    """Draw the quality by layer: all kinds of axes together, and each with its comparisons."""
     kinds = quality.kinds()
     means = {
         "nothing moved": _mean(quality.axes, "identity"),
         "null": _mean(quality.axes, "null"),
     }
-    every = [ChartCurve(spoken(kind), _points(axes, "found")) for kind, axes in kinds.items()]
+    every = [ChartCurve(axis_name(kind), _points(axes, "found")) for kind, axes in kinds.items()]
     every += [ChartCurve(name, points, quiet) for quiet, (name, points) in enumerate(means.items(), 1)]
     rows = [(axis.id, number(axis.found), number(axis.identity), number(axis.null)) for axis in quality.axes]
     head = ["axis", "found", "nothing moved", "null"]
@@ -159,7 +164,7 @@ def by_layer(quality: Qualities) -> PageSection:
             ChartCurve("null", _points(axes, "null"), 2),
         ]
         some = [row for row, axis in zip(rows, quality.axes, strict=True) if axis.kind == kind]
-        words = spoken(kind)
+        words = axis_name(kind)
         title = f"{words[:1].upper()}{words[1:]}"
         tabs.append(
             (title, PageFigure(f"layers-{kind}", title, _lines(curves, quality), PageTable(head, some)))
@@ -191,8 +196,8 @@ def _mean(axes: tuple[AxisQuality, ...], what: str) -> list[tuple[float, float]]
 
 
 def heads(panels: list[Panel], flat: bool) -> PageSection:
-    """Which head of A went to which head of B."""
-    chart = HeatMap([(one.title, one.shares) for one in panels], "Which head of A went to which head of B")
+    """Show which head of A becomes which head of B."""
+    chart = HeatMap([(one.title, one.shares) for one in panels], "Which head of A becomes which head of B")
     rows = [
         (one.title, str(to), str(source), percent(share, 0))
         for one in panels
@@ -201,24 +206,24 @@ def heads(panels: list[Panel], flat: bool) -> PageSection:
     stay = sum(one.stays for one in panels) / len(panels)
     left, even = len(panels) - len(chart.shown()), percent(1 / len(panels[0].shares))
     caption = (
-        "Rows are heads of B, columns heads of A; the darker a square, the more of B's head comes from there."
+        "Rows are heads of B, columns heads of A. The stronger the colour, the larger the share of A's head."
     )
     if left:
-        caption += f" {left} of {len(panels)} are left out of the drawing, and are among the numbers."
+        caption += f" {left} of {len(panels)} panels are not drawn; the table has the numbers of all."
     lead = (
-        "This π turns units across the boundaries of heads: a square is the share of a head's energy that"
-        f" comes from a head of A. If none stood for another, all would be {even}."
+        "This π mixes units of different heads: a square is the share of a head's energy that comes from a"
+        f" head of A. Without any correspondence, all squares would be {even}."
         if flat
-        else f"Heads go as a whole. {percent(stay)} of them stay where they are."
+        else f"Heads move as a whole. {percent(stay)} of them stay in place."
     )
     figure = PageFigure(
         "heads", "Heads", chart, PageTable(["", "head of B", "mostly from A's", "share"], rows), caption
     )
-    return PageSection("heads", "Where the heads went", lead, [figure], "Heads")
+    return PageSection("heads", "Heads", lead, [figure], "Heads")
 
 
 def task_vector(groups: list[TensorGroup], quality: Qualities | None, ceiling: str | None) -> PageSection:
-    """Where the change lies, and how well that part is known in B."""
+    """Show which parts of the model changed, and how well these parts match in B."""
     total = sum(group.square for group in groups)
     shares = [(group.role, [group.square / total]) for group in groups]
     table = [
@@ -234,18 +239,18 @@ def task_vector(groups: list[TensorGroup], quality: Qualities | None, ceiling: s
     parts: list[Part] = [
         PageFigure(
             "tau",
-            "Where τ lies",
+            "Where τ is",
             BarChart(
                 shares, ["share of ‖τ‖²"], "Share of the squared task vector by part of the model", _tenths
             ),
-            PageTable(["part", "tensors", "share of ‖τ‖²", "known in B", "null"], table),
-            "The share of ‖τ‖² in each part of the model: what the fine-tune changed most.",
+            PageTable(["part", "tensors", "share of ‖τ‖²", "match in B", "null"], table),
+            "The share of ‖τ‖² in each part of the model.",
         )
     ]
     parts += list(_arriving(groups, quality)) + list(_compared(groups, ceiling))
     largest = listed(group.role for group in groups[:2])
     lead = f"Most of the change is in {largest}." if len(groups) > 1 else ""
-    return PageSection("tau", "The task vector, part by part", lead, parts, "Task vector")
+    return PageSection("tau", "The task vector, by part of the model", lead, parts, "Task vector")
 
 
 def _arriving(groups: list[TensorGroup], quality: Qualities | None) -> Iterator[Part]:
@@ -255,12 +260,12 @@ def _arriving(groups: list[TensorGroup], quality: Qualities | None) -> Iterator[
     rows = [(group.role, [group.found, group.null]) for group in known]
     yield PageFigure(
         "arriving",
-        "How well the units that τ changes are known in B",
-        BarChart(rows, ["known in B"], "Quality of the axes that each part lives on", _two, "null", top=1),
-        PageTable(["part", "known in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
-        f"A measure without data: for every tensor the mean {quality.name} of the axes that it lives on,"
-        " weighted by how much of ‖τ‖² is there. At the null, τ cannot be expected to arrive. Far beyond it,"
-        " it arrives at the right units; what it does there, only an evaluation tells.",
+        "How well the changed units match in B",
+        BarChart(rows, ["match in B"], "Quality of the axes of each part", _two, "null", top=1),
+        PageTable(["part", "match in B", "null"], [(g.role, number(g.found), number(g.null)) for g in known]),
+        f"Measured without data: the mean {quality.name} of each tensor's axes, weighted by the tensor's"
+        " share of ‖τ‖². At the null, π moves τ to arbitrary units. Far above the null, π moves τ to the"
+        " right units; an evaluation shows the effect.",
     )
 
 
@@ -272,13 +277,13 @@ def _compared(groups: list[TensorGroup], ceiling: str | None) -> Iterator[Part]:
     label = "Cosine with the change of B fine-tuned itself"
     yield PageFigure(
         "ceiling",
-        "Beside the change that B's own fine-tune made",
+        "Compared with B's own fine-tune",
         BarChart(rows, ["π(τ)", "τ as it is"], label, _two, top=NOTABLE),
         PageTable(
             ["part", "π(τ)", "τ as it is"], [(g.role, number(g.moved), number(g.unmoved)) for g in known]
         ),
-        f"Cosines with {short(ceiling)} − B. Two fine-tunes of one task find different changes even from one"
-        " base, so a small cosine is no failure; more than τ as it is, is what π has brought.",
+        f"Cosines with {short(ceiling)} − B. Two fine-tunes of one task differ even from the same base, so a"
+        " small cosine is no failure. The gain of π is the difference from τ as it is.",
     )
 
 

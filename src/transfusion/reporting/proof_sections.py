@@ -1,20 +1,19 @@
-"""The sections about what running the models has shown, and what it took."""
+"""The sections of `barrier` and `verify`, and of time and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transfusion.reporting.charts.bars import BarChart
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.formatting import brief, number, numbered, percent, seconds, short, size
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
 from transfusion.reporting.report_inputs import ReportInputs, Result, about
 from transfusion.reporting.result_matching import mark
 
 
-def barriers(material: ReportInputs, results: list[Result]) -> PageSection:
-    """The loss on the way from π(A) to B."""
+def barriers(inputs: ReportInputs, results: list[Result]) -> PageSection:
+    """Show the loss between π(A) and B."""
     parts: list[Part] = []
     for place, result in enumerate(results):
         info, id = result.info, numbered("barrier", results, place)
@@ -45,27 +44,27 @@ def barriers(material: ReportInputs, results: list[Result]) -> PageSection:
             (
                 one["label"],
                 number(one["height"]),
-                "" if one["faithful"] else "π(A) does not compute what A computes",
+                "" if one["faithful"] else "π(A) does not compute the same as A",
             )
             for one in info["curves"]
         ]
         on = f"{info['examples']} examples of {short(info['data'])}, {info['question']}"
-        parts += [Prose(other)] if (other := mark(material, result)) else []
+        parts += [Prose(other)] if (other := mark(inputs, result)) else []
         parts += [Tabs(id, "Measured", tabs), PageTable(["", "barrier", ""], heights, f"On {on}.")]
     lead = (
-        "The loss of (1 − α)·π(A) + α·B. The barrier is how far it rises above the straight line between its"
+        "The loss of (1 − α)·π(A) + α·B. The barrier is the largest rise above the straight line between the"
         " ends."
     )
     return PageSection("barrier", "The barrier between π(A) and B", lead, parts, "Barrier")
 
 
-def proofs(material: ReportInputs, results: list[Result]) -> PageSection:
-    """What running the models has shown."""
+def proofs(inputs: ReportInputs, results: list[Result]) -> PageSection:
+    """Show the results of `verify`."""
     parts: list[Part] = []
     for result in results:
-        info, of = result.info, ("about", _about(material, result))
+        info, of = result.info, ("about", _about(inputs, result))
         if "equal" in info:
-            verdict = "computes what A computes" if info["equal"] else "does not compute what A computes"
+            verdict = "computes the same as A" if info["equal"] else "does not compute the same as A"
             rows = [
                 of,
                 ("π(A)", verdict),
@@ -81,27 +80,29 @@ def proofs(material: ReportInputs, results: list[Result]) -> PageSection:
             passed = sum(bool(check["passed"]) for check in info["checks"])
             parts.append(Facts([("table", f"{passed} of {len(info['checks'])} checks passed")]))
         else:
-            share = f"{percent(info['found'])} of B's activations are predicted from A's"
-            beside = f"{percent(info['identity'])} with nothing moved, {percent(info['null'])} by chance"
-            seen = ("shown", str(info.get("probes", "")))
-            parts.append(Facts([of, ("π", share), ("beside", beside), seen]))
-    return PageSection("proof", "Proof by running", "Both models through their own library.", parts, "Proof")
+            share = f"predicts {percent(info['found'])} of B's activations from A's"
+            beside = f"{percent(info['identity'])} with nothing moved, {percent(info['null'])} in the null"
+            seen = ("inputs", str(info.get("probes", "")))
+            parts.append(Facts([of, ("π", share), ("compared with", beside), seen]))
+    return PageSection(
+        "proof", "Verification", "Measured by running the models in their own library.", parts, "Proof"
+    )
 
 
-def _about(material: ReportInputs, result: Result) -> str:
-    """Which π a proof is about: this run's, or one that is told by its name."""
+def _about(inputs: ReportInputs, result: Result) -> str:
+    """Name the π of a result: this run's, or another by its file and digest."""
     info, digest = result.info, about(result)
     of = f" and {short(info['a'])}" if info.get("a") else ""
     if digest is None:
-        return f"a π that the result does not tell the digest of{of}"
-    if digest == material.digest:
+        return f"a π without a recorded digest{of}"
+    if digest == inputs.digest:
         return f"this run's π{of}"
     name = short(info["via"]) if info.get("via") else "a π"
     return f"{name} ({info['alignment'].get('method', 'method unknown')}, {digest[:12]}…){of}"
 
 
 def time_and_memory(info: Sequence[tuple[str, Mapping[str, Any]]]) -> PageSection | None:
-    """What every step took."""
+    """Show the time and memory of every step."""
     steps = [(verb, run) for verb, run in info if run]
     if not steps:
         return None

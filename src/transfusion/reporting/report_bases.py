@@ -1,4 +1,4 @@
-"""Bases: the models that a run tells of, where they are still at their recorded places."""
+"""Bases: the models of a run, if they are still at their recorded places."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 
 @dataclass(frozen=True)
 class Bases:
-    """A, B and the fine-tunes, as far as they can be read and are what they were."""
+    """A, B and the fine-tunes, as far as they can be read and have the recorded weights."""
 
     a: Model | None = None
     b: Model | None = None
     finetuned: tuple[str, ...] = ()
-    """Where the fine-tunes are; empty unless all are there."""
+    """The folders of the fine-tunes; empty unless all exist."""
     notes: tuple[str, ...] = ()
-    """What could not be read, and why."""
+    """The models that could not be read, and why."""
 
     @classmethod
-    def of(cls, material: ReportInputs) -> Bases:
-        """Open what is there. Nothing is fetched from anywhere."""
-        metadata, pi, notes = material.metadata, material.alignment, list[str]()
+    def of(cls, inputs: ReportInputs) -> Bases:
+        """Open the models that exist on this machine. Nothing is downloaded."""
+        metadata, pi, notes = inputs.metadata, inputs.alignment, list[str]()
         config = ((metadata or {}).get("settings") or {}).get("config")
         info = _info(metadata, pi)
         models = {role: _model(info.get(role), config, notes) for role in ("base", "onto")}
@@ -61,7 +61,7 @@ def _place(info: Mapping[str, Any]) -> str | None:
 
 
 def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str]) -> Model | None:
-    """A model that is where it was, and what it was."""
+    """Open a model if it is at its place and has the recorded weights."""
     if info is None:
         return None
     place = _place(info)
@@ -75,7 +75,7 @@ def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str])
         notes.append(f"{info['name']} cannot be read: {error.message}.")
         return None
     if model.digest != info["sha256"]:
-        notes.append(f"{info['name']} has other weights by now.")
+        notes.append(f"{info['name']} has other weights now.")
         return None
     return model
 
@@ -85,6 +85,6 @@ def _finetune(info: Mapping[str, Any], config: str | None, notes: list[str]) -> 
     if place is not None and is_adapter(place):
         if Adapter.open(place).digest == info["sha256"]:
             return place
-        notes.append(f"{info['name']} has other weights by now.")
+        notes.append(f"{info['name']} has other weights now.")
         return None
     return place if _model(info, config, notes) is not None else None

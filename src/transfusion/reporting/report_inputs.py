@@ -1,4 +1,4 @@
-"""Reading: a run and its results, from a folder and from files that are named one by one."""
+"""The inputs of a report: a run and its results, from a folder and from single files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METADATA_VERBS = ("transport", "merge")
 
 @dataclass(frozen=True)
 class Result:
-    """One result, and the file that it comes from."""
+    """One result and its file."""
 
     path: Path
     verb: str
@@ -29,32 +29,32 @@ class Result:
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """All that a report is made of."""
+    """The inputs of a report."""
 
     run: Path
     metadata: Mapping[str, Any] | None
-    """Of the transport or merge; none in a folder that has results only."""
+    """The metadata of the transport or merge; None if there are only results."""
     results: tuple[Result, ...]
     alignment: Alignment | None
     without: str
-    """Why there is no file of π; empty if there is one."""
+    """Why there is no π; empty if there is one."""
     ceiling: str | None = None
-    """B fine-tuned itself, if that is known."""
+    """B fine-tuned itself, if it was given."""
     left_out: tuple[str, ...] = ()
-    """What was given and is not about this run, in sentences."""
+    """A sentence for each result that is not about this run."""
 
     @property
     def digest(self) -> str | None:
-        """Of this run's π; none, if there is no run and no π."""
+        """The digest of this run's π, if it is known."""
         return digest_of(self.metadata, self.alignment)
 
     @property
     def folder(self) -> Path:
-        """Where the run is."""
+        """The folder of the run."""
         return self.run if self.run.is_dir() else self.run.parent
 
-    def inputs(self, via: Alignment | str | Path | None = None) -> list[Path]:
-        """All that was read, which no page may overwrite: the run, results, π, the models of the story."""
+    def files(self, via: Alignment | str | Path | None = None) -> list[Path]:
+        """All files that were read, which no page may overwrite: run, results, π and models."""
         metadata = self.metadata or {}
         models = [
             *metadata.get("finetuned", ()),
@@ -66,12 +66,12 @@ class ReportInputs:
         return inputs_of(*named, *(one.get("path") or one.get("name") for one in models))
 
     def of(self, verb: str) -> list[Result]:
-        """The results of one verb."""
+        """Return the results of one verb."""
         return [result for result in self.results if result.verb == verb]
 
 
 def inputs_of(*references: str | Path | None) -> list[Path]:
-    """The files that references on this machine lead to; pages in their folders are outputs of ours."""
+    """Return the local files of references. HTML files in their folders are not inputs."""
     roots = [Path(one) for one in references if one is not None and exists(one)]
     inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
     return [*roots, *(path for path in inside if path.suffix != ".html")]
@@ -83,13 +83,13 @@ def gather_inputs(
     via: Alignment | str | Path | None = None,
     ceiling: str | Path | None = None,
 ) -> ReportInputs:
-    """Read a run: its folder, the results that are given, and π."""
+    """Read a run's folder, further results and π."""
     place = Path(run)
     if not exists(place):
         raise DataError(
             f"{place}: no such file or folder", hint="give a folder that transport or merge wrote"
         )
-    if place.is_file():  # the story itself, or one result
+    if place.is_file():  # transfusion.json itself, or one result
         results, place = [place, *results], place.parent
         found: list[Result] = []
     else:
@@ -100,15 +100,15 @@ def gather_inputs(
     records = [one for one in found if one.verb in METADATA_VERBS]
     if len(records) > 1:
         raise DataError(
-            f"{listing(one.path for one in records)}: the stories of {len(records)} runs",
-            hint="a report is about one of them",
+            f"{listing(one.path for one in records)}: metadata of {len(records)} runs",
+            hint="give the files of one run; a report is about one",
         )
     metadata = records[0].info if records else None
     rest = tuple(one for one in found if one.verb not in METADATA_VERBS)
     alignment, without = _alignment(metadata, rest, via)
     if metadata is None and not rest and alignment is None:
         raise DataError(
-            f"{run}: there is nothing to report in it",
+            f"{run}: nothing to report",
             hint=f"give a folder with a {METADATA} that transport or merge wrote, or results of"
             f" {listing(sorted(set(SCHEMAS) - set(METADATA_VERBS)))}",
         )
@@ -126,25 +126,25 @@ def gather_inputs(
 
 
 def digest_of(metadata: Mapping[str, Any] | None, alignment: Alignment | None) -> str | None:
-    """The digest of a run's π, from π itself or from the story."""
+    """Return the digest of a run's π, from π itself or from the metadata."""
     info = (metadata or {}).get("alignment") or {}
     return alignment.digest if alignment is not None else info.get("sha256")
 
 
 def about(proof: Result) -> str | None:
-    """The digest of the π that a result of `verify` is about; none, if it does not tell."""
+    """Return the digest of the π that a result of `verify` is about, if it is recorded."""
     info = proof.info.get("alignment") or {}
     return str(info["sha256"]) if "sha256" in info else None
 
 
 def _other(proof: Result) -> str:
-    """The π of a proof, in words."""
+    """Describe the π of a result of `verify`."""
     file = f" ({Path(proof.info['via']).name})" if proof.info.get("via") else ""
     return f"another π{file}, {str(about(proof))[:12]}…"
 
 
 def _known(path: Path) -> Result | None:
-    """A result that lies in the folder; other files of JSON are none of our business."""
+    """Read a result of the folder; return None for any other JSON file."""
     try:
         info = read_json(path)
     except CheckpointError:
@@ -156,13 +156,13 @@ def _given(path: Path) -> Result:
     try:
         info = read_json(path)
     except CheckpointError as error:
-        raise DataError(error.message, hint="give results, as JSON, that transfusion wrote") from error
+        raise DataError(error.message, hint="give a JSON file that transfusion wrote") from error
     verb = info.get("verb")
     if str(verb) not in SCHEMAS:
-        said = f'its "verb" is {reprlib.repr(verb)}' if verb is not None else 'it has no "verb"'
+        reason = f'its "verb" is {reprlib.repr(verb)}' if verb is not None else 'it has no "verb"'
         raise DataError(
-            f"{path}: not a result that is understood: {said}",
-            hint=f"give what one of {listing(SCHEMAS)} wrote with -o or --json",
+            f"{path}: not a known result: {reason}",
+            hint=f"give a JSON file that one of {listing(SCHEMAS)} wrote with -o or --json",
         )
     return _checked(path, info)
 
@@ -177,19 +177,19 @@ def _checked(path: Path, info: Mapping[str, Any]) -> Result:
 def _alignment(
     metadata: Mapping[str, Any] | None, results: Sequence[Result], via: Alignment | str | Path | None
 ) -> tuple[Alignment | None, str]:
-    """π as given, or from where the story says that it was; and why there is none."""
+    """Return π as given or from its recorded file, and why there is none."""
     wanted = None if metadata is None else metadata["alignment"].get("sha256")
     if via is not None:
         pi = via if isinstance(via, Alignment) else Alignment.load(via)
         if wanted not in (None, pi.digest):
             raise MismatchError(
-                f"{via} is another π than that of this run: {wanted[:12]}… then, {pi.digest[:12]}… now",
-                hint="give the file of π that was used",
+                f"{via} is another π than that of this run: {pi.digest[:12]}…, not {wanted[:12]}…",
+                hint="give the π that was used for this run",
             )
         return pi, ""
     place = ((metadata or {}).get("settings") or {}).get("via")
     if place is None and metadata is not None:
-        return None, "The run found its π on the way and did not keep it."
+        return None, "The run did not keep its π in a file."
     if place is None:
         aligned = [one.info["written"] for one in results if one.verb == "align"]
         if len(aligned) != 1:
@@ -198,7 +198,7 @@ def _alignment(
     try:
         pi = Alignment.load(place)
     except AlignmentError as error:
-        return None, f"The file of π is not where it was: {error.message}."
+        return None, f"The file of π cannot be read: {error.message}."
     if wanted not in (None, pi.digest):
-        return None, f"{place} holds another π by now."
+        return None, f"{place} holds another π now."
     return pi, ""

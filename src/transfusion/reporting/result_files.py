@@ -60,10 +60,6 @@ class ResultFiles:
             raise OutputError(
                 f"{path}: neither a figure nor JSON", hint=f"end the name in {', '.join(FIGURES)} or {JSON}"
             )
-        if path.suffix in FIGURES:
-            from transfusion.reporting.figures.figure_style import matplotlib
-
-            matplotlib()
 
     def finish(self, found: ResultT, record: RunRecord, about: Mapping[str, Any] | None = None) -> ResultT:
         """Write a result with the record of its run, and return it with that record."""

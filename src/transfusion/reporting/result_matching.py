@@ -1,4 +1,4 @@
-"""Belonging: which results are about the run that a report is about, and which are about other models."""
+"""Which results are about the run of the report, and which are about other models."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from transfusion.reporting.report_inputs import ReportInputs, Result
 _ROLES = ("base", "onto")
 
 
-def place_of(name: object) -> str:
-    """A model by its place, however it was written; by its name, if nothing is there."""
+def model_location(name: object) -> str:
+    """Return the absolute path of a model, or its name if there is no such path."""
     return str(Path(str(name)).resolve()) if name and exists(str(name)) else str(name or "")
 
 
 def same(name: object, *known: object) -> bool:
-    """Whether a name in a result means a model that is known by these names and places.
+    """Whether a name in a result is one of the known names and paths of a model.
 
-    A relative path that leads nowhere from here was written elsewhere: the end of the known place counts.
+    A relative path that does not exist here was written in another folder: then it matches the end of a path.
     """
     if not name:
         return False
-    places = {place_of(one) for one in known if one}
-    if place_of(name) in places:
+    places = {model_location(one) for one in known if one}
+    if model_location(name) in places:
         return True
     written = PurePath(str(name))
     if exists(str(name)) or written.is_absolute():
@@ -35,14 +35,14 @@ def same(name: object, *known: object) -> bool:
     return bool(end) and any(PurePath(place).parts[-len(end) :] == end for place in places)
 
 
-def belongs(material: ReportInputs, result: Result) -> bool:
-    """Whether a result is about this run; where there is no run, every result is."""
-    metadata, info = material.metadata, result.info
+def belongs(inputs: ReportInputs, result: Result) -> bool:
+    """Whether a result is about this run. Without a run, every result is."""
+    metadata, info = inputs.metadata, result.info
     if metadata is None:
         return True
     match result.verb:
         case "evaluate":
-            return own_row(material, info) is not None
+            return own_row(inputs, info) is not None
         case "sweep" | "fewshot":
             tuned = [one for one in metadata["finetuned"] if _means(info.get("finetuned"), one)]
             return len(tuned) == len(metadata["finetuned"]) == 1 and all(
@@ -53,33 +53,33 @@ def belongs(material: ReportInputs, result: Result) -> bool:
     return True
 
 
-def own_row(material: ReportInputs, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The row of an evaluation that is the output of this run."""
-    folder = material.folder.resolve()
+def own_row(inputs: ReportInputs, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the row of an evaluation that is the output of this run."""
+    folder = inputs.folder.resolve()
     return next((one for one in info["models"] if same(one["model"], folder)), None)
 
 
-def own(material: ReportInputs, verb: str) -> list[Result]:
-    """The results of one verb that are about this run."""
-    return [result for result in material.of(verb) if belongs(material, result)]
+def own(inputs: ReportInputs, verb: str) -> list[Result]:
+    """Return the results of one verb that are about this run."""
+    return [result for result in inputs.of(verb) if belongs(inputs, result)]
 
 
-def mark(material: ReportInputs, result: Result) -> str:
-    """What to say of a result that is about other models; empty, if it is about this run."""
-    return "" if belongs(material, result) else f"About other models: {subject(result)}."
+def mark(inputs: ReportInputs, result: Result) -> str:
+    """Return a remark on a result about other models; empty if it is about this run."""
+    return "" if belongs(inputs, result) else f"About other models: {subject(result)}."
 
 
-def notes(material: ReportInputs) -> list[str]:
-    """A sentence for every result that is about other models."""
+def notes(inputs: ReportInputs) -> list[str]:
+    """Return a sentence for every result about other models."""
     return [
-        f"{result.path.name} is about other models: {subject(result)}. Nothing of it is in the headline."
-        for result in material.results
-        if not belongs(material, result)
+        f"{result.path.name} is about other models: {subject(result)}. It is not used for the main numbers."
+        for result in inputs.results
+        if not belongs(inputs, result)
     ]
 
 
 def subject(result: Result) -> str:
-    """Which models a result is about."""
+    """Describe the models of a result."""
     info = result.info
     if result.verb == "evaluate":
         return listed(short(one["model"]) for one in info["models"])
@@ -90,17 +90,17 @@ def subject(result: Result) -> str:
 
 
 def target(result: Result) -> str:
-    """The B that a result is about, if it tells."""
+    """Return the B of a result, if it is recorded."""
     key = "against" if result.verb == "evaluate" else "onto"
     return str(result.info.get(key) or "")
 
 
-def targets(material: ReportInputs) -> list[str]:
-    """The different B of a folder that has results only, each once, in the order of the results."""
+def targets(inputs: ReportInputs) -> list[str]:
+    """Return every B of the results once, in their order."""
     found: dict[str, str] = {}
-    for result in material.results:
+    for result in inputs.results:
         if result.verb in ("evaluate", "sweep", "fewshot") and (b := target(result)):
-            found.setdefault(place_of(b), b)
+            found.setdefault(model_location(b), b)
     return list(found.values())
 
 

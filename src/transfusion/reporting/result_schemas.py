@@ -1,4 +1,4 @@
-"""What a page reads of results, verb by verb; a result that says it otherwise is refused by name."""
+"""The fields of results that a page reads, verb by verb. Results are validated with these schemas."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Place: TypeAlias = Annotated[str, StringConstraints(max_length=4_000, pattern=r"
 
 
 class ResultInfo(TypedDict, total=False):
-    """What every result may say of itself."""
+    """Fields of every result."""
 
     command: str | None
     run: RunInfo | EmptyInfo | None
 
 
 class DataSchema(TypedDict):
-    """What was measured on."""
+    """The data of a measurement."""
 
     data: str
     examples: Count
@@ -70,7 +70,7 @@ class SweepCurveSchema(TypedDict):
 
 
 class TransportedSchema(ResultInfo, total=False):
-    """What was moved onto what."""
+    """The models of a sweep or few-shot run."""
 
     finetuned: Place
     base: Place
@@ -130,7 +130,7 @@ class PiReferenceSchema(TypedDict, total=False):
 
 
 class VerifySchema(ResultInfo, total=False):
-    """What all proofs may say."""
+    """Fields of every result of `verify`."""
 
     a: Place | None
     b: Place | None
@@ -193,7 +193,7 @@ class OutputShiftSchema(TypedDict, total=False):
 
 
 class TransportSchema(ResultInfo):
-    """Of a transport or a merge."""
+    """The metadata of a transport or a merge."""
 
     finetuned: Annotated[list[InputSchema], Field(min_length=1)]
     base: InputSchema
@@ -222,11 +222,11 @@ SCHEMAS: Mapping[str, tuple[Any, ...]] = {
     "transport": (TransportSchema,),
     "verify": (EquivalenceSchema, PredictionSchema, CertificateSchema),
 }
-"""The verbs whose results are understood, and what a result of each tells: one of these."""
+"""The schemas of each verb's results; a result has one of them."""
 
 
 def schema_of(verb: str, info: Mapping[str, Any]) -> Any:
-    """The schema that a result is to be held to: of several, the one with a first key of which it has."""
+    """Return the schema for a result: of several, the one whose distinguishing key the result has."""
     firsts = {EquivalenceSchema: "equal", PredictionSchema: "holds", CertificateSchema: "passed"}
     known = SCHEMAS[verb]
     return next((one for one in known if firsts.get(one) in info), known[0])

@@ -1,4 +1,4 @@
-"""The sections that results of other verbs fill."""
+"""The sections of `evaluate`, `sweep` and `fewshot`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transfusion.errors import DataError
-from transfusion.reporting.charts.bars import BarChart
-from transfusion.reporting.charts.line_chart import ChartCurve, LineChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.formatting import (
     RATES,
     brief,
@@ -25,8 +24,8 @@ from transfusion.reporting.report_inputs import ReportInputs, Result
 from transfusion.reporting.result_matching import mark, own_row, subject, target
 
 
-def from_results(material: ReportInputs) -> list[PageSection]:
-    """Every section that there is a result for. A result that cannot be read is refused by name."""
+def from_results(inputs: ReportInputs) -> list[PageSection]:
+    """Make a section of each verb that has results. Refuse a result that cannot be read, by its file."""
     made: list[tuple[str, Callable[[ReportInputs, list[Result]], PageSection]]] = [
         ("evaluate", evaluation),
         ("sweep", sweeps),
@@ -36,10 +35,10 @@ def from_results(material: ReportInputs) -> list[PageSection]:
     ]
     found: list[PageSection] = []
     for verb, make in made:
-        results = material.of(verb)
-        for result in results:  # each alone first, so that the one to blame is known
+        results = inputs.of(verb)
+        for result in results:  # each alone first, to name the file of an error
             try:
-                make(material, [result])
+                make(inputs, [result])
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 raise DataError(
                     f"{result.path}: not a result of {verb} as this version writes it"
@@ -47,7 +46,7 @@ def from_results(material: ReportInputs) -> list[PageSection]:
                     hint=f"make it again with 'transfusion {verb}'",
                 ) from error
         if results:
-            found.append(make(material, results))
+            found.append(make(inputs, results))
     return found
 
 
@@ -64,8 +63,8 @@ def _about(data: Mapping[str, Any]) -> str:
     return f"{data['examples']} examples of {short(data['data'])} ({data['question']}{classes})"
 
 
-def evaluation(material: ReportInputs, results: list[Result]) -> PageSection:
-    """Scores of several models, and what they gained."""
+def evaluation(inputs: ReportInputs, results: list[Result]) -> PageSection:
+    """Show the scores and gains of models."""
     parts: list[Part] = []
     for place, result in enumerate(results):
         info = result.info
@@ -91,15 +90,21 @@ def evaluation(material: ReportInputs, results: list[Result]) -> PageSection:
         rate = task["metric"] in RATES
         chart = BarChart(drawn, series, "Scores by model", _say(task["metric"]), top=1 if rate else None)
         title = f"{task['metric'][:1].upper()}{task['metric'][1:]} of each model{_which(results, result)}"
-        other = mark(material, result)
+        other = mark(inputs, result)
         note = f"{other}{' ' * bool(other)}Task: {_about(task)}.{on}{against}"
-        table = PageTable(head, rows, strong=_mine(material, info["models"]))
+        table = PageTable(head, rows, strong=_mine(inputs, info["models"]))
         parts.append(PageFigure(numbered("scores", results, place), title, chart, table, note, opened=True))
-    return PageSection("evaluation", "What came of it, measured", "", parts, "Evaluation")
+    return PageSection(
+        "evaluation",
+        "Evaluation",
+        "Task: what the fine-tune was trained for. Support: what B could do before.",
+        parts,
+        "Evaluation",
+    )
 
 
 def _which(results: Sequence[Result], result: Result) -> str:
-    """Which of several results it is, by its B; where that is the same or not told, by its file."""
+    """Name one of several results by its B, or by its file if that is not unique."""
     if len(results) == 1:
         return ""
     names = [short(target(one)) for one in results]
@@ -107,21 +112,21 @@ def _which(results: Sequence[Result], result: Result) -> str:
     return f" onto {name}" if name and names.count(name) == 1 else f", {result.path.name}"
 
 
-def _marked(material: ReportInputs, results: Sequence[Result], result: Result) -> list[Part]:
-    """A line before the figures of a result: which B it is about, and whether that is another run's."""
-    if other := mark(material, result):
+def _marked(inputs: ReportInputs, results: Sequence[Result], result: Result) -> list[Part]:
+    """Return a line that names the models of a result, if there are several or it is about others."""
+    if other := mark(inputs, result):
         return [Prose(other)]
     return [Prose(f"About {subject(result)}.")] if len(results) > 1 else []
 
 
-def _mine(material: ReportInputs, models: Sequence[Mapping[str, Any]]) -> int | None:
-    """Which of the models is the output of this run."""
-    own = own_row(material, {"models": models}) if material.metadata is not None else None
+def _mine(inputs: ReportInputs, models: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the index of this run's output among the models."""
+    own = own_row(inputs, {"models": models}) if inputs.metadata is not None else None
     return next((place for place, one in enumerate(models) if one is own), None)
 
 
-def sweeps(material: ReportInputs, results: list[Result]) -> PageSection:
-    """Gains over α, on the task and on the support."""
+def sweeps(inputs: ReportInputs, results: list[Result]) -> PageSection:
+    """Show the scores at every α, on the task and on the support."""
     parts: list[Part] = []
     for place, result in enumerate(results):
         info = result.info
@@ -130,18 +135,16 @@ def sweeps(material: ReportInputs, results: list[Result]) -> PageSection:
             for what in ("task", "support")
             if info.get(what)
         ]
-        parts += _marked(material, results, result)
+        parts += _marked(inputs, results, result)
         parts.append(Tabs(numbered("sweep", results, place), "Measured on", tabs))
         best = [(one["label"], _best(one, info), *_at(one, one["best"], info)) for one in info["curves"]]
         head = ["", "best α", "gain on the task", "gain on the support"]
         parts.append(PageTable(head, best, "At the α that is best for the task"))
-    return PageSection(
-        "alpha", "How much of τ to add", "B + α·π(τ) for many α. At α = 0 it is B.", parts, "α"
-    )
+    return PageSection("alpha", "Choosing α", "B + α·π(τ) for several α. At α = 0 it is B.", parts, "α")
 
 
 def _best(curve: Mapping[str, Any], info: Mapping[str, Any]) -> str:
-    """The best α; where it is no better than B, that is said."""
+    """Return the best α, with a remark if it is no better than B."""
     point = min(curve["points"], key=lambda one: abs(one["alpha"] - curve["best"]))
     gain = point["gain"]["task"]
     better = gain > 0 if info["task"]["metric"] in RATES else gain < 0
@@ -188,8 +191,8 @@ def _swept(info: Mapping[str, Any], what: str, id: str) -> PageFigure:
     )
 
 
-def fewshot(material: ReportInputs, results: list[Result]) -> PageSection:
-    """Coefficients that a few examples have chosen, and what they gained."""
+def fewshot(inputs: ReportInputs, results: list[Result]) -> PageSection:
+    """Show the α that few-shot learning found, and the gains."""
     parts: list[Part] = []
     for place, result in enumerate(results):
         info = result.info
@@ -207,7 +210,7 @@ def fewshot(material: ReportInputs, results: list[Result]) -> PageSection:
                 )
             )
         head = ["", "α = 1", "gain", "α learned", "gain"]
-        parts += _marked(material, results, result)
+        parts += _marked(inputs, results, result)
         shots = f"{info['shots']} examples of each class chose one α for every part of the model"
         parts += [Prose(f"{shots}; measured on {_about(info['task'])}."), PageTable(head, rows)]
         id = numbered("fewshot", results, place)
@@ -222,7 +225,7 @@ def fewshot(material: ReportInputs, results: list[Result]) -> PageSection:
 
 
 def _learning(curves: Sequence[Mapping[str, Any]], id: str) -> list[Part]:
-    """How the loss fell while α was learned."""
+    """Draw the loss while α was learned."""
     drawn = [
         ChartCurve(one["label"], list(enumerate(one["losses"]))) for one in curves if len(one["losses"]) > 1
     ]
@@ -250,7 +253,7 @@ def _coefficients(curve: Mapping[str, Any], id: str) -> PageFigure:
 
 
 _OUTSIDE = {"default": "outside blocks"}
-"""What a file of α calls otherwise."""
+"""Names in a file of α, and their names on the page."""
 
 
 def _pattern(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Roles: what part of a transformer a tensor is, told from its layout."""
+"""Roles: the part of a transformer that a tensor belongs to, from its layout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _QK, _VO = "qk", "vo"
 
 
 def roles(architecture: Architecture) -> dict[str, str]:
-    """The group that each tensor belongs to. A bias goes with its weight; queries and keys, which have one
-    layout, are told apart by what their modules are called.
+    """Return the role of each tensor.
+
+    A bias has the role of its weight. Queries and keys have the same layout, so their role is the name of
+    their module.
     """
     found: dict[str, str] = {}
     for name in architecture.tensors:
@@ -58,7 +60,7 @@ def _role(architecture: Architecture, name: str) -> str:
 
 
 def _units(architecture: Architecture, layout: Layout, dims: Iterable[int]) -> bool:
-    """Whether these dimensions hold units of a block: what moves, is no stream, and encloses nothing."""
+    """Whether these dimensions hold a free axis that is neither the stream nor the parent of another."""
     free = {space.id for space in architecture.free() if space.stream is None}
     ids = {id for dim in dims for id in names_in(layout.items[dim])}
     return bool(ids & free - set(architecture.children))

@@ -1,4 +1,4 @@
-"""Quality: how well the units of A were found again in B, axis by axis."""
+"""Quality: how well the units of A match those of B under π, axis by axis."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from transfusion.reporting.report_inputs import Result
 from transfusion.runtime.engines import open_engine
 
 PREDICTED = (
-    "The share of B's activations that is predicted from A's by π, on inputs that π was not found on:"
+    "The share of B's activations that π predicts from A's, on inputs that were not used to find π:"
     " 1 is everything. Nothing moved: the same without π. Null: the same with A's samples in another order."
 )
 AGREEMENT = (
     "The correlation between π(A) and B, over all weights that an axis takes part in: 1 is the same weights."
     " Nothing moved: the same without π."
 )
-SEARCHED = " Null: what the same search finds where there is nothing to be found, for this kind of axis."
-SHUFFLED = " Null: A's units in a random order (a search that finds nothing does better than this)."
+SEARCHED = (
+    " Null: the correlation that the same search finds between unrelated models, for this kind of axis."
+)
+SHUFFLED = " Null: A's units in a random order; a search between unrelated models reaches more than this."
 
 
 @dataclass(frozen=True)
 class AxisQuality:
-    """How well one axis was found again, beside nothing moving and beside chance."""
+    """How well one axis matches: under π, with nothing moved, and in the null."""
 
     id: str
     found: float
@@ -42,31 +44,31 @@ class AxisQuality:
 
     @property
     def layer(self) -> int:
-        """The number of its block; 0 for what has none, such as one map for the whole stream."""
+        """The number of the block; 0 for an axis of no block, such as a tied stream."""
         return layer_of(self.id) or 0
 
 
 @dataclass(frozen=True)
 class Qualities:
-    """All axes, and what the numbers are."""
+    """The quality of all axes, and a description of the measure."""
 
     axes: tuple[AxisQuality, ...]
     name: str
-    """Of the measure, for an axis of a chart."""
+    """The measure's name on the scale of a chart."""
     title: str
-    """Of the measure, on its own."""
+    """The measure's name beside a number."""
     about: str
-    """What the measure is, in a sentence or three."""
+    """The definition of the measure."""
 
     def kinds(self) -> dict[str, list[AxisQuality]]:
-        """The axes of each kind, in the order of their blocks."""
+        """Group the axes by kind, in the order of their blocks."""
         found: dict[str, list[AxisQuality]] = {}
         for axis in self.axes:
             found.setdefault(axis.kind, []).append(axis)
         return found
 
     def at(self, id: str, parents: Mapping[str, str]) -> AxisQuality | None:
-        """What is known of an axis; of one within a head, of the head, if nothing else is known."""
+        """Return the quality of an axis, or else of the axis that it lies within."""
         known = {axis.id: axis for axis in self.axes}
         place: str | None = id
         while place is not None and place not in known:
@@ -77,8 +79,9 @@ class Qualities:
 def qualities(
     advice: Mapping[str, Any], pi: Alignment | None, bases: Bases, proofs: Sequence[Result]
 ) -> Qualities | None:
-    """What was measured when π was found or verified; else, for a π that only reorders, what the weights
-    say. None where there is nothing to go by.
+    """Return the quality that was measured when π was found or verified.
+
+    Without such a measurement, a π of permutations is compared by weights. Otherwise return None.
     """
     info = advice.get("axes") or next((one.info["axes"] for one in proofs if "axes" in one.info), None)
     if info:
@@ -92,7 +95,7 @@ def qualities(
 
 
 def _by_weights(pi: Alignment, bases: Bases, nulls: Mapping[str, float | None]) -> Qualities | None:
-    """Read both bases tensor by tensor, under π, as they are, and shuffled."""
+    """Compare both bases tensor by tensor: under π, with nothing moved, and shuffled."""
     assert bases.a is not None
     assert bases.b is not None
     policy = pi.provenance.policy

@@ -1,4 +1,4 @@
-"""Model cards: the README.md of an output, written from its metadata."""
+"""Model cards: the README.md of an output, written from its metadata. No absolute path is written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
 
 Metadata: TypeAlias = Mapping[str, Any]
@@ -16,13 +17,14 @@ _HOSTILE = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 _REVISION = re.compile(r"^([\w.-]+(?:/[\w.-]+)?)@[^@]+$")
 _UNSTATED = "not stated"
 LARGEST = 2**20
-"""The largest README.md in bytes that is read."""
+"""The largest README.md that is read, in bytes."""
 
 
 def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | None = None) -> str:
     """Return the README.md of an output, for the hub and for people.
 
-    ``licences`` has the licence of every input.
+    ``metadata`` is the content of the output's transfusion.json. ``licences`` maps the name of each input to
+    its licence. ``command`` is the command line as typed, if it is not in the metadata.
 
     >>> metadata = {"finetuned": "org/tuned", "base": {"name": "org/a"}, "onto": {"name": "org/b"}}
     >>> print(card(metadata, {"org/a": "mit", "org/b": "mit", "org/tuned": "mit"}).split("---")[1].strip())
@@ -33,15 +35,15 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
     - transfusion
     base_model_relation: finetune
     """
-    info = command or metadata.get("command")
+    typed = shareable_text(command or metadata.get("command") or "")
     parts = [
         f"# {_title(metadata)}",
         _summary(metadata),
-        "## How it was made" + (f"\n\n{_fenced(info, 'console')}" if info else ""),
+        "## How it was made" + (f"\n\n{_fenced(typed, 'console')}" if typed else ""),
         _table(("", "model", "SHA-256 of its weights"), _inputs(metadata)),
         _table(("π, α", ""), _settings(metadata)),
         _verdict(metadata),
-        _list("What became of the tensors", _tensors(metadata)),
+        _list("Tensors", _tensors(metadata)),
         _repeating(metadata),
         _licence_text(licences),
     ]
@@ -50,7 +52,7 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
 
 
 def licence_of(root: Path) -> str | None:
-    """Return the licence that the README.md in a model's folder states, if there is one."""
+    """Return the licence that the README.md in a model's folder states, or None."""
     from huggingface_hub import metadata_load
 
     try:
@@ -58,9 +60,9 @@ def licence_of(root: Path) -> str | None:
             return None
         info = metadata_load(root / "README.md") or {}
         licence, name = info.get("license"), info.get("license_name")
-    except Exception:  # no file, or one that only looks as if it had front matter: nothing is stated
+    except Exception:  # no file, or broken front matter: no licence is stated
         return None
-    # YAML may say one thing a billion times by naming it: nothing but short texts is written out
+    # YAML aliases can expand to billions of items: keep a few short strings only
     texts = [one for one in (licence if isinstance(licence, list) else [licence])[:8] if isinstance(one, str)]
     if texts == ["other"] and isinstance(name, str):
         return f"other ({name[:200]})"
@@ -86,7 +88,7 @@ def _front_matter(metadata: Metadata, licences: Mapping[str, str | None]) -> str
 
 
 def _licence_keys(licences: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the licence of all inputs; ``other`` if they differ; nothing if none is stated."""
+    """Return the licence that all inputs share, ``other`` if they differ, nothing if none is stated."""
     found = set(licences.values())
     if not found - {None}:
         return {}
@@ -112,36 +114,35 @@ def _summary(metadata: Metadata) -> str:
         return f"Made by TransFusion, {_without(metadata)}."
     what = "adapter" if metadata.get("kind") == "adapter" else "fine-tune"
     plural = "s" if len(tuned) > 1 else ""
-    how = f", put together by {_plain(metadata['how'])}" if plural and metadata.get("how") else ""
+    how = f", combined by {_plain(metadata['how'])}" if plural and metadata.get("how") else ""
     return (
         f"The {what}{plural} {_words(_plain(_name(one)) for one in tuned)} of {_plain(base)}, moved onto"
         f" {_plain(onto)}{how}: {'B + α·π(τ), ' * (not plural)}made by TransFusion"
         f" {_plain(metadata.get('transfusion'))}".rstrip()
-        + f" {_without(metadata)}. {_usage(metadata)} It was not evaluated by this step."
+        + f" {_without(metadata)}. {_usage(metadata)} It was not evaluated."
     )
 
 
 def _without(metadata: Metadata) -> str:
-    """Say what was not needed; the user's own inputs are data without labels."""
+    """Say what was not needed. Calibration data of the user counts as data without labels."""
     options = (metadata.get("alignment") or {}).get("options") or {}
-    own = (options.get("functional") or {}).get("calibrate") or (metadata.get("settings") or {}).get(
-        "calibrate"
-    )
-    return "without training and without labels" if own else "without training and without data"
+    settings = metadata.get("settings") or {}
+    calibrated = (options.get("functional") or {}).get("calibrate") or settings.get("calibrate")
+    return "without training and without labels" if calibrated else "without training and without data"
 
 
 def _usage(metadata: Metadata) -> str:
     if metadata.get("kind") != "adapter":
-        return "It is used like the new base."
-    return f"It is loaded with PEFT on {_plain(_name(metadata.get('onto')))}."
+        return "Use it like the new base."
+    return f"Load it with PEFT on {_plain(_name(metadata.get('onto')))}."
 
 
 def _repeating(metadata: Metadata) -> str:
     if not metadata.get("repeatable", True):
         return ""
     command = f"transfusion {metadata.get('verb', 'transport')} --from transfusion.json -o ../again"
-    info = "## How to repeat it\n\nWith the same inputs, in the folder of this file:\n\n"
-    return info + _fenced(command, "console")
+    text = "## How to repeat it\n\nWith the same inputs, in the folder of this file:\n\n"
+    return text + _fenced(command, "console")
 
 
 def _inputs(metadata: Metadata) -> list[tuple[str, ...]]:
@@ -165,8 +166,8 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
         "seed": _plain(pi.get("seed")),
         "SHA-256 of π": _code(pi.get("sha256")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
-        "change of B's outputs, beside that of A's": _output_shift(metadata.get("output_shift") or {}),
-        "type of the numbers": _plain(metadata.get("dtype")),
+        "change of B's outputs, compared with A's": _output_shift(metadata.get("output_shift") or {}),
+        "dtype": _plain(metadata.get("dtype")),
         "combined by": _plain(metadata.get("how")),
         "weights": _plain(", ".join(map(str, metadata.get("weights") or ()))),
         "share of each that is kept": _plain(metadata.get("density")),
@@ -179,7 +180,8 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
 def _output_shift(info: Mapping[str, Any]) -> str:
     if "direction" not in info:
         return ""
-    return _plain(f"cosine {info['direction']}, size {info['size']}, on {info['probes']}")
+    probes = shareable_text(str(info["probes"]))
+    return _plain(f"cosine {info['direction']}, size {info['size']}, on {probes}")
 
 
 def _share(value: float | None) -> str:
@@ -188,18 +190,18 @@ def _share(value: float | None) -> str:
 
 def _verdict(metadata: Metadata) -> str:
     advice = (metadata.get("alignment") or {}).get("advice") or {}
-    info = ": ".join(_plain(advice[key]) for key in ("verdict", "text") if advice.get(key))
-    return f"The advice about this π was *{info}*." if info else ""
+    text = ": ".join(_plain(advice[key]) for key in ("verdict", "text") if advice.get(key))
+    return f"The advice about this π was *{text}*." if text else ""
 
 
 def _tensors(metadata: Metadata) -> list[str]:
     counted = {
         "changed by the fine-tune, moved": metadata.get("moved"),
-        "left as the new base has them": metadata.get("unchanged"),
-        "carried over from the fine-tune, as the new base has none": metadata.get("carried"),
+        "unchanged from the new base": metadata.get("unchanged"),
+        "copied from the fine-tune, as the new base has none": metadata.get("carried"),
         "of the new base, dropped": metadata.get("dropped"),
         "rows for tokens that the fine-tune added": metadata.get("new_tokens"),
-        "tokens of the fine-tune's own left out": metadata.get("lost_tokens"),
+        "tokens of the fine-tune left out": metadata.get("lost_tokens"),
     }
     return [
         f"{len(value)} {what}: {', '.join(map(_code, value))}"
@@ -215,11 +217,11 @@ def _licence_text(licences: Mapping[str, str | None]) -> str:
         return ""
     heading = "## Licence\n\n"
     if not any(licences.values()):
-        return (
-            heading + "None of the inputs states a licence: check what holds for each before you share this."
-        )
-    listed = [(_plain(name), _plain(licence or _UNSTATED)) for name, licence in licences.items()]
-    why = "The licences of the inputs differ, and what follows from them together is for you to check:\n\n"
+        return heading + "None of the inputs states a licence: check each of them before you share this."
+    listed = [
+        (_plain(shareable_path(name)), _plain(licence or _UNSTATED)) for name, licence in licences.items()
+    ]
+    why = "The licences of the inputs differ. Check what their combination allows:\n\n"
     return heading + why + _table(("input", "licence"), listed)
 
 
@@ -227,33 +229,33 @@ def _licence_text(licences: Mapping[str, str | None]) -> str:
 
 
 def _finetuned(metadata: Metadata) -> list[Any]:
-    """Return the fine-tunes; older metadata may hold one, by its name alone."""
+    """The fine-tunes; a single one may be given by its name alone."""
     info = metadata.get("finetuned") or []
     return list(info) if isinstance(info, list | tuple) else [info]
 
 
 def _name(model: Any) -> str:
-    return str(model.get("name") or "") if isinstance(model, Mapping) else str(model or "")
+    return shareable_path(str(model.get("name") or "") if isinstance(model, Mapping) else str(model or ""))
 
 
 def _short(model: Any) -> str:
-    """Return the last part of a path or hub id."""
+    """The last part of a path or hub id."""
     return _plain(_name(model).rstrip("/").rsplit("/", 1)[-1])
 
 
 def _plain(value: object) -> str:
-    """Return a text on one line, escaped for markdown; empty for None."""
+    """Escape a text for markdown, on one line; None is empty."""
     return "" if value is None else _HOSTILE.sub(r"\\\1", " ".join(str(value).split()))
 
 
 def _code(value: object) -> str:
-    """Return a text as inline code; empty for nothing."""
+    """Format a text as code within a line or table; nothing is empty."""
     text = " ".join(str(value or "").split()).replace("|", "\\|")
     return f"``{text}``" if "`" in text else f"`{text}`" if text else ""
 
 
 def _fenced(text: str, language: str) -> str:
-    """Return a block of code between fences that the text cannot close."""
+    """Format a block of code, between fences that the text cannot close."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

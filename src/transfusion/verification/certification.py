@@ -2,8 +2,8 @@
 
 Random permutations of all free axes together must leave the outputs unchanged. A random permutation of each
 fixed axis alone must change them. Axes of rotary pairs are rotated by random angles in the first test, and
-permuted in the second. Vectors that the table calls scales must multiply activations; all other vectors must be
-added to them.
+permuted in the second. Vectors that the table calls scales must multiply activations; all other vectors must
+be added to them.
 """
 
 from __future__ import annotations

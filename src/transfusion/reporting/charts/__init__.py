@@ -1,1 +1,1 @@
-"""Charts: inline SVG in the colours of the page."""
+"""All drawing, by matplotlib without a window: charts of the page and figures in files."""

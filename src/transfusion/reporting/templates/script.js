@@ -85,7 +85,6 @@
       const style = getComputedStyle(one);
       theirs[place].setAttribute("style", kept.map((key) => `${key}:${style.getPropertyValue(key)}`).join(";"));
       for (const name of ["class", "data-tip", "tabindex"]) theirs[place].removeAttribute(name);
-      if (one.classList.contains("strand")) theirs[place].style.strokeDasharray = "none";
     });
     const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
     const edge = 16;

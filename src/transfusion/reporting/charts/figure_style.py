@@ -1,4 +1,4 @@
-"""What all figures look like: colours, marks, frames, files that are the same every time."""
+"""The look of all figures: colours, marks, frames, and files that are the same every time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transfusion.runtime.optional_libraries import require_library
-
 INK, LINE, AXIS = "#333333", "#e3e3e3", "#bbbbbb"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b04a8b", "#b8860b", "#111111")
-"""Told apart by everybody, whatever colours they see."""
+"""Distinguishable with every kind of colour vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 PLAIN = {"color": "#777777", "linestyle": (0, (4, 2)), "marker": "", "zorder": 2}
-"""How the way without π looks."""
+"""The look of a curve without π."""
 STYLE = {
     "font.size": 10,
     "text.color": INK,
@@ -23,30 +21,26 @@ STYLE = {
     "ytick.color": INK,
     "svg.fonttype": "none",
     "svg.hashsalt": "transfusion",
+    "text.parse_math": False,
     "pdf.fonttype": 42,
 }
 _BARE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def matplotlib() -> Any:
-    """The drawing library, or a hint how to install it."""
-    return require_library("matplotlib", extra="plots")
-
-
 @contextmanager
-def sheet(path: Path, format: str, size: tuple[float, float]) -> Iterator[Any]:
-    """An empty figure, which is written to a file in the end."""
-    with matplotlib().rc_context(STYLE):
-        figure = require_library("matplotlib.figure", extra="plots").Figure(
-            figsize=size, layout="constrained"
-        )
-        require_library("matplotlib.backends.backend_agg", extra="plots").FigureCanvasAgg(figure)
+def figure_file(path: Path, format: str, size: tuple[float, float]) -> Iterator[Any]:
+    """Open an empty figure, and write it to a file at the end."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
         yield figure
         figure.savefig(path, format=format, dpi=160, metadata=_BARE.get(format))
 
 
 def styles_of(methods: Iterable[str | None]) -> list[dict[str, Any]]:
-    """A colour and a mark per curve; what has no π is grey, and behind."""
+    """Return a colour and a mark for each curve; curves without π are grey and lie behind."""
     styles: list[dict[str, Any]] = []
     number = 0
     for method in methods:
@@ -62,7 +56,7 @@ def styles_of(methods: Iterable[str | None]) -> list[dict[str, Any]]:
 
 
 def frame(axes: Any, title: str) -> None:
-    """Axes with a title, faint horizontal lines, and nothing else."""
+    """Give axes a title and faint horizontal lines, and hide the rest."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.margins(y=0.12)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
@@ -76,7 +70,7 @@ def frame(axes: Any, title: str) -> None:
 def key(
     figure: Any, lines: list[Any], labels: list[str], title: str = "", columns: int | None = None
 ) -> None:
-    """What the curves are, each in its own colour: to the right of the axes or, in columns, above them."""
+    """Name the curves, each in its own colour: to the right of the axes or, in columns, above them."""
     made = figure.legend(
         lines,
         labels,
@@ -95,11 +89,15 @@ def key(
 
 
 def signed(value: float, digits: str = ".3g") -> str:
-    """A gain as people write it."""
+    """Format a gain with its sign."""
     return f"{value:+{digits}}".replace("-", "−") if value else "0"
 
 
-def named(data: str, length: int = 48) -> str:
-    """The data in few words: of a path the last part, and not all of what is long."""
-    short = data.rstrip("/").rpartition("/")[2] or data
-    return short if len(short) <= length else f"{short[: length - 1]}…"
+def shorten(text: str, length: int) -> str:
+    """Cut a text to a length, with an ellipsis for the rest."""
+    return text if len(text) <= length else f"{text[: max(1, length - 1)].rstrip(' ·')}…"
+
+
+def data_name(data: str) -> str:
+    """The name of the data in few words: of a path, the last part."""
+    return shorten(data.rstrip("/").rpartition("/")[2] or data, 48)

@@ -1,0 +1,72 @@
+"""The steps that both demos share: align, transport, evaluate, sweep and verify, each with its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transfusion.matching.alignment_run import align
+from transfusion.runtime.run_record import RunRecord
+from transfusion.transportation.transport_run import transport
+from transfusion.verification.equivalence import predict
+from transfusion_demo.output_folder import write_result
+from transfusion_demo.results import DemoRow, DemoScores, DemoTests, evaluation, measure_curve, sweep
+
+REPORTED_METHOD = "functional"
+"""The method whose run the report is about."""
+
+
+def move(folder: Path, finetuned: str, method: str, onto: str) -> Path:
+    """Align A with a base in the folder, transport a fine-tune of A onto it, and return the output's path."""
+    base, target, pi = folder / "a", folder / onto, pi_path(folder, onto, method)
+    output = folder / f"{onto}-{method}"
+    align(base, target, method=method, output=pi)
+    transport(folder / finetuned, base=base, onto=target, via=pi, output=output)
+    return output
+
+
+def pi_path(folder: Path, onto: str, method: str) -> Path:
+    """The file of one π."""
+    return folder / f"pi-{onto}-{method}.safetensors"
+
+
+def evaluate_models(
+    folder: Path,
+    tests: DemoTests,
+    models: Mapping[str, tuple[str, Any]],
+    measure: Callable[[Any], DemoScores],
+    result: str = "evaluation",
+) -> dict[str, Any]:
+    """Measure models and write the result, as `evaluate` would.
+
+    ``models`` maps the name of each model's folder to its title and the model. The first is the base and the
+    last the ceiling.
+    """
+    record = RunRecord("evaluate")
+    rows = [DemoRow(title, folder / name, measure(model)) for name, (title, model) in models.items()]
+    metadata = evaluation(tests, rows)
+    write_result(folder, record, metadata, result)
+    return metadata
+
+
+def sweep_alpha(
+    folder: Path,
+    finetuned: str,
+    tests: DemoTests,
+    before: DemoScores,
+    methods: Mapping[str, Callable[[float], DemoScores]],
+) -> dict[str, Any]:
+    """Measure each method at every α and write the result, as `sweep` would. ``before`` is B's own score."""
+    record = RunRecord("sweep")
+    curves = [measure_curve(method, before, at) for method, at in methods.items()]
+    names = {"finetuned": str(folder / finetuned), "base": str(folder / "a"), "onto": str(folder / "b")}
+    metadata = sweep(names, tests, before, curves)
+    write_result(folder, record, metadata)
+    return metadata
+
+
+def predict_activations(folder: Path) -> None:
+    """Measure how much of B's activations the reported π predicts, and write it as `verify` does."""
+    pi = pi_path(folder, "b", REPORTED_METHOD)
+    predict(folder / "a", folder / "b", via=pi, output=folder / "verify.json")

@@ -17,12 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def vector_effects(module: nn.Module, run: Callable[[], object]) -> dict[str, float]:
-    """Return for every parameter with one dimension that ``run`` uses how far it is from being added.
-
-    Zero (up to rounding) means added. Parameters with a single number are left out.
-    """
+    """Return how far each vector that ``run`` uses is from being added; zero means added."""
     watch = _VectorWatch()
-    vectors = [(name, one) for name, one in module.named_parameters() if one.ndim == 1 and len(one) > 1]
+    vectors = [(name, one) for name, one in module.named_parameters() if one.ndim == 1]
     held = [parameter.data for _, parameter in vectors]
     fused = torch.backends.mha.get_fastpath_enabled()
     try:

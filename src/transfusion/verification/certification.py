@@ -130,9 +130,11 @@ def _scales(live: LiveModel) -> Iterator[Check]:
         if (layout := architecture.tensors.get(name := without_part(naming.canonical(parameter))[0]))
         and layout.names()
     }
-    if scales := [name for name in effects if name in architecture.scales]:
-        weakest = min(scales, key=effects.__getitem__)
-        yield Check(f"the scale {weakest}", effects[weakest], True, _EFFECT)
+    if scales := {
+        name: effects.get(name, 0.0) for name in architecture.scales
+    }:  # an unused one shows nothing
+        weakest = min(sorted(scales), key=scales.__getitem__)
+        yield Check(f"the scale {weakest}", scales[weakest], True, _EFFECT)
     if added := [name for name in effects if name not in architecture.scales]:
         strongest = max(added, key=effects.__getitem__)
         yield Check(f"the vector {strongest}", effects[strongest], False, _EFFECT)

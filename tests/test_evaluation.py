@@ -948,7 +948,7 @@ def test_the_size_that_fits_depends_on_the_machine(made, monkeypatch):
     size = batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99)
     assert size == batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99) == 64
     assert batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 3) == 4
-    monkeypatch.setattr("transfusion.evaluation.batch_size._memory", lambda device: 400_000)
+    monkeypatch.setattr("transfusion.evaluation.batch_size.device_memory", lambda device: 400_000)
     assert 1 <= batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99) < 16
 
 

@@ -18,7 +18,7 @@ from transfusion.architecture.table import Symmetry
 from transfusion.live.activations import OUTPUT
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.head_matching import _of_heads, _View
+from transfusion.matching.activations.head_matching import _head_scores, _HeadActivations
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
@@ -251,10 +251,13 @@ def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
     q[1] = q[0]
     quarter = rotate_pairs(torch.tensor([torch.pi / 2], dtype=torch.float64), Symmetry.ROTARY)
     k = torch.stack([q[0], quarter @ q[0]])
-    views = [_View(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY) for one in (q, k)]
+    views = [
+        _HeadActivations(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY)
+        for one in (q, k)
+    ]
     alone = sum(view.of_heads() for view in views)
     assert torch.allclose(alone, alone[0, 0].expand(2, 2)), "each for itself, q and k tell nothing"
-    together = _of_heads(views)
+    together = _head_scores(views)
     assert together[0, 1] > together[0, 0] + 0.1
     assert together[1, 0] > together[1, 1] + 0.1
 

@@ -170,5 +170,5 @@ def test_differing_numbers_of_heads_are_refused(made, tmp_path):
 
 
 def test_types_too_coarse_for_sums_are_refused(made):
-    with pytest.raises(SettingError, match="float16: sums would lose their digits"):
+    with pytest.raises(SettingError, match="float16: too coarse to compute in"):
         align(made("vit"), made("vit"), dtype=torch.float16)

@@ -302,7 +302,7 @@ def test_a_task_that_a_type_has_no_class_for_is_refused_early(settings, seeing, 
     a, b, adapter = seeing
     info(adapter, **settings)
     monkeypatch.setattr(
-        "transfusion.transportation.transport_plan.align", lambda *_, **__: pytest.fail("aligned")
+        "transfusion.transportation.output_run.align", lambda *_, **__: pytest.fail("aligned")
     )
     message = r"was trained for .*, and a model of type 'vit' has no such class: classifier.bias, classifier"
     with pytest.raises(AdapterError, match=message):

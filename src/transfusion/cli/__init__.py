@@ -47,8 +47,11 @@ def _run(arguments: list[str] | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # names of files may not be UTF-8
             stream.reconfigure(errors="backslashreplace")
-    COMMAND.set(shlex.join(["transfusion", *(sys.argv[1:] if arguments is None else arguments)]))
-    app(arguments)
+    typed = COMMAND.set(shlex.join(["transfusion", *(sys.argv[1:] if arguments is None else arguments)]))
+    try:
+        app(arguments)
+    finally:
+        COMMAND.reset(typed)  # what Python runs afterwards in this process was not typed
 
 
 def _stop(error: BaseException, signum: int) -> NoReturn:

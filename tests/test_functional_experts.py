@@ -115,7 +115,7 @@ def test_the_router_tells_experts_apart_where_neurons_do_not(tmp_path):
 def test_some_neurons_are_enough_to_tell_experts_apart(made, tmp_path, monkeypatch):
     monkeypatch.setattr(expert_matching, "COMPARED", 10)
     monkeypatch.setattr(
-        expert_matching, "_routed", lambda stack, given: torch.zeros(5, 5, dtype=torch.float64)
+        expert_matching, "_router_agreement", lambda stack, given: torch.zeros(5, 5, dtype=torch.float64)
     )
     a = made("mixtral")
     assert Model.open(a).architecture.sizes["layer.0.ffn"] > 8

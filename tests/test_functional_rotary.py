@@ -255,7 +255,7 @@ def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
         _HeadActivations(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY)
         for one in (q, k)
     ]
-    alone = sum(view.of_heads() for view in views)
+    alone = sum(view.head_scores() for view in views)
     assert torch.allclose(alone, alone[0, 0].expand(2, 2)), "each for itself, q and k tell nothing"
     together = _head_scores(views)
     assert together[0, 1] > together[0, 0] + 0.1

@@ -17,7 +17,8 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import DataError, MismatchError, OutputError
 from transfusion.model.model import Model
 from transfusion.reporting import headline
-from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart, StrandChart
+from transfusion.reporting.charts.map_charts import HeatMap, StrandChart
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.charts.page_svg import NARROW, VARIABLES, WIDE
 from transfusion.reporting.head_panels import panels
 from transfusion.reporting.report_inputs import gather_inputs

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.reporting.charts.page_charts import StrandChart
+from transfusion.reporting.charts.map_charts import StrandChart
 from transfusion.reporting.formatting import (
     RATES,
     axis_name,

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transfusion.reporting.change_shares import TensorGroup
-from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, HeatMap, LineChart
+from transfusion.reporting.charts.map_charts import HeatMap
+from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.formatting import axis_name, listed, number, percent, short
 from transfusion.reporting.head_panels import Panel
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs

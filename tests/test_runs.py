@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -186,6 +188,20 @@ def test_hints_speak_of_options_on_the_command_line(verb, text, shown):
         assert in_options(text) == shown
     finally:
         VERB.reset(token)
+
+
+def test_hints_of_the_library_speak_of_parameters():
+    """Only the command line speaks of options: hints elsewhere name `parameters`, which it translates."""
+    package = Path(transfusion.__file__).parent
+    for file in package.rglob("*.py"):
+        if file.is_relative_to(package / "cli"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "hint":
+                text = re.sub(
+                    r"'transfusion [^']*'|`?\b(ray start|transfusion plan) .*", "", ast.unparse(node.value)
+                )
+                assert not re.search(r"--[a-z]", text), f"{file.name}, line {node.value.lineno}: {text}"
 
 
 def test_every_verb_has_a_file_of_its_name():

@@ -79,7 +79,7 @@ def test_several_fine_tunes_keep_the_tokens_of_one(shuffled, tmp_path):
     assert rows(merge([plain, grown], **one, new_tokens="keep", head=1)) == size + 3
     with pytest.raises(MismatchError, match="has new tokens") as caught:
         rows(merge([plain, grown], **one, new_tokens="keep", head=0))
-    assert "--head chooses" in str(caught.value.hint)
+    assert "`head` chooses" in str(caught.value.hint)
 
 
 def rows(output) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -135,6 +136,16 @@ def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
         hero = headline.hero(gather_inputs(job.run), advice, None)
         assert hero.mood == mood
         assert any("--method auto --alpha auto" in step for step in hero.next_steps) == (mood != "good")
+
+
+def test_the_next_step_is_not_what_the_run_did_already(job):
+    inputs = gather_inputs(job.run)
+    done = {"alignment": inputs.metadata["alignment"] | {"method": "auto"}, "output_shift": {"alpha": 0.5}}
+    inputs = replace(inputs, metadata=inputs.metadata | done)
+    advice = {"verdict": "predicted", "text": "some", "found": 0.29, "null": 0.01}
+    steps = headline.hero(inputs, advice, None).next_steps
+    assert any("--calibrate" in step for step in steps)
+    assert not any("--method auto" in step for step in steps)
 
 
 def test_words_are_explained_below_the_first_numbers(page):

@@ -77,7 +77,7 @@ def hero(inputs: ReportInputs, info: Mapping[str, Any], quality: Qualities | Non
         mood,
         numbers,
         strands(inputs.alignment),
-        _next_steps(mood, advice, lost),
+        _next_steps(mood, advice, lost, inputs.metadata or {}),
         TERMS,
     )
 
@@ -114,11 +114,17 @@ def _support_lost(numbers: Sequence[Number]) -> bool:
     return any(one.name.startswith("support") and one.mood == "bad" for one in numbers)
 
 
-def _next_steps(mood: str, advice: Mapping[str, Any], support_lost: bool) -> list[str]:
-    """Say what to try, if a result is not good."""
+def _next_steps(
+    mood: str, advice: Mapping[str, Any], support_lost: bool, metadata: Mapping[str, Any]
+) -> list[str]:
+    """Say what to try, if a result is not good: nothing that the run has done already."""
     if mood not in ("fair", "bad"):
         return []
-    steps = ["transport with --method auto --alpha auto, which compares the methods and chooses α"]
+    compared = (metadata.get("alignment") or {}).get("method") == "auto"
+    tried = "alpha" in (metadata.get("output_shift") or {})
+    steps = []
+    if not (compared and tried):
+        steps.append("transport with --method auto --alpha auto, which compares the methods and chooses α")
     if advice.get("verdict") == "predicted":
         steps.append("give align more inputs of your own with --calibrate")
     if support_lost:

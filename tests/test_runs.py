@@ -155,7 +155,7 @@ def test_only_another_base_is_noted(named, made, tmp_path, monkeypatch):
     edit(tmp_path / "lora", base_model_name_or_path=named)
     monkeypatch.chdir(tmp_path)
     noted = Noted()
-    open_finetune("lora", Model.open("models/a"), progress=noted)
+    open_finetune("lora", Model.open("models/a"), Model.open(made("llama", 2)), progress=noted)
     assert bool(noted.notes) == (named == "elsewhere/a")
 
 
@@ -163,9 +163,13 @@ def test_a_base_with_other_weights_is_noted(made, tmp_path):
     train_adapter(made("llama", 1), tmp_path / "lora", ["q_proj"])
     edit(tmp_path / "lora", base_model_name_or_path=os.fspath(made("llama", 2)))
     noted = Noted()
-    open_finetune(tmp_path / "lora", Model.open(made("llama", 1)), progress=noted)
+    one, two, three = (Model.open(made("llama", seed)) for seed in (1, 2, 3))
+    open_finetune(tmp_path / "lora", one, three, progress=noted)
     assert "says that it was trained on" in noted.notes[0]
     assert Adapter.open(tmp_path / "lora").label in noted.notes[0]
+    assert "if that is another model, give it as `base`" in noted.notes[0]
+    open_finetune(tmp_path / "lora", one, two, progress=noted)
+    assert "are `base` and `onto` swapped?" in noted.notes[1]
 
 
 # ── hints ────────────────────────────────────────────────────────────────────────────────────

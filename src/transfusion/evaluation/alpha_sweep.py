@@ -185,7 +185,7 @@ def sweep(
             hint="give the support without a task head, or sweep it on its own",
         )
     a, b = open_bases(base, onto, config, progress)
-    tuned = open_finetune(finetuned, a, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress)
     with resources.in_process():
         lines = AlphaLines.of(
             tuned,

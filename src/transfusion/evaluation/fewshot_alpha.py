@@ -193,7 +193,7 @@ def fewshot(
     learned = [Path(path) for path in (output, naive_output) if path is not None]
     require_places([*learned, *files.paths], read, force=force)
     a, b = open_bases(base, onto, config, progress)
-    tuned = open_finetune(finetuned, a, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress)
     with resources.in_process():
         lines = AlphaLines.of(
             tuned,

@@ -16,15 +16,25 @@ Finetune: TypeAlias = Model | Reference
 
 
 def open_finetune(
-    finetuned: Finetune, base: Model, config: ConfigArgument = None, progress: Progress = SILENT
+    finetuned: Finetune,
+    base: Model,
+    onto: Model,
+    config: ConfigArgument = None,
+    progress: Progress = SILENT,
 ) -> Model | str | Path:
-    """Open a fine-tuned model. An adapter stays a reference; note if it names another base."""
+    """Open a fine-tuned model. An adapter stays a reference; note if it names another base, or B."""
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
         adapter = Adapter.open(finetuned)
         named = adapter.config.get("base_model_name_or_path")
         if named and not _is_base(str(named), adapter, base):
+            advice = (
+                "are `base` and `onto` swapped?"
+                if _is_base(str(named), adapter, onto)
+                else "if that is another model, give it as `base`"
+            )
             progress.note(
-                f"note: {adapter.label} says that it was trained on {named}, and the base is {base.label}"
+                f"note: {adapter.label} says that it was trained on {named}, and the base is {base.label}:"
+                f" {advice}"
             )
         return finetuned
     return open_model(finetuned, config)

@@ -108,7 +108,7 @@ def transport(
     tried = alpha == AUTO or keep_support is not None
     aligning = calibrated(calibrate, via, aligning, used=tried)
     a, b = open_bases(base, onto, config, progress)
-    tuned = open_finetune(finetuned, a, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress)
     pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
     to.require_writable([tuned], a, b, via)
     settings = _settings(
@@ -194,7 +194,7 @@ def merge(
         refuse_beside_via(aligning)
     aligning = calibrated(calibrate, via, aligning)
     a, b = open_bases(base, onto, config, progress)
-    tuned = [open_finetune(one, a, config, progress) for one in finetuned]
+    tuned = [open_finetune(one, a, b, config, progress) for one in finetuned]
     pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
     to.require_writable(tuned, a, b, via)
     settings = _settings(

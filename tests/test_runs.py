@@ -172,6 +172,15 @@ def test_a_base_with_other_weights_is_noted(made, tmp_path):
     assert "are `base` and `onto` swapped?" in noted.notes[1]
 
 
+def test_a_moved_adapter_is_shown_by_its_name(made, tmp_path):
+    train_adapter(made("llama", 1), tmp_path / "lora", ["q_proj"])
+    bases = {"base": made("llama", 1), "onto": made("llama", 2), "method": "naive"}
+    moved = transfusion.transport(tmp_path / "lora", **bases)
+    assert repr(moved) == f"<{tmp_path / 'lora'}, moved onto {made('llama', 2)}>"
+    merged = transfusion.merge([tmp_path / "lora", tmp_path / "lora"], **bases)
+    assert repr(merged).endswith(f"lora, moved onto {made('llama', 2)}>")
+
+
 # ── hints ────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -59,6 +59,9 @@ class MergedAdapters(AdapterOutput):
         for one in self.adapters:
             _require_plain(one)
 
+    def __repr__(self) -> str:
+        return f"<{listing(one.adapter.label for one in self.adapters)}, moved onto {self.onto.label}>"
+
     @property
     def onto(self) -> Model:  # type: ignore[override]
         return self.adapters[0].onto

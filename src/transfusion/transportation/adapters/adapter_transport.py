@@ -48,6 +48,9 @@ class AdapterTransport(AdapterOutput):
     _stacks: dict[tuple[str, ...], Tensor] = field(default_factory=dict, init=False, repr=False)
     """A cache of moved stacks, whose members are requested one by one."""
 
+    def __repr__(self) -> str:
+        return f"<{self.adapter.label}, moved onto {self.onto.label}>"
+
     @cached_property
     def factors(self) -> list[AdapterTensor]:
         """Every stored tensor, checked against the bases, π and α."""

@@ -145,7 +145,8 @@ def test_a_known_error_is_one_line_and_a_hint(cli, made, tmp_path):
 
 def test_wrong_usage_exits_with_2(cli, made, tmp_path):
     assert cli("align", made("vit"))[0] == 2
-    assert cli("transport", made("vit"), "--base", made("vit"), "-o", tmp_path / "x")[0] == 2
+    code, _, err = cli("transport", made("vit"), "--base", made("vit"), "-o", tmp_path / "x")
+    assert (code, "missing --onto: give FINETUNED" in err) == (2, True)
     assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--residual", "loose")[0] == 2
     assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--dtype", "int8")[0] == 2
     assert cli("align", made("vit"), made("vit"), "-o", tmp_path / "x", "--method", "magic")[0] == 2

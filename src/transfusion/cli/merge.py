@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transfusion.cli.console import Messages, results_apart
-from transfusion.cli.option_checks import given, one_of
+from transfusion.cli.option_checks import given, missing, one_of
 from transfusion.cli.options import (
     ArchitectureFile,
     Config,
@@ -102,7 +102,7 @@ def merge(
         show_rerun(context, repeat, finetuned or [], common, as_json)
         return
     if not finetuned or base is None or onto is None:
-        raise typer.BadParameter("give FINETUNED…, --base and --onto, or --from")
+        raise missing({"FINETUNED…": finetuned, "--base": base, "--onto": onto})
     if head is not None and head > len(finetuned):
         raise typer.BadParameter(f"--head {head}: there are {len(finetuned)} fine-tunes")
     with results_apart():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from math import isfinite
@@ -39,6 +39,12 @@ def _odd(value: object) -> str | None:
         case int() if abs(value) > LARGEST:
             return f"{value} is more than can be counted"
     return None
+
+
+def missing(inputs: Mapping[str, object]) -> typer.BadParameter:
+    """Return the error for inputs that were not given, nor the ``--from`` that would give them all."""
+    absent = " and ".join(name for name, value in inputs.items() if not value)
+    return typer.BadParameter(f"missing {absent}: give {', '.join(inputs)}; or --from, to repeat a run")
 
 
 def within(least: int, most: int) -> Callable[[int | None], int | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transfusion.cli.console import Messages, results_apart, show
-from transfusion.cli.option_checks import given
+from transfusion.cli.option_checks import given, missing
 from transfusion.cli.options import (
     ArchitectureFile,
     Config,
@@ -96,7 +96,7 @@ def transport(
         show_rerun(context, repeat, [finetuned] if finetuned else [], common, as_json)
         return
     if finetuned is None or base is None or onto is None:
-        raise typer.BadParameter("give FINETUNED, --base and --onto, or --from")
+        raise missing({"FINETUNED": finetuned, "--base": base, "--onto": onto})
     with results_apart():
         moved = run(
             finetuned,

@@ -134,7 +134,7 @@ class Dataset:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read every tensor of a file of examples."""
     if not isfile(path):
-        raise DataError(f"{path}: no such file of examples", hint=_HOW)
+        raise DataError(f"{path}: no such file of examples", hint=f"give a path that exists; {_HOW}")
     if path.suffix not in (".safetensors", ".npz"):
         raise DataError(f"{path}: neither .safetensors nor .npz", hint=_HOW)
     try:

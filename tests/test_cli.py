@@ -143,6 +143,10 @@ def test_a_known_error_is_one_line_and_a_hint(cli, made, tmp_path):
     assert lines[1].startswith("hint: ")
 
 
+def test_help_shows_no_type_beside_a_flag(cli):
+    assert "bool" not in cli("--help")[1] + cli("transport", "--help")[1] + cli("align", "--help")[1]
+
+
 def test_wrong_usage_exits_with_2(cli, made, tmp_path):
     assert cli("align", made("vit"))[0] == 2
     code, _, err = cli("transport", made("vit"), "--base", made("vit"), "-o", tmp_path / "x")

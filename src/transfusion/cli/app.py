@@ -6,9 +6,11 @@ libraries are imported inside the verbs, so that ``--help`` is fast.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from transfusion import __version__
 from transfusion.cli.align import align
@@ -26,7 +28,28 @@ from transfusion.cli.sweep import sweep
 from transfusion.cli.transport import transport
 from transfusion.cli.verify import verify
 
+
+def _without_types_of_flags(params: Iterable[Any]) -> list[Any]:
+    """Return the parameters, with no ``<bool>`` in the help of a flag: it takes no value."""
+    params = list(params)
+    for one in params:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return params
+
+
+class _Verb(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class _Verbs(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
 app = typer.Typer(
+    cls=_Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -54,4 +77,4 @@ for verb in (
     *(inspect, align, apply, verify, plan, transport, merge),
     *(evaluate, sweep, barrier, fewshot, report, demo),
 ):
-    app.command()(checked(verb))
+    app.command(cls=_Verb)(checked(verb))

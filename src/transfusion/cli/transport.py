@@ -46,7 +46,9 @@ def transport(
     resources: Resources,
     finetuned: Annotated[
         str | None,
-        typer.Argument(show_default=False, help="The fine-tune of A: a model, or a PEFT adapter."),
+        typer.Argument(
+            metavar="FINETUNED", show_default=False, help="The fine-tune of A: a model, or a PEFT adapter."
+        ),
     ] = None,
     base: MaybeBase = None,
     onto: MaybeOnto = None,

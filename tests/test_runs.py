@@ -203,6 +203,16 @@ def test_hints_speak_of_options_on_the_command_line(verb, text, shown):
         VERB.reset(token)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("memory", "resources=transfusion.Resources(memory=…)"), ("methd", "'method'"), ("zzz", "help")],
+)
+def test_unknown_parameters_are_refused_before_models_are_read(name, hint):
+    with pytest.raises(SettingError, match=f"there is no parameter '{name}'") as caught:
+        transfusion.transport("nowhere/tuned", base="nowhere/a", onto="nowhere/b", **{name: 1})
+    assert hint in str(caught.value.hint)
+
+
 def test_hints_of_the_library_speak_of_parameters():
     """Only the command line speaks of options: hints elsewhere name `parameters`, which it translates."""
     package = Path(transfusion.__file__).parent

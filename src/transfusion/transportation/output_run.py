@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -138,6 +140,21 @@ def refuse_beside_via(aligning: Mapping[str, Any]) -> None:
         )
 
 
+def _refuse_unknown(aligning: Mapping[str, Any]) -> None:
+    """Refuse what `align` does not take, before any model is read."""
+    for name in aligning:
+        if name in Resources.__dataclass_fields__:
+            raise SettingError(
+                f"there is no parameter {name!r}", hint=f"give resources=transfusion.Resources({name}=…)"
+            )
+        if name not in signature(align).parameters:
+            close = get_close_matches(name, signature(align).parameters, 1)
+            raise SettingError(
+                f"there is no parameter {name!r}",
+                hint=f"did you mean {close[0]!r}?" if close else "help(transfusion.align) shows all",
+            )
+
+
 def calibrated(
     calibrate: str | Path | None, via: object, aligning: Mapping[str, Any], *, used: bool = False
 ) -> dict[str, Any]:
@@ -145,6 +162,7 @@ def calibrated(
 
     Refuse inputs that nothing would use: neither the method, nor the caller (``used``).
     """
+    _refuse_unknown(aligning)
     if calibrate is None:
         return dict(aligning)
     method = chosen_method(aligning.get("method") or DEFAULT)

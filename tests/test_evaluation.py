@@ -1024,7 +1024,7 @@ def test_in_double_precision(two_towers, pets, named):
 def test_a_support_without_classes(two_towers, pets, named):
     with pytest.raises(DataError, match="CLIPModel has no classes of its own") as caught:
         evaluate(two_towers("clip"), data=EvaluationData(pets, classes=named), support=pets)
-    assert "--support-classes" in str(caught.value.hint)
+    assert "as `classes` (--support-classes" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("residual", often(["tied", "untied"], ["untied"]))

@@ -277,7 +277,7 @@ def test_unknown_names_are_refused_by_name(made):
 def test_a_state_dict_that_needs_a_configuration_says_so():
     with pytest.raises(ArchitectureError, match="the number of attention heads does not follow") as caught:
         Model.open(CASES["llama"].build(1).state_dict())
-    assert "config= in Python" in str(caught.value.hint)
+    assert "`config`" in str(caught.value.hint)
 
 
 def test_a_configuration_that_lacks_something_is_refused():

@@ -32,7 +32,7 @@ def test_without_a_configuration_nothing_is_guessed(case, made, tmp_path):
     if known.family.from_shapes is None:
         with pytest.raises(ArchitectureError, match="no configuration, and") as caught:
             Model.open(weights)
-        assert "--config" in str(caught.value.hint)
+        assert "`config`" in str(caught.value.hint)
     elif "-untied" in case:
         with pytest.raises(ArchitectureError, match="their values differ"):
             Model.open(weights)
@@ -103,7 +103,7 @@ def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
     weights.write_bytes((made("llama") / "model.safetensors").read_bytes())
     with pytest.raises(ArchitectureError, match="the number of attention heads does not follow") as caught:
         Model.open(weights)
-    assert "--config" in str(caught.value.hint)
+    assert "`config`" in str(caught.value.hint)
     given = Model.open(weights, config=made("llama") / "config.json")
     assert given.digest == Model.open(made("llama")).digest
 

@@ -302,7 +302,7 @@ def test_a_fine_tune_of_another_base_is_refused(made, tmp_path):
     bases = {"base": made("llama", 1), "onto": made("llama", 2), "method": "naive"}
     with pytest.raises(MismatchError, match="does not look like a fine-tune of") as caught:
         transport(tuned, **bases)
-    assert "--trust-base" in str(caught.value.hint)
+    assert "`trust_base=True`" in str(caught.value.hint)
     transport(tuned, **bases, trust_base=True)
 
 
@@ -380,7 +380,7 @@ def test_an_output_that_exists_is_kept_unless_forced(occupied):
     moved, place = occupied
     with pytest.raises(OutputError, match="exists already") as caught:
         moved.save(place)
-    assert "--force" in str(caught.value.hint)
+    assert "`force=True`" in str(caught.value.hint)
     assert (place / "old").read_text() == "output"
     moved.save(place, force=True)
     assert not (place / "old").exists()

@@ -166,7 +166,7 @@ class Alignment:
         if (self.sizes, self.parents) != (first.sizes, first.parents):
             raise MismatchError(
                 "two alignments of different architectures or policies cannot be chained",
-                hint="make both with the same --residual, --inner and --heads",
+                hint="make both with the same `residual`, `inner` and `heads`",
             )
         maps: dict[str, Map] = {}
         for id in {**first.maps, **self.maps}:

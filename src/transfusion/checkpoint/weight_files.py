@@ -105,7 +105,7 @@ def _only_weights(root: Path) -> Path:
         adapter = (root / "adapter_config.json").exists()
         raise CheckpointError(
             f"{root}: no weights in this folder (looked for {listing(WEIGHTS)})",
-            hint="this is an adapter; give it to 'transport' as FINETUNED, with its base as --base"
+            hint="this is an adapter; give it to 'transport' as `finetuned`, with its base as `base`"
             if adapter
             else "give the folder that holds the model's files",
         )
@@ -122,7 +122,7 @@ def _only_weights(root: Path) -> Path:
     if candidates[0].name.startswith("adapter_model"):
         raise CheckpointError(
             f"{root}: this is an adapter, not a model",
-            hint="give it to 'transport' as FINETUNED, with its base as --base",
+            hint="give it to 'transport' as `finetuned`, with its base as `base`",
         )
     return candidates[0]
 

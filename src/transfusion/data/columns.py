@@ -47,7 +47,7 @@ def examples_of(
     if missing := [one for one in wanted if one not in names]:
         raise DataError(
             f"{label}: no column {listing(missing)}; there are {listing(names, 20)}",
-            hint="name the columns with --text, --image and --label",
+            hint="name the columns with `text`, `image` and `label`",
         )
     text = asked.text or (task.text if task else ())
     image = asked.image
@@ -57,7 +57,7 @@ def examples_of(
     if not text and image is None:
         raise DataError(
             f"{label}: no column of texts or images that has a usual name; there are {listing(names, 20)}",
-            hint="name the columns with --text or --image",
+            hint="name the columns with `text` or `image`",
         )
     label_column = asked.label or next((one for one in LABELS if one in names), None)
     return Examples(
@@ -79,7 +79,7 @@ def _texts(label: str, names: tuple[str, ...], column: Column) -> list[tuple[str
             if not isinstance(one, str):
                 raise DataError(
                     f"{label}: example {number} has {type(one).__name__} in the column {name}, not a text",
-                    hint="name the columns of texts with --text",
+                    hint="name the columns of texts with `text`",
                 )
     return rows
 
@@ -112,7 +112,7 @@ def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise DataError(
                 f"{label}: example {number} has no label in the column {name}",
-                hint="leave the example out, or choose another column with --label",
+                hint="leave the example out, or choose another column with `label`",
             )
         if isinstance(value, float) and value.is_integer():
             value = int(value)

@@ -88,7 +88,7 @@ def _split_of(path: Path, splits: list[str], asked: str | None) -> str:
         return splits[0]
     wanted = "which split?" if asked is None else f"no split {asked};"
     there = f"there are {listing(splits, 20)}" if splits else "it has no splits"
-    hint = "name one of them with --split" if splits else "leave --split out"
+    hint = "name one of them with `split`" if splits else "leave `split` out"
     raise DataError(f"{path}: {wanted} {there}", hint=hint)
 
 

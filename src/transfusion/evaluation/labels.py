@@ -23,7 +23,7 @@ def targets_of(examples: Examples, classes: Sequence[Sequence[str]], count: int,
     name; without names, numbers are the numbers of the model's classes.
     """
     if examples.labels is None:
-        raise DataError(f"{examples.label}: no labels in it", hint="name the column of classes with --label")
+        raise DataError(f"{examples.label}: no labels in it", hint="name the column of classes with `label`")
     lists = [names for names in classes if not generic(names)]
     labels = _named_labels(examples)
     if all(isinstance(one, int) for one in labels):
@@ -77,7 +77,7 @@ def _named_labels(examples: Examples) -> list[int | str]:
             raise DataError(
                 f"{examples.label}: example {number} has label {one}, and there are {len(names)} classes,"
                 " counted from 0",
-                hint="an unlabelled split cannot be measured on; choose another with --split",
+                hint="an unlabelled split cannot be measured on; choose another with `split`",
             )
         labels.append(names[one] if isinstance(one, int) else one)
     return labels
@@ -132,12 +132,12 @@ def _by_order(
         raise DataError(
             f"{examples.label}: class names that {owner} does not know: {listing(unknown, SHOWN)}; it knows"
             f" {listing(known, SHOWN)}",
-            hint="give a file with --classes whose names, or folders, are those of the data",
+            hint="give a file with `classes` whose names, or folders, are those of the data",
         )
     raise DataError(
         f"{examples.label}: {len(every)} class names ({listing(every, SHOWN)}), and {owner} has {count}"
         " classes without names",
-        hint="give the names in the model's order with --classes",
+        hint="give the names in the model's order with `classes`",
     )
 
 

@@ -93,8 +93,8 @@ class Task:
         if self.classes is None:
             raise DataError(
                 f"{self.examples.label}: {self.name} has no classes of its own",
-                hint="give a file of class names and templates with --classes (--support-classes for the"
-                " support), or a linear task head with --head",
+                hint="give a file of class names and templates as `classes` (--support-classes for the support on the"
+                " command line), or a linear task head as `task_head`",
             )
         self.classes.require_templates()
         tokenizer = self._tokenizer()
@@ -110,7 +110,7 @@ class Task:
         if self.task_head is None and compares_images_with_texts(self.live):
             raise ArchitectureError(
                 f"{self.examples.label}: texts, and {self.name} has no task head to classify them",
-                hint="give a linear task head on its text features: --head FILE.safetensors",
+                hint="give a linear task head on its text features, a safetensors file, as `task_head`",
             )
         tokenizer = self._tokenizer()
         tokens, cut = tokenizer.read(texts, self.examples.label, truncate=self.truncate)
@@ -147,10 +147,10 @@ class Task:
                 ) from error
             raise ArchitectureError(
                 f"{self.model.label}: {self.name} has no task head for {label}",
-                hint="give a model with a task head, or that of a fine-tuned model with --head"
+                hint="give a model with a task head, or that of a fine-tuned model as `task_head`"
                 if self.classes is None
                 else "class names are for models such as CLIP that read them; this one needs a task head of"
-                " its own, or that of a fine-tuned model with --head",
+                " its own, or that of a fine-tuned model as `task_head`",
             ) from error
         if logits.ndim == 2 and logits.shape[-1] > 1:
             return TaskHeadScorer(self.live, self.dtype, PredictionKind.CLASS, label, logits.shape[-1])

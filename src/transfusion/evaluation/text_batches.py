@@ -65,7 +65,7 @@ class TextTokenizer:
                     raise DataError(
                         f"{label}: {what} {number} has {length} tokens, and {self.name} takes"
                         f" {self.max_length}",
-                        hint="truncate such texts with --truncate, or remove them",
+                        hint="truncate such texts with `truncate=True`, or remove them",
                     )
                 tokens, cut = self.shorten(text, self.max_length), cut + 1
             found.append(tokens)

@@ -197,7 +197,7 @@ class Method:
             if self.fusion is None:
                 raise SettingError(
                     f"{', '.join(fusion)}: only for optimal transport",
-                    hint="choose --method ot, or leave it out",
+                    hint='choose `method="ot"`, or leave it out',
                 )
             given["fusion"] = replace(self.fusion, **fusion)
         if "heads" in policy and self.functional is not None:

@@ -124,13 +124,13 @@ def within_memory(
     if runs and idle:
         raise SettingError(
             f"{idle[0]}: the method {method.name} holds whole models in this process",
-            hint="leave out --memory and --engine, or choose a method that compares weights, such as guarded",
+            hint="leave out `memory` and `engine`, or choose a method that compares weights, such as guarded",
         )
     here = engine == "local" or isinstance(engine, LocalEngine)
     if not here and str(weights.place["device"]) != "cpu":
         raise SettingError(
             f"device {str(weights.place['device'])!r}: workers of Ray compute on cpu",
-            hint="leave out --device, or --engine",
+            hint="leave out `device`, or `engine`",
         )
     match engine:
         case LocalEngine():

@@ -122,7 +122,7 @@ def require_ceiling(b: Model | None, ceiling: str | None) -> None:
     try:
         TransportPlan.planned(b, b).source(ceiling, Alpha(), new_tokens=NewTokens.DROP)
     except MismatchError as error:
-        raise MismatchError(error.message, hint="give B fine-tuned itself as --ceiling") from error
+        raise MismatchError(error.message, hint="give B fine-tuned itself as `ceiling`") from error
 
 
 def _source(plan: TransportPlan, place: str) -> TaskVectorSource:

@@ -108,7 +108,9 @@ def require_engine(engine: str, address: str | None = None) -> None:
     if engine not in ENGINES:
         raise SettingError(f"there is no engine {engine!r}", hint=f"choose one of {', '.join(ENGINES)}")
     if address is not None and engine != "ray":
-        raise SettingError(f"address {address!r}: only Ray has one", hint="add --engine ray, or leave it out")
+        raise SettingError(
+            f"address {address!r}: only Ray has an address", hint='add `engine="ray"`, or leave it out'
+        )
 
 
 @contextmanager

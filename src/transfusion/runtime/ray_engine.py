@@ -164,7 +164,7 @@ class RayEngine(Engine):
         if not done:
             raise ClusterError(
                 f"no worker started within {SOON + PATIENCE:.0f} seconds",
-                hint="the cluster has no free core: see `ray status`, or give fewer --jobs",
+                hint="the cluster has no free core: see `ray status`, or give fewer `jobs`",
             )
         return done
 
@@ -226,7 +226,7 @@ class RayEngine(Engine):
         if batch.deaths[place] >= ATTEMPTS:
             raise ClusterError(
                 f"{ATTEMPTS} workers died at one task, the last on {worker.host}",
-                hint="the usual reason is too little memory: give fewer --jobs, or less --memory",
+                hint="the usual reason is too little memory: give fewer `jobs`, or less `memory`",
             ) from error
         batch.waiting.insert(0, place)
 

@@ -96,7 +96,7 @@ class DenseTransport(OutputModel[TensorAction]):
             raise MismatchError(
                 f"{len(with_own)} of the fine-tunes have task heads of their own, which cannot be merged:"
                 f" {listing(source.label for source in with_own)}",
-                hint="choose which one to keep: --head 1 for that of the first fine-tune, and so on",
+                hint="choose the fine-tune whose task head is kept with `head`",
             )
         return (*with_own, *with_heads, *self.sources)[0]
 
@@ -128,7 +128,7 @@ class DenseTransport(OutputModel[TensorAction]):
             raise MismatchError(
                 f"{listing(one.label for one in grown)} has new tokens, and only those of {lead.label} can be"
                 " kept",
-                hint="--head chooses the fine-tune whose tokens are kept, --new-tokens drop keeps none",
+                hint='`head` chooses the fine-tune whose tokens are kept, `new_tokens="drop"` keeps none',
             )
 
     def _entry(self, name: str, stored: TensorPieces) -> TensorAction:

@@ -81,7 +81,7 @@ class MergeRule:
         if not all(isfinite(weight) for weight in self.weights):
             raise SettingError(f"weights = {list(self.weights)}: a weight must be a number")
         if self.how is MergeMethod.MEAN and self.weights and not sum(self.weights):
-            raise SettingError("the weights of a mean must not sum to 0", hint="choose --how sum")
+            raise SettingError("the weights of a mean must not sum to 0", hint='choose `how="sum"`')
 
     @property
     def passes(self) -> int:

@@ -131,7 +131,7 @@ class OutputModel(SavedOutput, Generic[EntryT]):
             self.require_finite_inputs(entry)
             raise OutputError(
                 f"{entry.name} has values that {str(dtype).removeprefix('torch.')} cannot hold",
-                hint="choose a wider --dtype, or a smaller --alpha",
+                hint="choose a wider `dtype`, or a smaller `alpha`",
             )
         return made.to(dtype)
 

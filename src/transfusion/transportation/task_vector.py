@@ -87,13 +87,13 @@ class TaskVector:
         if tuned.family.name != base.family.name:
             raise MismatchError(
                 f"{tuned.label} is a {tuned.family.name} and its base {base.label} a {base.family.name}",
-                hint="give the base that was fine-tuned as --base",
+                hint="give the base that was fine-tuned as `base`",
             )
         for name in tuned.architecture.backbone:
             if name not in base.architecture.tensors:
                 raise MismatchError(
                     f"{tuned.label} has {name}, which its base {base.label} does not have",
-                    hint="give the base that was fine-tuned as --base",
+                    hint="give the base that was fine-tuned as `base`",
                 )
             if (now := tuned.info(name).shape) != (was := base.info(name).shape):
                 self._require_choice(name, now, was)
@@ -107,14 +107,14 @@ class TaskVector:
             raise MismatchError(
                 f"{label} has {added} token(s) more than its base {self.base.label}: {name} has shape"
                 f" {now}, and {was} in the base",
-                hint="--new-tokens keep appends their rows to B's, --new-tokens drop leaves them out",
+                hint='`new_tokens="keep"` appends their rows to those of B, `new_tokens="drop"` leaves them out',
             )
         shorter = "vocab" in self.finetuned.architecture.tensors[name].names()
         raise MismatchError(
             f"{name} has shape {now} in {label} and {was} in its base {self.base.label}",
             hint="the fine-tune cut or rearranged its vocabulary: its token ids mean other tokens"
             if shorter
-            else "give the base that was fine-tuned as --base",
+            else "give the base that was fine-tuned as `base`",
         )
 
     def _require_descent(self) -> None:
@@ -131,7 +131,7 @@ class TaskVector:
             raise MismatchError(
                 f"{self.finetuned.label} does not look like a fine-tune of {self.base.label}: the cosine"
                 f" of their weights is below {RELATED} in {listing(far, 3)}",
-                hint="give the base that was fine-tuned as --base, or --trust-base if you are sure",
+                hint="give the base that was fine-tuned as `base`, or `trust_base=True` if you are sure",
             )
 
     def _cosine(self, name: str) -> float:

@@ -172,7 +172,7 @@ def depth(names: Iterable[str], pattern: str) -> int:
 
 NO_CONFIG = (
     "put the model's config.json (open_clip_config.json of an open_clip model) beside the weights, or give it"
-    " with --config (config= in Python)"
+    " as `config`"
 )
 
 

@@ -145,6 +145,6 @@ def correspond(
     if missing:
         raise AlignmentError(
             f"no module of {evidence.a.label} shows what the units of {listing(missing, 3)} compute",
-            hint="choose a method that compares weights, such as --method guarded",
+            hint='choose a method that compares weights, such as `method="guarded"`',
         )
     return found

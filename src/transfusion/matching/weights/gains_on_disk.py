@@ -78,6 +78,6 @@ def gain_on_disk(gains: Gains, id: str, history: GainHistory, step: int) -> Iter
             raise OutputError(
                 f"the gain of {id} ({rows * whole / 1e9:.1f} GB) could not be written to"
                 f" {tempfile.gettempdir()} ({error.strerror or error})",
-                hint="set TMPDIR to a folder on a larger disk, or give more --memory",
+                hint="set TMPDIR to a folder on a larger disk, or give more `memory`",
             ) from error
         yield [DiskGain(file, row * whole, size, dtype) for row in range(rows)]

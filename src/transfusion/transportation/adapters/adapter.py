@@ -240,7 +240,7 @@ class Adapter:
             raise AdapterError(
                 f"{self.label}: {key} has shape {shape}, which {part.name} ('{part.form}') cannot have on a"
                 f" weight '{weight}'",
-                hint="give the base that the adapter was trained on as --base",
+                hint="give the base that the adapter was trained on as `base`",
             )
         layout, rank = found
         stack = spot.stack(whole)
@@ -268,7 +268,7 @@ class Adapter:
         if tensor not in place.architecture.tensors:
             raise AdapterError(
                 f"{self.label}: {key} belongs to {tensor}, which the base does not have",
-                hint="give the base that the adapter was trained on as --base",
+                hint="give the base that the adapter was trained on as `base`",
             )
         return place.architecture.tensors[tensor]
 
@@ -283,7 +283,7 @@ class Adapter:
             raise AdapterError(
                 f"{self.label}: {factor.key} has shape {shape}, and on this base"
                 f" '{factor.layout}' is {wanted}",
-                hint="the adapter belongs to a base of another size; give that one as --base",
+                hint="the adapter belongs to a base of another size; give that one as `base`",
             )
         if factor.part.reference is WeightReference.ROWS:
             vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)

@@ -169,7 +169,7 @@ def require_tokens(label: str, key: str, rows: int, tokens: Sequence[int], vocab
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
         raise AdapterError(
             f"{label}: the configuration names token {max(tokens)}, and the base has {vocabulary} tokens",
-            hint="the adapter belongs to a base with another vocabulary; give that base as --base",
+            hint="the adapter belongs to a base with another vocabulary; give that base as `base`",
         )
 
 

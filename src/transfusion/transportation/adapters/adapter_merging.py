@@ -23,7 +23,7 @@ from transfusion.transportation.merge_rules import MergeMethod, MergeRule, magni
 from transfusion.transportation.output_record import OutputRecord
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
-_FULL = "--full merges the weights, and writes a model"
+_FULL = "`full=True` merges the weights, and writes a model"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class MergedAdapters(AdapterOutput):
         if shared and self.head is None:
             raise AdapterError(
                 f"several of the adapters have their own {listing(shared)}, which cannot be merged",
-                hint="choose which one to keep: --head 1 for that of the first adapter, and so on",
+                hint="choose the adapter whose tensors are kept with `head`",
             )
         return {
             factor.key: partial(self.adapters[number].tensor, factor)

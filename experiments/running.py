@@ -37,7 +37,9 @@ class Moved:
     def of(cls, maker: Maker, tuned: Path, methods: Sequence[str]) -> Moved:
         """Transport by every method, on the device."""
         lines = AlphaLines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
-        along = {method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods}
+        along = {
+            method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods
+        }
         return cls(lines, along, maker.batch)
 
     def evaluator(self, data: EvaluationData) -> Evaluator:

@@ -147,7 +147,7 @@ def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
         ("gpt_neox", {"num_attention_heads": 5}, "is not a multiple of 5"),
         ("t5", {"d_kv": 3}, "does not fit its layout"),
         ("open_clip", {"model_cfg__vision_cfg__head_width": 5}, "is not a multiple of 5"),
-        ("swin", {"num_heads": [2]}, "a value that makes no sense"),
+        ("swin", {"num_heads": [2]}, "an impossible value"),
         ("bert", {"architectures": "BertModel"}, "config.json: architectures: "),
         ("bert", {"model_type": ["bert"]}, "config.json: model_type: "),
         ("bert", {"quantization_config": [1]}, "is quantised"),

@@ -92,7 +92,7 @@ class Alignment:
         sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
         return move_tensor(tensor, layout, here, sizes, self.parents)
 
-    def turn(self, tensor: Tensor, layout: Layout) -> Tensor:
+    def rotate(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return π of one tensor without the scales of its rotations."""
         rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
         ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}

@@ -127,9 +127,9 @@ class Architecture:
         """The spaces that may move in any way, in the same order."""
         return [space for space in self.spaces.values() if space.group is not Symmetry.FIXED]
 
-    def turning(self) -> list[Space]:
+    def rotary_spaces(self) -> list[Space]:
         """The spaces whose units may be rotated in pairs, and not permuted."""
-        return [space for space in self.moving() if space.group.turns]
+        return [space for space in self.moving() if space.group.rotates_pairs]
 
     def rows(self, id: str) -> int:
         """How many maps a space has: one per element of its ancestors."""

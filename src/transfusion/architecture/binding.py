@@ -77,7 +77,7 @@ def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
         for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
             if not isinstance(size, int) or size < 1:
                 raise ArchitectureError(
-                    f"{family}: the configuration gives a value that makes no sense: {name} = {size!r}",
+                    f"{family}: the configuration gives an impossible value: {name} = {size!r}",
                     hint=WRONG_FILE,
                 )
         if stack.depth > tensors:
@@ -147,7 +147,7 @@ def _parents_first(layout: Layout, reader: _TableReader) -> Iterator[str]:
 
 
 class _TableReader:
-    """Expands the text of a table: names of blocks filled in, axes turned into ids of spaces."""
+    """Expands the text of a table: names of blocks filled in, axes replaced by ids of spaces."""
 
     def __init__(self, table: Table) -> None:
         self.table = table

@@ -48,7 +48,7 @@ class Naming:
             if ours in result:
                 raise ArchitectureError(
                     f"{result[ours]} and {name} are two names of one tensor, and both are there",
-                    hint="save the checkpoint again with one of them",
+                    hint="save the checkpoint again with only one of the two",
                 )
             result[ours] = name
         return result

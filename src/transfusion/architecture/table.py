@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Config: TypeAlias = Mapping[str, Any]
-ANGLES = "rotary positions turn each pair of units by its own angle"
+ANGLES = "rotary positions rotate each pair of units by its own angle"
 
 
 class Symmetry(StrEnum):
@@ -18,13 +18,13 @@ class Symmetry(StrEnum):
     FIXED = "fixed"
     PERMUTATION = "permutation"
     ROTARY = "rotary"
-    """Rotary positions turn unit j together with unit j + d/2: each such pair may be turned by any angle."""
+    """Rotary positions rotate units j and j + d/2 as a pair: each pair may be rotated by any angle."""
     INTERLEAVED = "interleaved"
-    """The same of the units 2j and 2j + 1."""
+    """The same, with the units 2j and 2j + 1 as a pair."""
 
     @property
-    def turns(self) -> bool:
-        """Whether pairs of units may be turned, and not one of them may go elsewhere."""
+    def rotates_pairs(self) -> bool:
+        """Whether pairs of units may be rotated, and no unit may be permuted."""
         return self in (Symmetry.ROTARY, Symmetry.INTERLEAVED)
 
 
@@ -49,7 +49,7 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 
 
 def rotary(name: str, within: str | None, *, interleaved: bool = False) -> Axis:
-    """Units of q and k under rotary positions: pairs of them turn, in each element of ``within`` apart."""
+    """Return the axis of q and k under rotary positions: pairs of units rotate within each ``within``."""
     group = Symmetry.INTERLEAVED if interleaved else Symmetry.ROTARY
     return Axis(name, group, within, why=ANGLES)
 

@@ -44,7 +44,9 @@ def require_writable(
             )
     if path.exists():
         if not force:
-            raise OutputError(f"{path} exists already", hint="give another name, or `force=True` to replace it")
+            raise OutputError(
+                f"{path} exists already", hint="give another name, or `force=True` to replace it"
+            )
         _require_replaceable(path, folder)
     place = next(parent for parent in whole.parents if parent.exists())
     try:

@@ -93,8 +93,8 @@ class Task:
         if self.classes is None:
             raise DataError(
                 f"{self.examples.label}: {self.name} has no classes of its own",
-                hint="give a file of class names and templates as `classes` (--support-classes for the support on the"
-                " command line), or a linear task head as `task_head`",
+                hint="give a file of class names and templates as `classes` (--support-classes on the command"
+                " line, for the support), or a linear task head as `task_head`",
             )
         self.classes.require_templates()
         tokenizer = self._tokenizer()

@@ -286,7 +286,7 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
     )
     assert found.returncode == 128 + getattr(signal, name)
     partial = tmp_path / ".moved.partial"
-    kept = f"the same command goes on from {partial}"
+    kept = f"the same command resumes from {partial}"
     assert found.stderr == f"interrupted; no output was written; {kept}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".moved.partial", "tuned"]
     assert [path.suffix for path in (partial / "kept").iterdir()] == [".safetensors"], "π was lost"

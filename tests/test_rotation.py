@@ -217,9 +217,9 @@ def test_nothing_moves_only_where_nothing_grows():
 
 def test_a_plan_is_no_rotation_and_a_rotation_no_plan():
     plan, turn = TransportMap(np.full((1, 2, 2), 0.5)), Rotation.of(Permutation(np.array([1, 0])))
-    with pytest.raises(AlignmentError, match="kind 'plan' cannot be seen as a rotation"):
+    with pytest.raises(AlignmentError, match="kind 'plan' cannot be written as a rotation"):
         turn.after(plan, ONE)
-    with pytest.raises(AlignmentError, match="kind 'rotation' cannot be seen as a plan"):
+    with pytest.raises(AlignmentError, match="kind 'rotation' cannot be written as a plan"):
         plan.after(turn, ONE)
     assert turn != plan
     assert plan != turn

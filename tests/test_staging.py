@@ -93,7 +93,7 @@ def test_a_streamed_file_is_what_safetensors_would_have_written(tmp_path):
 
 def test_blocks_that_do_not_add_up_are_a_bug_and_not_a_file(tmp_path):
     short = LazyTensor((4,), torch.float32, lambda: [lambda: torch.zeros(3)])
-    with pytest.raises(AssertionError, match=r"\d+ bytes were made, and \d+ announced"):
+    with pytest.raises(AssertionError, match=r"\d+ bytes were written, but the header announces \d+"):
         write_shard(tmp_path / "file.safetensors", {"short": short})
 
 
@@ -417,7 +417,7 @@ def test_a_full_disk_is_reported_and_the_run_goes_on_when_there_is_room(
         signal.signal(signal.SIGXFSZ, handler)
     assert (tmp_path / "moved" / "config.json").read_text() == "the old one"
     if (tmp_path / ".moved.partial").exists():
-        assert "goes on from" in str(caught.value.hint)
+        assert "resumes from" in str(caught.value.hint)
     prepared(inputs).save(tmp_path / "moved", force=True)
     assert content(tmp_path / "moved") == content(undisturbed)
 
@@ -436,7 +436,7 @@ def test_no_space_left_is_named_and_finished_shards_are_kept(inputs, undisturbed
         patch.setattr("transfusion.checkpoint.model_writer.write_shard", full)
         with pytest.raises(OutputError, match="No space left on device") as caught:
             prepared(inputs).save(tmp_path / "moved")
-    assert "goes on from" in str(caught.value.hint)
+    assert "resumes from" in str(caught.value.hint)
     assert len(list((tmp_path / ".moved.partial" / "output").iterdir())) == 2, "the half shard takes up space"
     prepared(inputs).save(tmp_path / "moved")
     assert content(tmp_path / "moved") == content(undisturbed)

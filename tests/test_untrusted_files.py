@@ -473,7 +473,7 @@ def test_a_pi_whose_sizes_are_not_the_models_is_refused_whatever_digest_it_claim
     alignment.require_for(architecture)
     still = next(id for id in architecture.backbone_spaces if id not in alignment.maps)
     lying = Alignment.load(retold(pi, tmp_path / "odd", put("sizes", still, 77)))
-    with pytest.raises(AlignmentError, match=rf"another shape of the architecture: {still} \(77 in π"):
+    with pytest.raises(AlignmentError, match=rf"other sizes of the architecture: {still} \(77 in π"):
         lying.require_for(architecture)
 
 

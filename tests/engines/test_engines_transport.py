@@ -384,7 +384,7 @@ def test_workers_that_do_not_come_leave_what_is_finished(workers, inputs, tmp_pa
     output = Watched.of(moved(inputs), tmp_path / "signs")
 
     killing(output, tmp_path / ".out.partial/making")
-    with pytest.raises(ClusterError, match="the same command goes on from"):
+    with pytest.raises(ClusterError, match="the same command resumes from"):
         output.save(tmp_path / "out", resources=Resources("ray", 2))
     assert any((tmp_path / ".out.partial/output").iterdir())
 

@@ -108,7 +108,7 @@ def test_a_file_with_other_maps_than_were_saved_is_refused(damage, pi, tmp_path)
 
 
 @pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 1}', "[]"])
-def test_a_story_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
+def test_metadata_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
     path = pi.save(tmp_path / "pi.safetensors")
     save_file(load_file(path), path, {"transfusion": provenance})
     with pytest.raises(AlignmentError, match="its metadata cannot be read"):

@@ -242,7 +242,7 @@ def test_killed_at_any_moment_the_old_output_is_whole_and_the_next_run_goes_on(
 def test_an_output_that_was_replaced_is_not_taken_for_a_finished_one(
     inputs, undisturbed, tmp_path, monkeypatch
 ):
-    """Killed after the exchange, the workshop holds the old output, whose shards have the same names and sizes."""
+    """Killed after the exchange, the staging folder holds the old output, whose shards have the same names and sizes."""
     place = prepared(inputs, alpha=0.5).save(tmp_path / "moved")
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "publish", 1, after=True)

@@ -353,7 +353,7 @@ def pi(shuffled, tmp_path_factory) -> Path:
 
 
 def retold(pi: Path, place: Path, change) -> Path:
-    """The same maps with another story."""
+    """The same maps with other metadata."""
     from safetensors import safe_open
 
     with safe_open(pi, framework="pt") as opened:
@@ -562,7 +562,7 @@ def of_merge() -> dict:
 
 
 def keys_in(value: object, *before: object) -> list[tuple]:
-    """Every place in a story that has a key."""
+    """Every key in metadata."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [
         path
@@ -577,7 +577,7 @@ DISPENSABLE = {"repeatable", "model.safetensors"}
 
 
 @pytest.mark.parametrize("make", [of_transport, of_merge])
-def test_a_story_is_checked_whole_before_it_is_told_again(make, tmp_path):
+def test_metadata_is_checked_whole_before_a_rerun(make, tmp_path):
     """Every key, missing or of another kind, is named."""
     from transfusion.transportation.rerun import Rerun
 

@@ -84,7 +84,7 @@ class Permutation(Map):
 
     @classmethod
     def random(cls, size: int, rows: int, rng: np.random.Generator) -> Permutation:
-        """Return a uniformly random permutation per row; never the identity in all rows, if there is another."""
+        """Return a uniformly random permutation per row; never the identity in all rows, if others exist."""
         while True:
             drawn = cls(np.stack([rng.permutation(size) for _ in range(rows)]))
             if size == 1 or not drawn.is_identity():

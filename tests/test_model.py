@@ -270,7 +270,7 @@ def test_a_wrong_shape_is_refused_with_the_layout(folder):
 
 def test_two_names_of_one_tensor_are_refused(folder):
     rewrite(folder, lambda state: state.update({"bert.pooler.dense.weight": torch.zeros(24, 24)}))
-    with pytest.raises(ArchitectureError, match="are two names of one tensor, and both are there"):
+    with pytest.raises(ArchitectureError, match="are two names of one tensor, and the checkpoint has both"):
         Model.open(folder)
 
 

@@ -72,7 +72,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
 
 
 def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
-    """Refuse sizes that cannot be: below one, or more blocks than there are tensors."""
+    """Refuse impossible sizes: below 1, or more blocks than tensors."""
     for stack in table.stacks:
         for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
             if not isinstance(size, int) or size < 1:
@@ -82,7 +82,7 @@ def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
                 )
         if stack.depth > tensors:
             raise ArchitectureError(
-                f"{family}: the configuration says {stack.depth} blocks in '{stack.name}', and there are only"
+                f"{family}: the configuration has {stack.depth} blocks in '{stack.name}', but there are only"
                 f" {tensors} tensor(s)",
                 hint=WRONG_FILE,
             )
@@ -131,7 +131,7 @@ def _sizes(
             name, layout = next(iter(undecided.items()))
             unknown = [id for id in layout.names() if id not in sizes]
             raise ArchitectureError(
-                f"{family}: the sizes of {listing(unknown)} follow from no shape"
+                f"{family}: the sizes of {listing(unknown)} do not follow from any shape"
                 f" (for instance {name}: '{layout}', {shapes[name]})",
                 hint="give one of them in the table's sizes",
             )
@@ -212,7 +212,7 @@ class _TableReader:
         scale, optional = axes != text.strip(), pattern.endswith("?")
         if scale and (layout.arrow or len(layout.items) != 1):
             raise ArchitectureError(
-                f"the table calls {pattern} a scale, and '{layout}' is not one dimension without an arrow",
+                f"the table calls {pattern} a scale, but '{layout}' is not one dimension without an arrow",
                 hint="a scale is a vector that multiplies the units of an axis; remove the word 'scale'",
             )
         name = _BLOCK.sub(str(i), pattern.removesuffix("?"))

@@ -393,7 +393,7 @@ def test_a_copy_of_another_type_is_refused(sharded):
     first, *_, last = sorted(sharded.glob("*.safetensors"))
     name, tensor = next(iter(load_file(first).items()))
     save_file({**load_file(last), name: tensor.double()}, last, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=f"{name} stands in {first.name}"):
+    with pytest.raises(CheckpointError, match=f"{name} is in {first.name}"):
         Checkpoint.open(sharded)
 
 

@@ -1,4 +1,4 @@
-"""Rotations: maps that turn units, with how much larger things are; alone, in π, and in files."""
+"""Rotations: orthogonal maps with scales; alone, in π, and in files."""
 
 from __future__ import annotations
 

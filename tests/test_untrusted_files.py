@@ -441,7 +441,7 @@ ODD_METADATA = {
     "bfloat16": swapped("layer.0.head", torch.Tensor.bfloat16),
     "a dimension more": swapped("layer.0.head", lambda index: index[None]),
     "out of range": swapped("layer.0.head", lambda index: index + 10**6),
-    "taken twice": swapped("layer.0.head", torch.zeros_like),
+    "occurs twice": swapped("layer.0.head", torch.zeros_like),
     "fewer": swapped("layer.0.head", lambda index: index[:, 1:].contiguous()),
 }
 

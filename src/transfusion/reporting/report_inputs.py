@@ -162,7 +162,7 @@ def _given(path: Path) -> Result:
         reason = f'its "verb" is {reprlib.repr(verb)}' if verb is not None else 'it has no "verb"'
         raise DataError(
             f"{path}: not a known result: {reason}",
-            hint=f"give a JSON file that one of {listing(SCHEMAS)} wrote with -o or --json",
+            hint=f"give a JSON file that one of {listing(SCHEMAS)} wrote",
         )
     return _checked(path, info)
 

@@ -87,7 +87,7 @@ def run(chosen: Recipe, scale: Scale, asked: argparse.Namespace, command: str) -
 
 
 def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record: RunRecord) -> dict[str, Any]:
-    """The barrier has its own models, and a story as its verb tells it."""
+    """Measure the barrier between models of its own; the record holds the fields of the `barrier` verb."""
     lesson: Lesson = digits() if asked.digits else cifar10(scale.lmc)
     curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))

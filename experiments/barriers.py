@@ -171,14 +171,14 @@ def test_file(lesson: Lesson, count: int) -> Path:
     return place
 
 
-def measured(ways: Sequence[str], a: Model, b: Model, examples: Dataset, points: int) -> dict[str, Barrier]:
-    """The straight way, and one per method.
+def measured(paths: Sequence[str], a: Model, b: Model, examples: Dataset, points: int) -> dict[str, Barrier]:
+    """The straight path, and one per method.
 
     ``transfusion:tied`` asks for one map on the whole stream, ``transfusion::rounded`` for rounded shortcuts.
     """
     curves = {VANILLA: barrier(a, b, via=None, data=examples, points=points)}
-    for way in ways:
-        name, residual, shortcuts = (*way.split(":"), "", "")[:3]
+    for path in paths:
+        name, residual, shortcuts = (*path.split(":"), "", "")[:3]
         say(f"aligning by {name}, and measuring …")
         pi = align(a, b, method=name, residual=residual or None)
         label = ", ".join(part for part in (name, residual, shortcuts) if part)
@@ -187,10 +187,10 @@ def measured(ways: Sequence[str], a: Model, b: Model, examples: Dataset, points:
 
 
 def barriers(
-    lesson: Lesson, lmc: Lmc, ways: Sequence[str], seeds: tuple[int, int], device: str
+    lesson: Lesson, lmc: Lmc, paths: Sequence[str], seeds: tuple[int, int], device: str
 ) -> dict[str, Barrier]:
-    """Train or fetch both models, and measure all ways between them."""
+    """Train or fetch both models, and measure all paths between them."""
     transformers.utils.logging.disable_progress_bar()
     a, b = (Model.open(trained(lesson, seed, device)) for seed in seeds)
     examples = replace(Dataset.load(test_file(lesson, lmc.images)), label=f"{lesson.name} (test)")
-    return measured(ways, a, b, examples, lmc.points)
+    return measured(paths, a, b, examples, lmc.points)

@@ -152,7 +152,7 @@ def _barriers(metadata: dict[str, Any]) -> str:
                 f"{last['loss']:.3f}",
             ]
         )
-    table = markdown(["way", "barrier", "loss at π(A)", "highest loss", "loss at B"], rows)
+    table = markdown(["path", "barrier", "loss at π(A)", "highest loss", "loss at B"], rows)
     about = (
         f"{metadata['bases']}; {found['examples']:,} test images. A * marks a π(A) that is not A's function."
     )

@@ -30,15 +30,17 @@ class Moved:
     """B as a live model, with a line for every method along which the fine-tune is added to it."""
 
     lines: AlphaLines
-    ways: dict[str, AlphaLine]
+    by_method: dict[str, AlphaLine]
     batch: int | None
 
     @classmethod
     def of(cls, maker: Maker, tuned: Path, methods: Sequence[str]) -> Moved:
         """Transport by every method, on the device."""
         lines = AlphaLines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
-        ways = {method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods}
-        return cls(lines, ways, maker.batch)
+        along = {
+            method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods
+        }
+        return cls(lines, along, maker.batch)
 
     def evaluator(self, data: EvaluationData) -> Evaluator:
         """For B as it is at the moment of measuring."""
@@ -115,7 +117,7 @@ def _whole(
     moved = Moved.of(maker, tuned, methods)
     evaluators = moved.evaluators(task, support)
     rows[ZERO] = percent(evaluators)
-    for method, line in moved.ways.items():
+    for method, line in moved.by_method.items():
         with line.at(1.0):
             here = percent(evaluators)
         rows[method] = here | gained(here, rows[ZERO])
@@ -133,7 +135,7 @@ def few_shots(
             whole, test = moved.evaluator(task.train()), {"task": moved.evaluator(task.test())}
             shots = whole.chosen(draw_shots(whole, scale.shots, maker.seed))
             rows: Found = {ZERO: percent(test)}
-            for method, line in moved.ways.items():
+            for method, line in moved.by_method.items():
                 learned = learn(line, shots, LearningSchedule(epochs=scale.epochs))
                 with line.at(1.0):
                     plain = percent(test)
@@ -163,7 +165,7 @@ def strengths(
             evaluators = moved.evaluators(*few)
             zero = percent(evaluators)
             curves: dict[str, list[dict[str, float]]] = {}
-            for method, line in moved.ways.items():
+            for method, line in moved.by_method.items():
                 for alpha in scale.alphas:
                     with line.at(alpha):
                         point = {"alpha": alpha, **gained(percent(evaluators), zero)}

@@ -67,7 +67,7 @@ def measure(family: Family, cases: list[Case]) -> Row:
                 moves[f"`{parent}/{name}`" if parent else f"`{name}`"] = space.group
             elif space.why not in stays[space.axis]:
                 stays[space.axis].append(space.why)
-    moving = [f"{name} in pairs" if group.turns else name for name, group in moves.items()]
+    moving = [f"{name} in pairs" if group.rotates_pairs else name for name, group in moves.items()]
     return Row(family.name, family.library, moving, dict(stays), change, list(classes))
 
 

@@ -1,4 +1,4 @@
-"""Advice: relatives, shuffled relatives and strangers are told apart."""
+"""Advice: related, shuffled and unrelated models are told apart."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_papers_method_may_leave_home_and_the_advice_says_so(family, pairs):
 
 @every_family
 def test_kinship_tells_relatives_from_strangers(family, pairs):
-    """Units of few numbers (a pooler's have 96) stand out less: a few of them may not count as at home."""
+    """Units of few numbers (a pooler's have 96) stand out less: a few of them may not count as in place."""
 
     def homes(kind):
         weights = WeightPair(*map(Model.open, pairs(family, kind)))

@@ -108,7 +108,7 @@ def test_a_file_with_other_maps_than_were_saved_is_refused(damage, pi, tmp_path)
 
 
 @pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 1}', "[]"])
-def test_a_story_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
+def test_metadata_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
     path = pi.save(tmp_path / "pi.safetensors")
     save_file(load_file(path), path, {"transfusion": provenance})
     with pytest.raises(AlignmentError, match="its metadata cannot be read"):
@@ -116,7 +116,7 @@ def test_a_story_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
 
 
 def test_a_folder_or_nothing_is_no_pi(made, tmp_path):
-    with pytest.raises(AlignmentError, match="a folder, and not a file of π"):
+    with pytest.raises(AlignmentError, match="a folder, not a file of π"):
         Alignment.load(made("vit"))
     with pytest.raises(AlignmentError, match="no such file of π"):
         Alignment.load(tmp_path / "none")
@@ -147,18 +147,18 @@ def test_a_file_of_a_later_format_is_refused(pi, tmp_path):
     with safe_open(path, "pt") as opened:
         provenance = json.loads(opened.metadata()["transfusion"])
     save_file(load_file(path), path, {"transfusion": json.dumps({**provenance, "format": 99})})
-    with pytest.raises(AlignmentError, match="written in format 99, and this version reads 1"):
+    with pytest.raises(AlignmentError, match="written in format 99, but this version reads format 1"):
         Alignment.load(path)
 
 
 def test_an_alignment_of_another_family_is_refused(pi, made):
-    with pytest.raises(AlignmentError, match="this π is for llama, the model is a vit"):
+    with pytest.raises(AlignmentError, match="this π is for a llama, but the model is a vit"):
         pi.require_for(Model.open(made("vit")).architecture)
 
 
 def test_an_alignment_of_another_shape_is_refused(pi, made):
     architecture = Model.open(made("mistral-tied")).architecture
-    with pytest.raises(AlignmentError, match=r"another shape of the architecture"):
+    with pytest.raises(AlignmentError, match=r"other sizes of the architecture"):
         pi.require_for(architecture)
 
 

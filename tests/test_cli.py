@@ -83,7 +83,7 @@ def test_inspect_shows_what_moves_what_stays_and_why(cli, made):
     assert code == 0
     assert 'config.json says model_type "llama"' in out
     assert "axes that may move" in out
-    assert "rotary positions turn each pair of units by its own angle" in out
+    assert "rotary positions rotate each pair of units by its own angle" in out
     assert "layers.{}.self_attn.q_proj.weight" in out
 
 
@@ -177,7 +177,7 @@ def test_apply_under_untied_is_refused(cli, made, tmp_path):
     cli("align", a, a, "--method", "random", "-o", pi)
     code, _, err = cli("apply", pi, a, "-o", tmp_path / "out")
     assert code == 1
-    assert "a plain shortcut cannot turn one into the other" in err
+    assert "a plain shortcut cannot convert one into the other" in err
     assert "--residual tied" in err
     assert not (tmp_path / "out").exists()
 
@@ -244,7 +244,7 @@ def test_bases_that_compute_differently_are_noted(cli, made, tmp_path):
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
     _, _, err = cli("align", made("llama", 1), tmp_path / "b", "-o", tmp_path / "pi")
-    assert "the two bases are configured differently: hidden_act (silu, relu)" in err
+    assert "the two bases have different settings: hidden_act (silu, relu)" in err
 
 
 def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
@@ -291,7 +291,7 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
     )
     assert found.returncode == 128 + getattr(signal, name)
     partial = tmp_path / ".moved.partial"
-    kept = f"the same command goes on from {partial}"
+    kept = f"the same command resumes from {partial}"
     assert found.stderr == f"interrupted; no output was written; {kept}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".moved.partial", "tuned"]
     assert [path.suffix for path in (partial / "kept").iterdir()] == [".safetensors"], "π was lost"

@@ -1,18 +1,23 @@
-"""The command line under odd names, full disks and signals."""
+"""The command line under odd names, full disks and signals; and hints in its options."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
+import transfusion
 from families import CASES, finetuned
-from transfusion.cli.console import one_line, printable
+from transfusion.cli.console import in_options, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -113,3 +118,23 @@ def test_names_that_are_no_text_are_known_errors(made, tmp_path):
         assert b"not " in run.stderr
         assert b"UTF-8" in run.stderr
         assert b"unexpected" not in run.stderr
+
+
+def _hints() -> Iterator[tuple[str, str]]:
+    """Every literal hint of the library, with its module; the command line has its own."""
+    root = Path(transfusion.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if "cli" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "hint":
+                parts = [one for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+                yield path.name, "".join(one.value for one in parts if isinstance(one.value, str))
+
+
+def test_hints_name_parameters_which_the_command_line_shows_as_options():
+    """Hints reach users of Python, too: options are for the command line, and for whole commands to type."""
+    for module, hint in _hints():
+        command = any(word in hint for word in ("transfusion ", "ray ", "command line"))
+        assert command or "--" not in hint, (module, hint)
+        assert not re.search(r"`[a-z_]+(=[^`]*)?`", in_options(hint)), (module, hint)

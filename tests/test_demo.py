@@ -237,7 +237,7 @@ def test_the_report_on_a_moved_adapter_has_its_sections_and_finds_its_models(kep
     assert steps == ["align", "transport", "evaluate", "sweep", "verify"]
 
 
-def test_an_adapter_that_was_kept_can_be_moved_again_from_its_story(kept_text, cli, tmp_path):
+def test_an_adapter_that_was_kept_can_be_moved_again_from_its_metadata(kept_text, cli, tmp_path):
     place, _ = kept_text
     code, _, err = cli("transport", "--from", place / "b-functional", "-o", tmp_path / "again")
     assert code == 0, err

@@ -78,9 +78,9 @@ def assert_same_layouts(module, draft: Family, written: Family) -> None:
     assert len(set(there.values())) == len(there), "two axes of ours are one of theirs"
     for one, other in there.items():
         mine, worker = sides[0].spaces[one], sides[1].spaces[other]
-        group = Symmetry.FIXED if worker.group.turns else worker.group
+        group = Symmetry.FIXED if worker.group.rotates_pairs else worker.group
         assert (mine.group, mine.size, bool(mine.stream)) == (group, worker.size, bool(worker.stream)), one
-        parents = (worker.parent, None) if worker.group.turns else (worker.parent,)
+        parents = (worker.parent, None) if worker.group.rotates_pairs else (worker.parent,)
         assert (there[mine.parent] if mine.parent else None) in parents, one
     assert {there[id] for id in sides[0].outputs.values()} <= set(sides[1].outputs.values())
 

@@ -271,7 +271,7 @@ def test_pieces_that_differ_are_refused(other, made, tmp_path):
 def test_a_tensor_that_is_there_whole_and_in_pieces_is_refused(made, tmp_path):
     name = "model.layers.0.mlp.experts.gate_up_proj"
     folder = changed(made("mixtral"), tmp_path / "a", lambda s: s.update({name: torch.zeros(5, 40, 36)}))
-    with pytest.raises(ArchitectureError, match="is there as a whole and in pieces"):
+    with pytest.raises(ArchitectureError, match="is stored both whole and in pieces"):
         Model.open(folder)
 
 

@@ -284,7 +284,7 @@ def test_an_adapter_keeps_its_rank_and_does_on_b_what_it_did_on_a(name, plants, 
     "case", often(["vit-classifier", "bert-classifier", "llama", "gpt2"], ["vit-classifier", "gpt2"])
 )
 def test_of_an_adapter_the_product_is_moved(case, strangers, made, tmp_path):
-    """Merged before or after the journey, between any two models, norms of their own on both sides."""
+    """Merged before or after the transport, between any two models, norms of their own on both sides."""
     a, b, pi = made(case, 1), made(case, 2), strangers(case)
     assert pi.folds
     adapter = adapted(a, tmp_path / "adapter")
@@ -559,7 +559,7 @@ def test_choices_of_functional_alignment_are_refused_elsewhere(method, choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_a_story_remembers_what_was_chosen(choice):
+def test_the_metadata_records_what_was_chosen(choice):
     method = preset("functional").changed(**choice)
     policy = {key: str(getattr(method.policy, key)) for key in ("residual", "inner", "heads")}
     info = json.loads(json.dumps(method.options()))

@@ -123,7 +123,7 @@ def test_a_scale_for_each_unit_of_q_and_k_leaves_nothing_to_turn(family, made):
 
 def test_no_permutation_moves_what_turns(made):
     a = made("llama")
-    turning = {space.id for space in Model.open(a).architecture.turning()}
+    turning = {space.id for space in Model.open(a).architecture.rotary_spaces()}
     assert turning
     for method in ("random", "guarded", "ot"):
         assert not turning & align(a, made("llama", 2), method=method, advice=False).maps.keys()
@@ -150,7 +150,7 @@ def test_planes_are_turned_by_the_angle_that_is_found_in_them(group):
 
 
 def test_only_axes_that_turn_have_planes():
-    with pytest.raises(ValueError, match="do not turn in pairs"):
+    with pytest.raises(ValueError, match="do not rotate in pairs"):
         rotary_pairs(Symmetry.PERMUTATION, 4)
 
 
@@ -237,7 +237,7 @@ def test_angles_and_heads_are_found_under_noise(case, made, tmp_path):
 def test_pairs_never_mix_and_are_never_mirrored(made):
     """Whatever two models compute: between models that have nothing to do with each other, too."""
     pi = functional(made("gptj"), made("gptj", 2))
-    for space in Model.open(made("gptj")).architecture.turning():
+    for space in Model.open(made("gptj")).architecture.rotary_spaces():
         map_ = pi.maps[space.id]
         assert isinstance(map_, Rotation)
         for one, two in zip(*rotary_pairs(space.group, space.size), strict=True):
@@ -288,8 +288,8 @@ def test_an_adapter_is_turned_along(made, tmp_path):
 
 def test_inspect_says_what_turns_in_pairs(made, cli):
     info = cli("inspect", made("llama"))[1]
-    turning = info.partition("axes whose units turn in pairs")[2].partition("axes that stay")[0]
+    turning = info.partition("axes whose units rotate in pairs")[2].partition("axes that stay")[0]
     assert "layer.*.qk" in turning
     assert "within layer.*.group" in turning
     assert "vocab" not in turning
-    assert "turn in pairs" not in cli("inspect", made("qwen3"))[1]
+    assert "rotate in pairs" not in cli("inspect", made("qwen3"))[1]

@@ -24,7 +24,7 @@ from transfusion.model.model import Model
 
 
 def examples(folder, count: int = 12) -> Dataset:
-    """Made-up inputs for a model, and made-up labels where it is a classifier."""
+    """Synthetic inputs for a model, and synthetic labels where it is a classifier."""
     model = Model.open(folder)
     module = build(model)
     inputs = random_inputs(model.family, module.config.to_dict(), batch=count, seed=3)

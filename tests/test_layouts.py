@@ -154,7 +154,7 @@ def test_sizes_are_inferred(text, shape, known, found):
         (
             "(head qk) <- x", (13, 8), {"head": 3},
             "q.weight of shape (13, 8) does not fit its layout '(head qk) <- x': dimension 0 is (head qk),"
-            " and 13 cannot be divided so (known sizes: head=3)",
+            " and no size of qk makes it 13 (known sizes: head=3)",
         ),
         (
             "(head qk) <- x", (12, 8), {"head": 3, "qk": 4, "x": 9},

@@ -72,7 +72,7 @@ def test_a_parent_that_comes_later_is_refused():
 
 
 def test_a_permutation_that_takes_a_position_twice_is_refused():
-    with pytest.raises(AlignmentError, match="some position is taken twice"):
+    with pytest.raises(AlignmentError, match="a position occurs twice"):
         Permutation(np.array([0, 0, 1]))
 
 

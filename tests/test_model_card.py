@@ -151,7 +151,7 @@ def test_a_licence_with_a_name_of_its_own():
 @pytest.mark.parametrize(
     "metadata", [{}, {"finetuned": "tuned"}, {"alignment": None, "onto": None}, {"onto": {}}]
 )
-def test_a_story_that_lacks_much_still_makes_a_card(metadata):
+def test_metadata_that_lacks_much_still_makes_a_card(metadata):
     assert parsed(card(metadata, {})).data.tags == ["transfusion"]
 
 

@@ -115,7 +115,7 @@ def test_the_page_is_one_whole_file(page):
     assert page.html() == text, "the same material makes the same page"
 
 
-def test_the_hero_tells_the_story_in_measured_numbers(page):
+def test_the_hero_shows_the_measured_numbers(page):
     hero = page.hero
     assert (hero.title, hero.verdict, hero.mood) == ("tuned, moved onto b", "alignable", "fair")
     assert [name for _, name, _ in hero.stations] == ["a", "tuned", "guarded", "b"]

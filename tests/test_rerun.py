@@ -1,4 +1,4 @@
-"""The story beside an output: it tells everything, and is enough to make the output again, bit for bit."""
+"""The metadata beside an output: it records every input, and is enough to repeat the run bit for bit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_run_is_repeated_bit_for_bit(settings, cli, inputs, tmp_path):
     assert weights(tmp_path / "again") == weights(tmp_path / "first")
 
 
-def test_the_story_of_a_repetition_is_as_good(cli, inputs, tmp_path):
+def test_the_metadata_of_a_rerun_is_as_good(cli, inputs, tmp_path):
     run(cli, inputs, "-o", tmp_path / "first", "--method", "random", "--seed", "4")
     for info, place in (("first", "again"), ("again", "third")):
         code, _, err = cli("transport", "--from", tmp_path / info, "-o", tmp_path / place)
@@ -138,7 +138,7 @@ def test_an_output_that_comes_out_otherwise_fails_the_verification(cli, inputs, 
 
 
 def test_moved_inputs_are_found_by_their_full_path(inputs, tmp_path, monkeypatch):
-    """The story is read elsewhere than where the run was."""
+    """The metadata is read in another folder than that of the run."""
     monkeypatch.chdir(tmp_path)
     arguments = ["transport", "tuned", "--base", "a", "--onto", "b", "-o", "first", "--method", "naive", "-q"]
     with pytest.raises(SystemExit, match="0"):
@@ -150,7 +150,7 @@ def test_moved_inputs_are_found_by_their_full_path(inputs, tmp_path, monkeypatch
     assert weights(tmp_path / "elsewhere" / "again") == weights(tmp_path / "first")
 
 
-def test_what_is_no_story_is_refused(cli, inputs, tmp_path):
+def test_what_is_no_metadata_is_refused(cli, inputs, tmp_path):
     with pytest.raises(CheckpointError, match="not the metadata"):
         Rerun.of(inputs["a"] / "config.json")
     with pytest.raises(CheckpointError, match="no such file"):
@@ -163,7 +163,7 @@ def test_what_is_no_story_is_refused(cli, inputs, tmp_path):
 @pytest.mark.parametrize(
     "said", [["--alpha", "0.3"], ["--dtype", "bfloat16"], ["--merge"], ["--method", "naive"]]
 )
-def test_whatever_a_story_says_itself_is_refused_beside_it(said, cli, inputs, tmp_path):
+def test_whatever_the_metadata_decides_is_refused_beside_it(said, cli, inputs, tmp_path):
     run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
     code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again", *said)
     assert code == 2
@@ -203,7 +203,7 @@ def test_inputs_that_were_moved_are_given_by_their_new_places(cli, inputs, tmp_p
     assert "so A and B are aligned again" in err
 
 
-def test_as_many_fine_tunes_as_the_story_tells_of(cli, inputs, tmp_path):
+def test_as_many_fine_tunes_as_the_metadata_names(cli, inputs, tmp_path):
     run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
     with pytest.raises(SettingError, match=r"2 fine-tune\(s\) given, and .* records 1"):
         Rerun.of(tmp_path / "first", finetuned=["one", "two"])
@@ -240,7 +240,7 @@ def test_the_card_tells_people(cli, inputs, tmp_path):
 
 
 def test_a_fine_tune_that_was_made_for_another_base_is_refused(cli, inputs, tmp_path):
-    """Its own story names the content of its base."""
+    """The metadata of the input names the content of its base."""
     run(cli, inputs, "-o", tmp_path / "on-b", "--method", "naive")
     arguments = [
         "transport",

@@ -1,4 +1,4 @@
-"""Rotations: maps that turn units, with how much larger things are; alone, in π, and in files."""
+"""Rotations: orthogonal maps with scales; alone, in π, and in files."""
 
 from __future__ import annotations
 
@@ -217,9 +217,9 @@ def test_nothing_moves_only_where_nothing_grows():
 
 def test_a_plan_is_no_rotation_and_a_rotation_no_plan():
     plan, turn = TransportMap(np.full((1, 2, 2), 0.5)), Rotation.of(Permutation(np.array([1, 0])))
-    with pytest.raises(AlignmentError, match="kind 'plan' cannot be seen as a rotation"):
+    with pytest.raises(AlignmentError, match="kind 'plan' cannot be written as a rotation"):
         turn.after(plan, ONE)
-    with pytest.raises(AlignmentError, match="kind 'rotation' cannot be seen as a plan"):
+    with pytest.raises(AlignmentError, match="kind 'rotation' cannot be written as a plan"):
         plan.after(turn, ONE)
     assert turn != plan
     assert plan != turn
@@ -315,7 +315,7 @@ def test_before_or_after_permutations_it_does_one_after_the_other(pi, text):
 
 def test_a_turn_keeps_what_is_written_at_its_size(pi):
     tensor = torch.randn(6, dtype=torch.float64)
-    rotated = pi.turn(tensor, parse("x"))
+    rotated = pi.rotate(tensor, parse("x"))
     assert torch.allclose(rotated.norm(), tensor.norm(), rtol=1e-5)
     assert torch.allclose(float(pi.maps["x"].produced[0]) * rotated, pi.move(tensor, parse("x")), atol=1e-5)
 

@@ -220,7 +220,7 @@ def test_singular_values_are_asked_once(searching, proposals):
 
 
 def test_what_was_solved_by_half_of_its_evidence_is_solved_again_by_all_of_it(searching, proposals):
-    """After a settled first sweep; even if what did not count then has stayed where it was."""
+    """After a progressive first sweep; even if what did not count then has stayed where it was."""
     search = searching(preset("guarded"))
     trial = search._begun("progressive", SearchStart.PROGRESSIVE)
     halved = {

@@ -40,7 +40,7 @@ def weights(llamas):
 
 def test_without_a_limit_all_threads_work_and_most_gains_are_kept(weights):
     budget = SearchMemory.of(weights, GUARDED, 7)
-    assert (budget.threads, budget.room, budget.spilled) == (7, None, 0)
+    assert (budget.threads, budget.room, budget.on_disk) == (7, None, 0)
     assert 0 < budget.kept <= weights.nbytes * 3 // 4
     assert budget.block == max(memory_needed(weights, block) for block in blocks.blocks(weights, GUARDED))
 

@@ -93,7 +93,7 @@ def test_a_streamed_file_is_what_safetensors_would_have_written(tmp_path):
 
 def test_blocks_that_do_not_add_up_are_a_bug_and_not_a_file(tmp_path):
     short = LazyTensor((4,), torch.float32, lambda: [lambda: torch.zeros(3)])
-    with pytest.raises(AssertionError, match=r"\d+ bytes were made, and \d+ announced"):
+    with pytest.raises(AssertionError, match=r"\d+ bytes were written, but the header announces \d+"):
         write_shard(tmp_path / "file.safetensors", {"short": short})
 
 
@@ -177,7 +177,7 @@ def test_an_output_that_lacks_a_tensor_does_not_appear(inputs, tmp_path, monkeyp
         return real(path, {name: tensors[name] for name in kept}, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr("transfusion.checkpoint.model_writer.write_shard", forgetful)
-    with pytest.raises(OutputError, match="would not hold every planned tensor once"):
+    with pytest.raises(OutputError, match="would not hold every planned tensor exactly once"):
         prepared(inputs).save(tmp_path / "moved")
     assert not list(tmp_path.iterdir())
 
@@ -242,7 +242,7 @@ def test_killed_at_any_moment_the_old_output_is_whole_and_the_next_run_goes_on(
 def test_an_output_that_was_replaced_is_not_taken_for_a_finished_one(
     inputs, undisturbed, tmp_path, monkeypatch
 ):
-    """Killed after the exchange, the workshop holds the old output, whose shards have the same names and sizes."""
+    """Killed after the exchange, the staging folder holds the old output, whose shards have the same names and sizes."""
     place = prepared(inputs, alpha=0.5).save(tmp_path / "moved")
     with monkeypatch.context() as patch:
         kill_at(patch, StagingFolder, "publish", 1, after=True)
@@ -417,7 +417,7 @@ def test_a_full_disk_is_reported_and_the_run_goes_on_when_there_is_room(
         signal.signal(signal.SIGXFSZ, handler)
     assert (tmp_path / "moved" / "config.json").read_text() == "the old one"
     if (tmp_path / ".moved.partial").exists():
-        assert "goes on from" in str(caught.value.hint)
+        assert "resumes from" in str(caught.value.hint)
     prepared(inputs).save(tmp_path / "moved", force=True)
     assert content(tmp_path / "moved") == content(undisturbed)
 
@@ -436,7 +436,7 @@ def test_no_space_left_is_named_and_finished_shards_are_kept(inputs, undisturbed
         patch.setattr("transfusion.checkpoint.model_writer.write_shard", full)
         with pytest.raises(OutputError, match="No space left on device") as caught:
             prepared(inputs).save(tmp_path / "moved")
-    assert "goes on from" in str(caught.value.hint)
+    assert "resumes from" in str(caught.value.hint)
     assert len(list((tmp_path / ".moved.partial" / "output").iterdir())) == 2, "the half shard takes up space"
     prepared(inputs).save(tmp_path / "moved")
     assert content(tmp_path / "moved") == content(undisturbed)

@@ -30,7 +30,7 @@ from transfusion.transportation.transport_run import transport
 
 
 def examples(folder, count: int = 21) -> Dataset:
-    """Made-up inputs for a model, and made-up labels where it is a classifier."""
+    """Synthetic inputs for a model, and synthetic labels where it is a classifier."""
     model = Model.open(folder)
     module = build(model)
     inputs = random_inputs(model.family, module.config.to_dict(), batch=count, seed=3)
@@ -125,7 +125,7 @@ def test_models_in_memory_and_a_rotation(made, tmp_path):
     assert losses(found.curves[0])[0] == pytest.approx(loss_of(module, data), abs=1e-5)
 
 
-def test_a_story_with_support_and_gains(made, tmp_path):
+def test_metadata_with_support_and_gains(made, tmp_path):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
     data = examples(a)

@@ -398,7 +398,7 @@ def test_force_deletes_nothing_that_this_program_did_not_write(marker, occupied)
         (place / "transfusion.json").unlink()
     elif marker in details:
         (place / "transfusion.json").write_text(details[marker])
-    with pytest.raises(OutputError, match=r"did not write, so it is not replaced: .*thesis\.tex"):
+    with pytest.raises(OutputError, match=r"did not write, and is not replaced: .*thesis\.tex"):
         moved.save(place, force=True)
     assert (place / "notes" / "thesis.tex").read_text() == "mine"
 

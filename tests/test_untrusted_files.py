@@ -117,7 +117,7 @@ def test_settings_of_sections_are_named_with_their_section():
     endless: dict[str, object] = {}
     for _ in range(500):
         endless = {"text_config": endless}
-    with pytest.raises(ArchitectureError, match="within each other without end"):
+    with pytest.raises(ArchitectureError, match="sections are nested too deeply"):
         require_sensible(endless, "m")
 
 
@@ -142,12 +142,12 @@ def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
         ("llama", {"head_dim": 10**6}, r"does not fit its layout"),
         ("llama", {"head_dim": 0}, "config.json: head_dim: "),
         ("llama", {"num_hidden_layers": 1_000_000_000}, "config.json: num_hidden_layers: "),
-        ("llama", {"num_hidden_layers": 9_999}, "says 9999 blocks in 'layer', and there are only"),
+        ("llama", {"num_hidden_layers": 9_999}, "has 9999 blocks in 'layer', but there are only"),
         ("llama", {"num_attention_heads": 5, "num_key_value_heads": 2}, "5 is not a multiple of 2"),
         ("gpt_neox", {"num_attention_heads": 5}, "is not a multiple of 5"),
         ("t5", {"d_kv": 3}, "does not fit its layout"),
         ("open_clip", {"model_cfg__vision_cfg__head_width": 5}, "is not a multiple of 5"),
-        ("swin", {"num_heads": [2]}, "a value that makes no sense"),
+        ("swin", {"num_heads": [2]}, "an impossible value"),
         ("bert", {"architectures": "BertModel"}, "config.json: architectures: "),
         ("bert", {"model_type": ["bert"]}, "config.json: model_type: "),
         ("bert", {"quantization_config": [1]}, "is quantised"),
@@ -172,7 +172,7 @@ def test_numbers_in_names_are_not_counted_up_to(made, tmp_path):
     state = load_file(made("timm-vit") / "model.safetensors")
     folder = configured(made("timm-vit"), tmp_path / "deep")
     save_file({**state, "blocks.999999.norm1.weight": torch.zeros(24)}, folder / "model.safetensors")
-    with pytest.raises(ArchitectureError, match="1000000 blocks in 'layer', and there are only"):
+    with pytest.raises(ArchitectureError, match="1000000 blocks in 'layer', but there are only"):
         Model.open(folder)
 
 
@@ -353,7 +353,7 @@ def pi(shuffled, tmp_path_factory) -> Path:
 
 
 def retold(pi: Path, place: Path, change) -> Path:
-    """The same maps with another story."""
+    """The same maps with other metadata."""
     from safetensors import safe_open
 
     with safe_open(pi, framework="pt") as opened:
@@ -441,7 +441,7 @@ ODD_METADATA = {
     "bfloat16": swapped("layer.0.head", torch.Tensor.bfloat16),
     "a dimension more": swapped("layer.0.head", lambda index: index[None]),
     "out of range": swapped("layer.0.head", lambda index: index + 10**6),
-    "taken twice": swapped("layer.0.head", torch.zeros_like),
+    "occurs twice": swapped("layer.0.head", torch.zeros_like),
     "fewer": swapped("layer.0.head", lambda index: index[:, 1:].contiguous()),
 }
 
@@ -473,7 +473,7 @@ def test_a_pi_whose_sizes_are_not_the_models_is_refused_whatever_digest_it_claim
     alignment.require_for(architecture)
     still = next(id for id in architecture.backbone_spaces if id not in alignment.maps)
     lying = Alignment.load(retold(pi, tmp_path / "odd", put("sizes", still, 77)))
-    with pytest.raises(AlignmentError, match=rf"another shape of the architecture: {still} \(77 in π"):
+    with pytest.raises(AlignmentError, match=rf"other sizes of the architecture: {still} \(77 in π"):
         lying.require_for(architecture)
 
 
@@ -562,7 +562,7 @@ def of_merge() -> dict:
 
 
 def keys_in(value: object, *before: object) -> list[tuple]:
-    """Every place in a story that has a key."""
+    """Every key in metadata."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [
         path
@@ -577,7 +577,7 @@ DISPENSABLE = {"repeatable", "model.safetensors"}
 
 
 @pytest.mark.parametrize("make", [of_transport, of_merge])
-def test_a_story_is_checked_whole_before_it_is_told_again(make, tmp_path):
+def test_metadata_is_checked_whole_before_a_rerun(make, tmp_path):
     """Every key, missing or of another kind, is named."""
     from transfusion.transportation.rerun import Rerun
 

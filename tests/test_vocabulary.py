@@ -98,7 +98,7 @@ def test_without_a_word_they_are_refused(cli, shuffled, tmp_path):
     arguments = ["transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved", "--method", "naive"]
     code, _, err = cli(*arguments)
     assert code == 1
-    assert "--new-tokens keep appends their rows to B's" in err
+    assert "--new-tokens keep appends their rows to those of B" in err
     code, out, _ = cli(*arguments, "--new-tokens", "keep")
     assert code == 0
     assert "3 new token(s) of the fine-tune follow those of B" in out

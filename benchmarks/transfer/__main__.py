@@ -75,7 +75,7 @@ class Case:
 
 def moved(case: Case, method: str, alpha: float | str = 1.0, *, real: bool = False, **choices: Any) -> Any:
     """Transport by a method of the package; one alignment serves all tasks of a pair. ``real``: from what
-    both bases compute on unlabelled inputs of theirs, instead of made-up ones.
+    both bases compute on unlabelled inputs of theirs, instead of synthetic ones.
     """
     shown = _inputs(case.pair.name) if real else None
     via = _aligned(case.folders["a"], case.folders["b"], method, shown, **choices)

@@ -117,7 +117,7 @@ def test_an_address_where_nobody_listens_is_refused_and_nothing_is_written(
 def test_settings_that_make_no_sense_are_wrong_usage(inputs, tmp_path, cli):
     begin = ("apply", inputs["pi"], inputs["a"], "-o", tmp_path / "out")
     for asked, answer in (
-        (("--address", "127.0.0.1:1"), "only Ray has one"),
+        (("--address", "127.0.0.1:1"), "only Ray has an address hint: add --engine ray"),
         (("--engine", "spark"), "'spark' is not one of local, ray"),
         (("--memory", "2 heaps"), "'2 heaps' is not a size"),
         (("--memory", "1MB"), "memory of 1.0 MB is too little"),
@@ -384,7 +384,7 @@ def test_workers_that_do_not_come_leave_what_is_finished(workers, inputs, tmp_pa
     output = Watched.of(moved(inputs), tmp_path / "signs")
 
     killing(output, tmp_path / ".out.partial/making")
-    with pytest.raises(ClusterError, match="the same command goes on from"):
+    with pytest.raises(ClusterError, match="the same command resumes from"):
         output.save(tmp_path / "out", resources=Resources("ray", 2))
     assert any((tmp_path / ".out.partial/output").iterdir())
 

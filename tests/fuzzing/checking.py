@@ -63,7 +63,7 @@ class Watch:
 class Sentry:
     """What the system tells of files that are opened in a folder, also by libraries that are no Python.
 
-    Only Linux does; elsewhere nothing is told.
+    Only Linux does; elsewhere nothing is checked.
     """
 
     _OPENED = 0x20

@@ -1,6 +1,6 @@
 """The worker: a process that makes cases and runs their command lines, one at a time.
 
-The copy that runs them may be killed at any moment: a case that hangs, or that ends the process, is told by those who
+The copy that runs them may be killed at any moment: a case that hangs or ends the process is reported by those who
 wait. Libraries take seconds to import; they are imported once, before the copies are made.
 """
 

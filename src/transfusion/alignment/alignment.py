@@ -33,9 +33,9 @@ from transfusion.runtime.untrusted_files import parse_json, validate
 FORMAT = 1
 _KEY = "transfusion"
 _NESTED = 16
-"""So many axes may lie within each other."""
+"""The limit of axes that lie within each other."""
 _MOVERS = 16
-"""How many layouts are remembered with where everything in them goes: more than are moved at once."""
+"""The number of layouts whose indices are cached: more than are moved at once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NormFold:
     norm: str
     """The module."""
     offset: float = 0.0
-    """What is added to its weight before it is used: one in some families."""
+    """The number that the norm adds to its weight: 1 in some families."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,9 +62,9 @@ class Alignment:
     parents: Mapping[str, str]
     provenance: Provenance
     folds: Mapping[str, NormFold] = field(default_factory=dict)
-    """For maps that turn units: the tensors that read the stream through a norm, and the norm."""
+    """For rotations: the tensors that read the stream through a norm, and the norm."""
     _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """For the layouts that were moved last."""
+    """The cached movers of the layouts that were moved last."""
 
     @classmethod
     def of(
@@ -85,21 +85,21 @@ class Alignment:
         return f"<π: {len(self.maps)} axes, {made.method}, from {made.source} to {made.target}>"
 
     def move(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """π of one tensor."""
+        """Return π of one tensor."""
         here = {name: self.maps[name] for name in layout.names() if name in self.maps}
         if not here:
             return tensor
         sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
         return move_tensor(tensor, layout, here, sizes, self.parents)
 
-    def turn(self, tensor: Tensor, layout: Layout) -> Tensor:
+    def rotate(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return π of one tensor without the scales of its rotations."""
         rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
         ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}
         return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
 
     def moves_by_rows(self, layout: Layout) -> bool:
-        """Whether `move_rows` can move a tensor of this layout."""
+        """Return whether `move_rows` can move a tensor of this layout."""
         return moves_by_rows(layout, self.maps, self.parents)
 
     def scatters(self, layout: Layout) -> bool:
@@ -107,7 +107,7 @@ class Alignment:
         return any(axis in self.maps for item in layout.items[:1] for axis in names_in(item))
 
     def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
-        """Some rows of π of a tensor, of which only the rows that they come from are read."""
+        """Return some rows of π of a tensor; only their source rows are read."""
         mover = self._movers.get(layout)
         if mover is None:
             here = {name: self.maps[name] for name in layout.names() if name in self.maps}
@@ -117,7 +117,7 @@ class Alignment:
         return mover(read, rows)
 
     def rotated(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
-        """The shortcuts whose ends have different maps: a plain one cannot turn one into the other."""
+        """Return the shortcuts whose ends have different maps, which a plain shortcut cannot connect."""
 
         def at(id: str) -> Map:
             return self.maps.get(id, Permutation.identity(self.sizes[id]))
@@ -125,18 +125,18 @@ class Alignment:
         return [cut for cut in shortcuts if cut.source in self.sizes and at(cut.source) != at(cut.target)]
 
     def lineage(self, id: str) -> Index:
-        """For every row of an axis's map, in the order of the destination, the row it comes from."""
+        """Return the source row of every row of an axis's map, in the order of the destination."""
         parent = self.parents.get(id)
         if parent is None:
             return np.zeros(1, dtype=np.int64)
         above, size = self.lineage(parent), self.sizes[parent]
         map_ = self.maps.get(parent, Permutation.identity(size, len(above)))
         if not isinstance(map_, Permutation):
-            raise AlignmentError(f"{parent} has parts of its own, so it must be a permutation")
+            raise AlignmentError(f"{parent} has axes within it, so its map must be a permutation")
         return (above[:, None] * size + map_.index).reshape(-1)
 
     def inverse(self) -> Alignment:
-        """π⁻¹, from B's basis back to A's.
+        """Return π⁻¹, from B's basis back to A's.
 
         >>> back = transfusion.Alignment.load("pi.safetensors").inverse()
         >>> print(back.provenance.source, back.provenance.target)
@@ -157,7 +157,7 @@ class Alignment:
         )
 
     def after(self, first: Alignment) -> Alignment:
-        """The alignment that does ``first`` (A → B) and then this one (B → C).
+        """Return the alignment that applies ``first`` (A → B) and then this one (B → C).
 
         >>> pi = transfusion.Alignment.load("pi.safetensors")
         >>> all(map.is_identity() for map in pi.inverse().after(pi).maps.values())
@@ -184,14 +184,14 @@ class Alignment:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the maps."""
+        """The SHA-256 of the maps and folds."""
         total = hashlib.sha256()
         for id in sorted(self.maps):
             total.update(f"{id}:{self.maps[id].kind}:".encode())
             total.update(tensor_digest(self.maps[id].to_tensor()))
         for tensor, fold in sorted(
             self.folds.items()
-        ):  # spelled out: a hash must not depend on a class's name
+        ):  # written out: the hash must not depend on the name of a class
             total.update(f"{tensor}:Fold(norm={fold.norm!r}, offset={fold.offset!r})".encode())
         return total.hexdigest()
 
@@ -222,13 +222,13 @@ class Alignment:
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
-        """Read a file of π; a damaged or foreign one is refused.
+        """Read a file of π; refuse a damaged file, and any other file.
 
         >>> transfusion.Alignment.load("pi.safetensors").provenance.method
         'guarded'
         """
         if not isfile(path):
-            what = "a folder, and not a file of π" if isdir(path) else "no such file of π"
+            what = "a folder, not a file of π" if isdir(path) else "no such file of π"
             raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
         try:
             with safe_open(path, framework="pt") as opened:
@@ -255,14 +255,14 @@ class Alignment:
             raise _damaged(path, "the maps are not those that were saved")
         return alignment
 
-    # ── belonging together ───────────────────────────────────────────────────────────────────
+    # ── checks ──────────────────────────────────────────────────────────────────────────────
 
     def require_for(self, architecture: Architecture) -> None:
         """Refuse an alignment of another architecture."""
         provenance = self.provenance
         if provenance.family != architecture.family:
             raise AlignmentError(
-                f"this π is for {provenance.family}, the model is a {architecture.family}",
+                f"this π is for a {provenance.family}, but the model is a {architecture.family}",
                 hint="align these two models first",
             )
         differing = [
@@ -273,7 +273,7 @@ class Alignment:
         other = {id for id in self.maps if self.parents.get(id) != architecture.parents.get(id)}
         if differing or other or provenance.architecture != architecture.digest():
             raise AlignmentError(
-                "this π is for another shape of the architecture"
+                "this π is for other sizes of the architecture"
                 + (f": {listing(differing, 4)}" if differing else ""),
                 hint="align these two models first",
             )
@@ -287,13 +287,13 @@ class Alignment:
         ):
             if model is not None and model.digest != wanted:
                 raise AlignmentError(
-                    f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), and"
+                    f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
                     f" {model.label} has other weights ({model.digest[:12]}…)",
                     hint="align these two models first, or give the π that belongs to them",
                 )
 
 
-# ── what a file says ─────────────────────────────────────────────────────────────────────────
+# ── the file of π ────────────────────────────────────────────────────────────────────────────
 
 _AGAIN = "make it again with 'transfusion align'"
 _WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
@@ -329,7 +329,7 @@ def _header(path: str | Path, metadata: Mapping[str, str]) -> _AlignmentHeader:
     info = parse_json(metadata[_KEY], f"{path}: its metadata cannot be read", AlignmentError)
     if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] != FORMAT:
         raise AlignmentError(
-            f"{path}: written in format {info['format']}, and this version reads {FORMAT}",
+            f"{path}: written in format {info['format']}, but this version reads format {FORMAT}",
             hint="make it again with this version, or install the version that wrote it",
         )
     where = f"{path}: its metadata cannot be read, the file is damaged"
@@ -346,13 +346,13 @@ def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[st
     found: list[str] = []
     while (id := parents.get(id, "")) != "":
         if id in found or len(found) > _NESTED:
-            raise _damaged(path, f"the parents of {found[0]} go round in a circle")
+            raise _damaged(path, f"the parents of {found[0]} form a circle")
         found.append(id)
     return found
 
 
 def _require_shapes(path: str | Path, provenance: _AlignmentHeader, opened: Any) -> None:
-    """Every map has the type and the shape that its axis and its parents ask for; nothing is read yet."""
+    """Refuse maps whose type or shape does not fit their axis and its parents, before reading them."""
     if provenance["kinds"].keys() != set(opened.keys()):
         raise _damaged(path, "the maps are not those that were saved")
     sizes = provenance["sizes"]
@@ -362,7 +362,9 @@ def _require_shapes(path: str | Path, provenance: _AlignmentHeader, opened: Any)
         found = opened.get_slice(id)
         shape, type = tuple(found.get_shape()), found.get_dtype()
         if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
-            raise _damaged(path, f"{id} is a {kind} of shape {wanted[kind]}, and has {type} of shape {shape}")
+            raise _damaged(
+                path, f"{id} must be a {kind} of shape {wanted[kind]}, but is {type} of shape {shape}"
+            )
 
 
 def is_alignment(path: str | Path) -> bool:
@@ -377,7 +379,7 @@ def is_alignment(path: str | Path) -> bool:
 
 
 def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:
-    """A random exact move of every axis that may move."""
+    """Return a random permutation of every axis that may be permuted."""
     rng = np.random.default_rng(seed)
     return {
         space.id: Permutation.random(space.size, architecture.rows(space.id), rng)
@@ -386,6 +388,6 @@ def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:
 
 
 def fixed_points(map_: Map) -> Iterator[float]:
-    """For every row of a permutation, the share of positions that stay."""
+    """Return the share of positions that stay, for every row of a permutation."""
     if isinstance(map_, Permutation):
         yield from (map_.index == np.arange(map_.size)).mean(axis=1).tolist()

@@ -16,7 +16,7 @@ from transfusion.errors import AlignmentError
 from transfusion.layouts import Index
 
 _SUM = 1e-3
-"""How far from 1 the shares of a plan may sum; files and float32 round."""
+"""The tolerance for shares that must sum to 1, and for orthogonality; files and float32 round."""
 
 
 class Map(ABC):
@@ -27,7 +27,7 @@ class Map(ABC):
     @property
     @abstractmethod
     def rows(self) -> int:
-        """How many maps this is: one per element of the ancestors."""
+        """The number of maps: one per element of the ancestors."""
 
     @property
     @abstractmethod
@@ -38,31 +38,31 @@ class Map(ABC):
     def apply(
         self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
     ) -> Tensor:
-        """Move one dimension; ``ancestors`` are the dimensions, already moved, that select rows.
+        """Map one dimension; ``ancestors`` are the dimensions, already mapped, that select rows.
 
-        ``reads`` if the tensor takes its inputs there: what is twice as large in B is then read by half.
+        ``reads`` if the dimension is an input of the tensor: scales are then divided by, not multiplied with.
         """
 
     @abstractmethod
     def inverse(self, lineage: Index) -> Map:
-        """The map back. ``lineage[i]`` is the source row that destination row i comes from."""
+        """Return the inverse map. ``lineage[i]`` is the source row of destination row i."""
 
     @abstractmethod
     def after(self, first: Map, lineage: Index) -> Map:
-        """``first``, then this. ``lineage`` belongs to this map's ancestors."""
+        """Return the map that applies ``first``, then this one, whose ancestors have this ``lineage``."""
 
     @abstractmethod
     def is_identity(self) -> bool:
-        """Whether nothing moves."""
+        """Return whether nothing moves."""
 
     @abstractmethod
     def to_tensor(self) -> Tensor:
-        """The numbers that define the map, for a file."""
+        """Return the numbers that define the map, for a file."""
 
     @classmethod
     @abstractmethod
     def from_tensor(cls, tensor: Tensor) -> Map:
-        """The map that `to_tensor` described."""
+        """Return the map of the numbers that `to_tensor` returned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Permutation(Map):
     def __post_init__(self) -> None:
         index = np.atleast_2d(np.asarray(self.index, dtype=np.int64))
         if not (np.sort(index, axis=1) == np.arange(index.shape[1])).all():
-            raise AlignmentError("an index vector is not a permutation: some position is taken twice")
+            raise AlignmentError("an index vector is not a permutation: a position occurs twice")
         object.__setattr__(self, "index", index)
 
     @classmethod
@@ -84,7 +84,7 @@ class Permutation(Map):
 
     @classmethod
     def random(cls, size: int, rows: int, rng: np.random.Generator) -> Permutation:
-        """A uniformly random permutation per row; never the identity where another exists."""
+        """Return a uniformly random permutation per row; never the identity in all rows, if others exist."""
         while True:
             drawn = cls(np.stack([rng.permutation(size) for _ in range(rows)]))
             if size == 1 or not drawn.is_identity():
@@ -151,7 +151,7 @@ class _Matrices(Map):
 
 @dataclass(frozen=True, eq=False)
 class TransportMap(_Matrices):
-    """A soft map: unit j of row i is made of all units of the source, in the shares ``matrix[i, j]``.
+    """A soft map: unit j of row i is the mean of all source units, weighted by the shares ``matrix[i, j]``.
 
     The shares are numbers of at least 0 that sum to 1. They are kept in float32, in memory as in files.
     """
@@ -171,16 +171,16 @@ class TransportMap(_Matrices):
 
     @classmethod
     def of(cls, map_: Map) -> TransportMap:
-        """A permutation as a plan in which every share is 0 or 1; a plan as it is."""
+        """Return a permutation as a plan of shares 0 and 1; return a plan unchanged."""
         match map_:
             case TransportMap():
                 return map_
             case Permutation():
                 return cls(np.eye(map_.size, dtype=np.float32)[map_.index])
-        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a plan")
+        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be written as a plan")
 
     def __eq__(self, other: object) -> bool:
-        """Whether another map, of this kind or a permutation, does exactly the same."""
+        """Return whether another map, of this kind or a permutation, is exactly the same function."""
         return isinstance(other, TransportMap | Permutation) and np.array_equal(
             self.matrix, TransportMap.of(other).matrix
         )
@@ -188,13 +188,13 @@ class TransportMap(_Matrices):
     def apply(
         self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
     ) -> Tensor:
-        """Mix the units of one dimension, in float32 at least, and give back the tensor's own type."""
+        """Mix the units of one dimension, in float32 at least; return the tensor's own type."""
         return _mixed(tensor, self.matrix, (*ancestors, dim))
 
     def inverse(self, lineage: Index) -> TransportMap:
-        """The transposed shares, made to sum to 1 again; undoes the plan only if it is a permutation.
+        """Return the transposed shares, normalised to sum to 1: the exact inverse only of a permutation.
 
-        A unit that nothing is made of comes back as the mean of all.
+        A unit that has no share in any other becomes the mean of all.
         """
         back = np.empty(self.matrix.shape, dtype=np.float64)
         back[lineage] = self.matrix.transpose(0, 2, 1)
@@ -221,14 +221,15 @@ class TransportMap(_Matrices):
 class Rotation(_Matrices):
     """Unit j of row i is ``matrix[i, j]`` in the units of the source: a rotation, or a reflection.
 
-    Scales account for activations that are larger in B than in A. All numbers are
-    kept in float64 if the matrix comes in it, and in float32 otherwise.
+    Scales account for activations that are larger in B than in A. All numbers are float64 if the matrix is,
+    and float32 otherwise.
     """
 
     matrix: NDArray[np.floating[Any]]
     produced: NDArray[np.floating[Any]]
-    """For each row, how much larger."""
+    """For each row, the scale of the outputs: how much larger they are in B."""
     read: NDArray[np.floating[Any]]
+    """For each row, the scale of the inputs, by which tensors that read the axis are divided."""
     kind: ClassVar[str] = "rotation"
 
     def __post_init__(self) -> None:
@@ -247,17 +248,17 @@ class Rotation(_Matrices):
 
     @classmethod
     def of(cls, map_: Map) -> Rotation:
-        """A permutation as a rotation that does the same; a rotation as it is."""
+        """Return a permutation as a rotation; return a rotation unchanged."""
         match map_:
             case Rotation():
                 return map_
             case Permutation():
                 ones = np.ones(map_.rows, dtype=np.float32)
                 return cls(np.eye(map_.size, dtype=np.float32)[map_.index], ones, ones)
-        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be seen as a rotation")
+        raise AlignmentError(f"a map of kind {map_.kind!r} cannot be written as a rotation")
 
     def __eq__(self, other: object) -> bool:
-        """Whether another map, of this kind or a permutation, does exactly the same."""
+        """Return whether another map, of this kind or a permutation, is exactly the same function."""
         if not isinstance(other, Rotation | Permutation):
             return False
         return np.array_equal(self.to_tensor().numpy(), Rotation.of(other).to_tensor().numpy())
@@ -286,7 +287,7 @@ class Rotation(_Matrices):
         return self == Permutation.identity(self.size, self.rows)
 
     def to_tensor(self) -> Tensor:
-        """The matrices, and below each a line of how much larger things are produced, and one of read."""
+        """Return the matrices, each followed by a row of its output scale and a row of its input scale."""
         lines = np.stack([self.produced, self.read], axis=1)[:, :, None].repeat(self.size, axis=2)
         return torch.from_numpy(np.concatenate([self.matrix, lines], axis=1))
 
@@ -294,12 +295,12 @@ class Rotation(_Matrices):
     def from_tensor(cls, tensor: Tensor) -> Rotation:
         values = tensor.numpy()
         if values.ndim != 3 or values.shape[1] != values.shape[2] + 2 or not values.size:
-            raise AlignmentError(f"numbers of shape {values.shape} are no matrices with their scales")
+            raise AlignmentError(f"values of shape {values.shape} are not matrices with their scales")
         return cls(values[:, :-2], values[:, -2, 0], values[:, -1, 0])
 
 
 def _mixed(tensor: Tensor, matrix: NDArray[np.floating[Any]], places: tuple[int, ...]) -> Tensor:
-    """The last of some dimensions mixed by a matrix for each element of the others."""
+    """Return the tensor with the last of some dimensions mixed, by one matrix per element of the others."""
     front = tuple(range(len(places)))
     precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     rotated = tensor.movedim(places, front)

@@ -19,7 +19,7 @@ EmptyInfo: TypeAlias = Annotated[dict[str, Any], Field(max_length=0)]
 
 
 class MachineInfo(TypedDict):
-    """Where a step ran."""
+    """The machine that a step ran on."""
 
     processor: str
     cores: int | None
@@ -30,7 +30,7 @@ class MachineInfo(TypedDict):
 
 
 class RunInfo(TypedDict):
-    """What a step took."""
+    """The seconds, memory and machine of a step."""
 
     seconds: Annotated[float, Field(ge=0, le=1e12)]
     memory: Annotated[int, Field(ge=0, le=2**63)]
@@ -82,7 +82,7 @@ class AdviceInfo(TypedDict, total=False):
 
 
 class MethodOptionsInfo(TypedDict, total=False):
-    """What is read of the options again."""
+    """The options that are read from a file."""
 
     plain_shortcuts: bool
     functional: dict[str, Any] | None
@@ -128,10 +128,10 @@ class Provenance:
     objective: tuple[float, ...] = ()
     """The inner product of π(A) and B: at the start, and after each sweep."""
     advice: Mapping[str, Any] = field(default_factory=dict)
-    """Whether aligning these two models makes sense, with the numbers behind it; empty if not asked."""
+    """The advice on this pair of models, with its numbers; empty if it was not asked for."""
     gap: float = 0.0
     """The largest share by which a better assignment of any one axis may exist, given all others: a bound
-    from prices. Small axes are assigned exactly."""
+    from dual prices. Small axes are assigned exactly."""
     version: str = __version__
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""

@@ -19,20 +19,20 @@ from transfusion.architecture.table import Symmetry
 
 
 def rotary_pairs(group: Symmetry, size: int) -> tuple[Tensor, Tensor]:
-    """The first and the second unit of every plane."""
+    """Return the first and the second unit of every plane."""
     units = torch.arange(size)
     match group:
         case Symmetry.ROTARY:
             return units[: size // 2], units[size // 2 :]
         case Symmetry.INTERLEAVED:
             return units[::2], units[1::2]
-    raise ValueError(f"the units of an axis that is {group} do not turn in pairs")
+    raise ValueError(f"the units of an axis that is {group} do not rotate in pairs")
 
 
 def split_pairs(covariances: Tensor, group: Symmetry) -> Tensor:
-    """How B's planes go with A's, as complex numbers: the angle between them, and how well.
+    """Return how B's planes match A's, as complex numbers: their angle, and their agreement as the size.
 
-    ``covariances`` has B's units and A's in the last two dimensions.
+    ``covariances`` has B's units and A's units in its last two dimensions.
     """
     one, two = rotary_pairs(group, covariances.shape[-1])
     along = covariances[..., one, one] + covariances[..., two, two]
@@ -40,7 +40,7 @@ def split_pairs(covariances: Tensor, group: Symmetry) -> Tensor:
 
 
 def rotate_pairs(angles: Tensor, group: Symmetry) -> Tensor:
-    """The rotation by an angle in every plane; one matrix for every row of angles."""
+    """Return the rotation by an angle in every plane; one matrix for every row of angles."""
     size = 2 * angles.shape[-1]
     one, two = rotary_pairs(group, size)
     matrix = angles.new_zeros(*angles.shape[:-1], size, size)
@@ -51,10 +51,10 @@ def rotate_pairs(angles: Tensor, group: Symmetry) -> Tensor:
 
 
 def random_pair_rotations(architecture: Architecture, seed: int) -> dict[str, Map]:
-    """A random angle, in float64, for every plane of every axis whose units turn in pairs."""
+    """Return rotations by random angles, in float64, for every axis whose units rotate in pairs."""
     rng = np.random.default_rng(seed)
     maps: dict[str, Map] = {}
-    for space in architecture.turning():
+    for space in architecture.rotary_spaces():
         rows = architecture.rows(space.id)
         angles = torch.from_numpy(rng.uniform(-np.pi, np.pi, (rows, space.size // 2)))
         ones: NDArray[np.floating[Any]] = np.ones(rows)

@@ -20,14 +20,14 @@ def move_tensor(
     sizes: Mapping[str, int],
     parents: Mapping[str, str],
 ) -> Tensor:
-    """The tensor with every axis of its layout mapped; axes without a map stay."""
+    """Return the tensor with every axis of its layout mapped; axes without a map stay."""
     for dim in range(len(layout.items)):
         tensor = move_dim(tensor, dim, layout, maps, sizes, parents)
     return tensor
 
 
 def moves_by_rows(layout: Layout, maps: Mapping[str, Map], parents: Mapping[str, str]) -> bool:
-    """Whether each row of the moved tensor comes from one row of the tensor, whatever the others are."""
+    """Return whether each row of the moved tensor depends on one row of the tensor only."""
     return not any(
         not isinstance(map_, Permutation) and (dim == 0 or 0 in layout.outside(dim, parents).values())
         for dim, item in enumerate(layout.items)
@@ -39,7 +39,7 @@ def moves_by_rows(layout: Layout, maps: Mapping[str, Map], parents: Mapping[str,
 class RowMover:
     """Moves some rows of a tensor at a time; the indices are computed once.
 
-    For layouts that `moves_by_rows` affirms.
+    For layouts for which `moves_by_rows` is true.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RowMover:
         self._dims = [_Dim.of(dim, layout, maps, sizes, parents) for dim in range(len(layout.items))]
 
     def __call__(self, read: Callable[[slice | Tensor], Tensor], rows: slice | Tensor) -> Tensor:
-        """Some rows of the moved tensor, of which only the rows that they come from are read."""
+        """Return some rows of the moved tensor; only their source rows are read."""
         first, *rest = self._dims
         block = read(rows if first.index is None else first.index[rows])
         for dim in rest:
@@ -64,7 +64,7 @@ def move_dim(
     sizes: Mapping[str, int],
     parents: Mapping[str, str],
 ) -> Tensor:
-    """The tensor with the axes of one dimension mapped; those before it have been mapped already."""
+    """Return the tensor with the axes of one dimension mapped; earlier dimensions must be mapped already."""
     return _Dim.of(dim, layout, maps, sizes, parents).moved(tensor)
 
 
@@ -74,11 +74,11 @@ class _Dim:
 
     dim: int
     outside: Mapping[str, int]
-    """Ancestors of its axes that have earlier dimensions of their own, and which."""
+    """The ancestors of its axes that have earlier dimensions of their own, and these dimensions."""
     index: Tensor | None = None
-    """Where its positions come from, for every element of those outside; None if nothing moves by index."""
+    """The source of every position, for every element of ``outside``; None if nothing moves by index."""
     by_factors: Callable[[Tensor], Tensor] | None = None
-    """How it moves where some map is no permutation."""
+    """The function that moves the dimension if a map is not a permutation."""
 
     @classmethod
     def of(
@@ -104,7 +104,7 @@ class _Dim:
         return cls(dim, outside, None if index is None else torch.from_numpy(index))
 
     def moved(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Tensor:
-        """The tensor, or some rows of it, with this dimension moved; those before it have been."""
+        """Return the tensor, or some rows of it, with this dimension moved; earlier ones must be moved."""
         if self.by_factors is not None:
             return self.by_factors(tensor)
         if self.index is None:
@@ -118,8 +118,9 @@ class _Dim:
 
 
 def _select(tensor: Tensor, dim: int, index: Tensor, outside: tuple[int, ...]) -> Tensor:
-    """One dimension gathered by an index for every element of earlier ones; element by element, which is
-    several times faster than one gather of everything.
+    """Gather one dimension by an index for every element of earlier dimensions.
+
+    Gathering element by element is several times faster than one gather of the whole tensor.
     """
     front = tuple(range(len(outside)))
     rotated = tensor.movedim(outside, front)
@@ -142,7 +143,7 @@ def _move_by_factors(
     *,
     reads: bool = False,
 ) -> Tensor:
-    """What `move_dim` does for maps of any kind: unfold the dimension and map axis by axis."""
+    """Move one dimension by maps of any kind: unfold the dimension and map axis by axis."""
     match item:
         case Name(text):
             map_ = maps.get(text)
@@ -172,7 +173,7 @@ def _move_by_factors(
 
 
 def _ancestors(name: str, parents: Mapping[str, str], places: Mapping[str, int]) -> list[int]:
-    """The dimensions that hold an axis's ancestors, outermost first."""
+    """Return the dimensions of an axis's ancestors, outermost first."""
     chain: list[int] = []
     while (parent := parents.get(name)) is not None:
         if parent not in places:

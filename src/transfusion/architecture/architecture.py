@@ -2,7 +2,7 @@
 
 An axis in one place is a `Space`: ``layer.3.head`` with a size, a parent and the group of changes of
 basis that it admits exactly. The residual stream is named by points. In a stack of n blocks with points
-x and y, block i reads ``x``, has ``y`` after its attention, and hands on ``x@next``; ``x@first`` and
+x and y, block i reads ``x``, has ``y`` after its attention, and passes on ``x@next``; ``x@first`` and
 ``x@last`` are the two ends. `Architecture.under` joins the spaces that a policy ties.
 """
 
@@ -35,18 +35,18 @@ class InnerPolicy(StrEnum):
 
 
 class HeadPolicy(StrEnum):
-    """What is asked of axes that enclose others in one dimension, such as heads."""
+    """The treatment of axes that enclose others in one dimension, such as heads."""
 
     MATCHED = "matched"
     NATURAL = "natural"
-    """They keep their order; only the axes within them move."""
+    """Heads keep their order; only the axes within them move."""
     FLAT = "flat"
-    """The boundaries between them are ignored, so units go from one to another. Not a symmetry."""
+    """Boundaries between heads are ignored, so units move from one head to another. Not a symmetry."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What is asked of an architecture's axes beyond its table."""
+    """Restrictions of an architecture's axes beyond those of its table."""
 
     residual: Residual = Residual.UNTIED
     inner: InnerPolicy = InnerPolicy.FREE
@@ -63,7 +63,7 @@ class Space:
     group: Symmetry
     parent: str | None = None
     stream: str | None = None
-    """The stack whose residual stream this is a point of."""
+    """The stack of the residual stream, if this is a point of one."""
     tied_with: str | None = None
     why: str = ""
 
@@ -103,7 +103,7 @@ class Architecture:
 
     @cached_property
     def children(self) -> dict[str, list[str]]:
-        """For every parent, its children that may be permuted."""
+        """Return the children of every parent that may be permuted."""
         result: dict[str, list[str]] = {}
         for space in self.spaces.values():
             if space.parent and space.group is Symmetry.PERMUTATION:
@@ -112,7 +112,7 @@ class Architecture:
 
     @cached_property
     def occurrences(self) -> dict[str, list[str]]:
-        """For every space, the tensors in which it occurs."""
+        """Return the tensors in which each space occurs."""
         result: dict[str, list[str]] = {id: [] for id in self.spaces}
         for tensor, layout in self.tensors.items():
             for name in layout.names():
@@ -120,19 +120,19 @@ class Architecture:
         return result
 
     def free(self) -> list[Space]:
-        """The spaces that may be permuted, in the order in which a signal meets them, parents first."""
+        """Return the spaces that may be permuted, in the order of the forward pass, parents first."""
         return [space for space in self.moving() if space.group is Symmetry.PERMUTATION]
 
     def moving(self) -> list[Space]:
-        """The spaces that may move in any way, in the same order."""
+        """Return the spaces that may be permuted or rotated, in the same order."""
         return [space for space in self.spaces.values() if space.group is not Symmetry.FIXED]
 
-    def turning(self) -> list[Space]:
-        """The spaces whose units may be rotated in pairs, and not permuted."""
-        return [space for space in self.moving() if space.group.turns]
+    def rotary_spaces(self) -> list[Space]:
+        """Return the spaces whose units may be rotated in pairs, and not permuted."""
+        return [space for space in self.moving() if space.group.rotates_pairs]
 
     def rows(self, id: str) -> int:
-        """How many maps a space has: one per element of its ancestors."""
+        """Return the number of maps of a space: one per element of its ancestors."""
         parent = self.spaces[id].parent
         return 1 if parent is None else self.rows(parent) * self.spaces[parent].size
 

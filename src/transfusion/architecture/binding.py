@@ -72,17 +72,17 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
 
 
 def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
-    """Refuse sizes that cannot be: below one, or more blocks than there are tensors."""
+    """Refuse impossible sizes: below 1, or more blocks than tensors."""
     for stack in table.stacks:
         for name, size in {"the number of blocks": stack.depth, **stack.sizes, **table.sizes}.items():
             if not isinstance(size, int) or size < 1:
                 raise ArchitectureError(
-                    f"{family}: the configuration gives a value that makes no sense: {name} = {size!r}",
+                    f"{family}: the configuration gives an impossible value: {name} = {size!r}",
                     hint=WRONG_FILE,
                 )
         if stack.depth > tensors:
             raise ArchitectureError(
-                f"{family}: the configuration says {stack.depth} blocks in '{stack.name}', and there are only"
+                f"{family}: the configuration has {stack.depth} blocks in '{stack.name}', but there are only"
                 f" {tensors} tensor(s)",
                 hint=WRONG_FILE,
             )
@@ -131,7 +131,7 @@ def _sizes(
             name, layout = next(iter(undecided.items()))
             unknown = [id for id in layout.names() if id not in sizes]
             raise ArchitectureError(
-                f"{family}: the sizes of {listing(unknown)} follow from no shape"
+                f"{family}: the sizes of {listing(unknown)} do not follow from any shape"
                 f" (for instance {name}: '{layout}', {shapes[name]})",
                 hint="give one of them in the table's sizes",
             )
@@ -147,7 +147,7 @@ def _parents_first(layout: Layout, reader: _TableReader) -> Iterator[str]:
 
 
 class _TableReader:
-    """Expands the text of a table: names of blocks filled in, axes turned into ids of spaces."""
+    """Expands the text of a table: names of blocks filled in, axes replaced by ids of spaces."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -212,7 +212,7 @@ class _TableReader:
         scale, optional = axes != text.strip(), pattern.endswith("?")
         if scale and (layout.arrow or len(layout.items) != 1):
             raise ArchitectureError(
-                f"the table calls {pattern} a scale, and '{layout}' is not one dimension without an arrow",
+                f"the table calls {pattern} a scale, but '{layout}' is not one dimension without an arrow",
                 hint="a scale is a vector that multiplies the units of an axis; remove the word 'scale'",
             )
         name = _BLOCK.sub(str(i), pattern.removesuffix("?"))

@@ -16,7 +16,7 @@ from transfusion.runtime.untrusted_files import require_finite, validate
 SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
 """Parts of a configuration that are configurations themselves."""
 DEEPEST = 4
-"""So many sections may lie within each other."""
+"""The limit of sections that lie within each other."""
 WRONG_FILE = "fetch the config.json that belongs to these weights"
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
@@ -88,7 +88,7 @@ _KINDS: dict[Any, str] = {
     Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
 }
 KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}
-"""The kind of value that each key has; null stands where it means 'not given'."""
+"""The type of each key's value; null is allowed where it means 'not given'."""
 
 
 def require_sensible(config: Mapping[str, Any], label: str) -> None:
@@ -100,12 +100,12 @@ def require_sensible(config: Mapping[str, Any], label: str) -> None:
             place, info = ".".join((*within, key)), list(value) if isinstance(value, tuple) else value
             validate(info, KINDS[key], f"{label}: {place}", hint=WRONG_FILE, error=ArchitectureError)
         if len(within) > DEEPEST:
-            raise ArchitectureError(f"{label}: sections lie within each other without end", hint=WRONG_FILE)
+            raise ArchitectureError(f"{label}: sections are nested too deeply", hint=WRONG_FILE)
     require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
 
 
 def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every setting of a configuration, those of its sections by dotted names."""
+    """Return every setting of a configuration; those of its sections have dotted names."""
     for key, value, within in _parts(config, SECTIONS):
         if not (key in SECTIONS and isinstance(value, dict)):
             yield ".".join((*within, key)), value
@@ -125,10 +125,10 @@ def _parts(
 
 
 def shared(whole: int, parts: int, what: str) -> int:
-    """The share of each, if nothing is left over."""
+    """Return ``whole / parts``; refuse a remainder."""
     share, rest = divmod(whole, parts)
     if rest or share < 1:
         raise ArchitectureError(
-            f"the configuration divides {what}, and {whole} is not a multiple of {parts}", hint=WRONG_FILE
+            f"the configuration divides {what}, but {whole} is not a multiple of {parts}", hint=WRONG_FILE
         )
     return share

@@ -41,14 +41,14 @@ class Naming:
         return name
 
     def table(self, names: Iterable[str]) -> dict[str, str]:
-        """Canonical name → name, for all of ``names``; two names for one tensor are refused."""
+        """Return the name of every tensor by canonical name; refuse two names of one tensor."""
         result: dict[str, str] = {}
         for name in names:
             ours = self.canonical(name)
             if ours in result:
                 raise ArchitectureError(
-                    f"{result[ours]} and {name} are two names of one tensor, and both are there",
-                    hint="save the checkpoint again with one of them",
+                    f"{result[ours]} and {name} are two names of one tensor, and the checkpoint has both",
+                    hint="save the checkpoint again with only one of the two",
                 )
             result[ours] = name
         return result

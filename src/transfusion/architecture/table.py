@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Config: TypeAlias = Mapping[str, Any]
-ANGLES = "rotary positions turn each pair of units by its own angle"
+ANGLES = "rotary positions rotate each pair of units by its own angle"
 
 
 class Symmetry(StrEnum):
@@ -18,19 +18,19 @@ class Symmetry(StrEnum):
     FIXED = "fixed"
     PERMUTATION = "permutation"
     ROTARY = "rotary"
-    """Rotary positions turn unit j together with unit j + d/2: each such pair may be turned by any angle."""
+    """Rotary positions rotate units j and j + d/2 as a pair: each pair may be rotated by any angle."""
     INTERLEAVED = "interleaved"
-    """The same of the units 2j and 2j + 1."""
+    """The same, with the units 2j and 2j + 1 as a pair."""
 
     @property
-    def turns(self) -> bool:
-        """Whether pairs of units may be turned, and not one of them may go elsewhere."""
+    def rotates_pairs(self) -> bool:
+        """Whether pairs of units may be rotated, and no unit may be permuted."""
         return self in (Symmetry.ROTARY, Symmetry.INTERLEAVED)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A declaration: the name of an axis, what it may do, and how many of it there are."""
+    """The declaration of an axis: its name, its symmetry and its scope."""
 
     name: str
     group: Symmetry = Symmetry.PERMUTATION
@@ -38,18 +38,18 @@ class Axis:
     scope: str = "layer"
     """One per ``layer``, per ``stack`` or per ``model``."""
     tied_with: str | None = None
-    """An axis of the same size that `Inner.TIED` makes this one move with."""
+    """An axis of the same size that moves with this one under `InnerPolicy.TIED`."""
     why: str = ""
-    """For an axis whose units cannot change places: what would break."""
+    """For an axis whose units cannot be permuted: the reason."""
 
 
 def fixed(name: str, why: str, *, scope: str = "model", within: str | None = None) -> Axis:
-    """An axis that cannot move, with the reason."""
+    """Return an axis that cannot move, with the reason."""
     return Axis(name, Symmetry.FIXED, within, scope, None, why)
 
 
 def rotary(name: str, within: str | None, *, interleaved: bool = False) -> Axis:
-    """Units of q and k under rotary positions: pairs of them turn, in each element of ``within`` apart."""
+    """Return the axis of q and k under rotary positions: pairs of units rotate within each ``within``."""
     group = Symmetry.INTERLEAVED if interleaved else Symmetry.ROTARY
     return Axis(name, group, within, why=ANGLES)
 
@@ -76,7 +76,7 @@ class Stack:
     shortcuts: str = ""
     points: tuple[str, ...] = ("x", "y")
     residual: bool = True
-    """Whether the points are on one residual stream; if not, each moves for itself under any policy."""
+    """Whether the points are on one residual stream; if not, each moves on its own under any policy."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Table:
     stacks: tuple[Stack, ...]
     axes: tuple[Axis, ...] = ()
     rows: str = ""
-    """Rows outside the stacks; they say ``stack.x@last`` for a point of a stream."""
+    """Rows outside the stacks; ``stack.x@last`` names a point of a stream there."""
     heads: str = ""
     """Rows, all optional, that base models may lack and fine-tunes may have."""
     buffers: str = ""
@@ -96,9 +96,9 @@ class Table:
     unified: tuple[tuple[str, str], ...] = ()
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
     pinned: Mapping[str, str] = field(default_factory=dict)
-    """Stream points that cannot move, with the reason: something that no file has is written in them."""
+    """Stream points that cannot move, with the reason, such as values that the code writes there."""
     ties: Mapping[str, str] = field(default_factory=dict)
-    """Tensors that are another one by a second name: second name → first."""
+    """Second names of tied tensors: second name → first name."""
     outputs: Mapping[str, str | None] = field(default_factory=dict)
     """Outputs of the live model whose last dimension is an axis that may move; None for an output
     that is in different spaces in different releases of the library, or serves training only, and is
@@ -119,18 +119,18 @@ class Family:
     """A configuration read off the shapes; None where they leave anything open, such as the number of
     heads."""
     fits: Callable[[Shapes], bool] = lambda shapes: True
-    """Whether the shapes fit the family too, where another one has the same names."""
+    """Whether the shapes fit the family, if another family has the same names."""
     complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config
-    """A configuration together with what it leaves to the shapes."""
+    """Returns the configuration, completed with settings that follow from the shapes."""
     model_types: tuple[str, ...] = ()
-    """What configurations call the family; for timm, patterns of its names, with ``*``."""
+    """The names of the family in configurations; for timm, patterns of its names, with ``*``."""
     inputs: tuple[str, ...] = ()
-    """What a live model is fed: ``image``, ``patches`` (an image that is cut up already), ``tokens``,
+    """The kind of input of a live model: ``image``, ``patches`` (an image in patches), ``tokens``,
     ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
     prefixes: tuple[str, ...] = ()
-    """What libraries put before the names in front of a head, and drop without one."""
+    """The prefix of names that libraries add in models with a task head, and drop in models without one."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Other names of modules or tensors, as pairs (other, ours), with ``{}`` for numbers. ``ours[1]`` is
     the part 1 of a concatenation that files keep whole and a live module keeps apart. ``ours#{}`` is a

@@ -1,8 +1,8 @@
 """Checkpoints: read the headers first, and tensors when they are needed.
 
-A safetensors file, a ``.pt``/``.bin`` file, or a folder in the style of transformers, open_clip or timm.
-Opening one reads the headers only; `Checkpoint.read` brings in a single tensor. Pickles go through
-torch's restricted unpickler and nothing else. `Checkpoint.of` is one in memory, without any file.
+A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as transformers, open_clip or timm
+write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single tensor. Pickles are
+loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint of tensors in memory.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Checkpoint:
     auxiliary_folder: Path | None = None
     """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    """The pickles that are in memory, or mapped."""
+    """The tensors of the pickles that are loaded, or mapped."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the paths only: another process opens the files itself."""
         if self.in_memory:
             raise CheckpointError(
                 f"{self.label}: a model in memory cannot be read by other processes",
-                hint="save it to a folder that all of them see, and give the folder",
+                hint="save it to a folder that all processes see, and give the folder",
             )
         where = {file: file.absolute() for file in self.files}
         return {
@@ -98,13 +98,13 @@ class Checkpoint:
         if unseen := [file for file in opened if now[file] is None]:
             raise CheckpointError(
                 f"{self.label}: {listing(unseen, 2)} cannot be seen",
-                hint="it was moved meanwhile, or the storage that holds it is not mounted at this path",
+                hint="the file was moved, or the storage that holds it is not mounted at this path",
             )
         changed = [file.name for file in opened if now[file] != opened[file]]
         if changed:
             raise CheckpointError(
                 f"{self.label}: {listing(changed)} changed while it was being read",
-                hint="run again when no other program is writing to it",
+                hint="run again when no other program writes to the file",
             )
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
@@ -117,7 +117,7 @@ class Checkpoint:
         except (OSError, KeyError) as error:
             raise CheckpointError(
                 f"{info.file}: {name} cannot be read ({error})",
-                hint="run again when no other program is writing to it, or fetch the file again",
+                hint="run again when no other program writes to the file, or fetch the file again",
             ) from error
         if rows is None:
             return tensor
@@ -135,7 +135,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
                 " infinite values",
-                hint="the model is broken, or was saved in a type too small for it",
+                hint="the model is damaged, or was saved in a type that is too narrow for its values",
             )
         return tensor
 
@@ -157,7 +157,7 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     def auxiliary_files(self) -> list[Path]:
-        """The folder's other files that belong to a model: tokenizer, processor, generation."""
+        """Return the other files of the folder that belong to a model: tokenizer, processor, generation."""
         if not self.root.is_dir():
             return []
         skipped = {*CONFIGS, "transfusion.json", "README.md", ".gitattributes"}
@@ -174,13 +174,11 @@ class Checkpoint:
     def open(
         cls, reference: str | Path, *, config: str | Path | Mapping[str, Any] | None = None
     ) -> Checkpoint:
-        """Find a model and read its headers; ``config`` is used instead of one that is found beside it."""
+        """Find a model and read its headers; ``config`` replaces the configuration beside the weights."""
         root = resolve(reference)
         tensors = weights_in(root)
         if not tensors:
-            raise CheckpointError(
-                f"{reference}: there is not a single tensor in it", hint="is this the right file?"
-            )
+            raise CheckpointError(f"{reference}: no tensors in it", hint="is this the right file?")
         files = tuple(dict.fromkeys(info.file for info in tensors.values()))
         checkpoint = cls(str(reference), root, tensors, files)
         folder = root if root.is_dir() else root.parent
@@ -200,11 +198,11 @@ class Checkpoint:
         module: nn.Module | None = None,
     ) -> Checkpoint:
         """Return tensors in memory as a checkpoint; they are shared, not copied."""
-        _refuse_what_holds_no_values(tensors, label)
+        _require_values(tensors, label)
         checkpoint = cls(label, MEMORY, {}, (), module=module)
         if config is not None:
             checkpoint.configure(config)
-        # Named as a pickle that is open already: `read` need not know that there is no file.
+        # Registered as a loaded pickle, so that `read` needs no special case for tensors in memory.
         file = MEMORY / WEIGHTS[3 if checkpoint.config_name == CONFIGS[1] else 2]
         here = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         checkpoint.tensors = {
@@ -214,23 +212,23 @@ class Checkpoint:
         return checkpoint
 
     def configure(self, config: str | Path | Mapping[str, Any]) -> None:
-        """Use this configuration: a file of JSON, or its content."""
+        """Set the configuration from a JSON file, or from its content."""
         self.config = dict(config) if isinstance(config, Mapping) else read_json(Path(config))
         self.config_name = CONFIGS["model_cfg" in self.config]
 
 
-def _refuse_what_holds_no_values(tensors: Mapping[str, Tensor], label: str) -> None:
+def _require_values(tensors: Mapping[str, Tensor], label: str) -> None:
     odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
     if odd or not tensors:
         raise CheckpointError(
             f"{label}: a mapping of names to tensors was expected"
-            + (f", and {listing(odd)} are something else" if odd else ", and it is empty"),
+            + (f", but {listing(odd)} are no tensors" if odd else ", but it is empty"),
             hint="give a module, or its state_dict() alone",
         )
     empty = [name for name, tensor in tensors.items() if tensor.is_meta]
     if empty:
         raise CheckpointError(
-            f"{label}: {len(empty)} tensor(s) have no values yet (device meta): {listing(empty)}",
+            f"{label}: {len(empty)} tensor(s) have no values (device meta): {listing(empty)}",
             hint="load the weights into memory first, without offloading",
         )
 

@@ -1,4 +1,4 @@
-"""Write a model in the files of another: the same shards, index and auxiliary files, new tensors."""
+"""Write a model with the files of another: the same shards, index and auxiliary files, but new tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def output_shard_name(shards: Mapping[Path, dict[str, LazyTensor]], path: Path, 
 def write_shards(
     staging: StagingFolder, files: Files, *, changed_tensors: set[str], workers: Threads | None = None
 ) -> None:
-    """Write the weights into a staging folder; finished shards are not made again.
+    """Write the weights into a staging folder; finished shards are not written again.
 
     The names of changed tensors are kept with each shard.
     """
@@ -81,9 +81,9 @@ def complete_model(
 
 
 def _names(originals: Sequence[Path], library: str) -> list[str]:
-    """The names under which the library looks for what was in these files, one for each.
+    """Return an output name for each file: the name under which the library looks for its tensors.
 
-    open_clip reads a single file, so all go there. Shards keep their names, unless two would then share one.
+    open_clip reads a single file, so all tensors go there. Shards keep their names unless two would be equal.
     """
     if library == "open_clip" and any(original.name.startswith("open_clip") for original in originals):
         return ["open_clip_model.safetensors"] * len(originals)

@@ -18,7 +18,7 @@ from transfusion.errors import CheckpointError, OutputError, listing
 from transfusion.runtime.untrusted_files import read_json, require_regular
 
 MARKER = "transfusion.json"
-"""In every folder that this program writes. It lists the folder's files under `CONTENTS`."""
+"""A file in every folder that this program writes. It lists the folder's files under `CONTENTS`."""
 CONTENTS = "contents"
 _LITTER = {".DS_Store", "Thumbs.db"}
 """Files that operating systems leave behind; they may be deleted."""
@@ -29,18 +29,18 @@ _LONGEST_NAME = 255
 def require_writable(
     path: Path, *, force: bool, inputs: Iterable[Path] = (), folder: bool | None = None
 ) -> None:
-    """Refuse, before any work is done, a place that must not or cannot be written.
+    """Refuse, before any work is done, a path that must not or cannot be written.
 
-    With ``force`` an output may be replaced, but never an input, nor a folder that holds one, nor a
-    folder in which anything is not from this program.
+    With ``force`` an output may be replaced, but never an input, a folder that holds an input, or a folder
+    with files that this program did not write.
     """
     _require_name(path)
     whole = path.resolve()
     for one in map(Path.resolve, inputs):
         if whole == one or whole in one.parents:
             raise OutputError(
-                f"{path} is, or holds, an input ({one}); it is never overwritten",
-                hint="choose another place for the output",
+                f"{path} is, or holds, an input ({one}), and inputs are never overwritten",
+                hint="choose another path for the output",
             )
     if path.exists():
         if not force:
@@ -55,7 +55,7 @@ def require_writable(
     except OSError as error:
         raise OutputError(
             f"{path.parent} cannot be written ({error.strerror or error})",
-            hint="choose another place for the output",
+            hint="choose another path for the output",
         ) from error
 
 
@@ -72,7 +72,7 @@ def _require_name(path: Path) -> None:
         ) from error
     except UnicodeEncodeError as error:
         raise OutputError(
-            f"{path} cannot be an output: its name is not UTF-8, and safetensors opens no such file",
+            f"{path} cannot be an output: its name is not UTF-8, and safetensors cannot open such a file",
             hint="give another name for the output",
         ) from error
 
@@ -81,19 +81,19 @@ def _require_replaceable(path: Path, folder: bool | None) -> None:
     if folder is not None and path.is_dir() != folder:
         is_now, should = ("folder", "file") if path.is_dir() else ("file", "folder")
         raise OutputError(
-            f"{path} is a {is_now}, and the output is a {should}", hint="give another name for the output"
+            f"{path} is a {is_now}, but the output is a {should}", hint="give another name for the output"
         )
     if not path.is_dir():
         require_regular(path, OutputError)
     elif foreign := _foreign(path):
         raise OutputError(
-            f"{path} holds files that this program did not write, so it is not replaced: {listing(foreign)}",
+            f"{path} holds files that this program did not write, and is not replaced: {listing(foreign)}",
             hint="give another name, or move these files away",
         )
 
 
 def _foreign(folder: Path) -> list[str]:
-    """The files in a folder that are not on the list which this program leaves in its outputs."""
+    """Return the files in a folder that the list of this program, `CONTENTS`, does not name."""
     try:
         known = read_json(folder / MARKER).get(CONTENTS)
     except CheckpointError:
@@ -103,13 +103,13 @@ def _foreign(folder: Path) -> list[str]:
 
 
 def contents(folder: Path) -> list[str]:
-    """The names of all files in a folder and in the folders within it."""
+    """Return the names of all files in a folder and its subfolders."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
     return [path.relative_to(folder).as_posix() for path in files if path.name not in _LITTER]
 
 
 def publish_file(path: Path, write: Callable[[Path], object], *, force: bool) -> Path:
-    """Let ``write`` fill a temporary file and put it at ``path`` in one step."""
+    """Let ``write`` fill a temporary file, and rename the file to ``path``."""
     require_writable(path, force=force, folder=False)
     with report_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def report_os_errors(path: Path) -> Iterator[None]:
 
 
 def path_beside(path: Path, ending: str, *, hidden: bool = False) -> Path:
-    """A place beside a file, named after it; after a hash of its name, where the whole would be too long."""
+    """Return a path beside a file: its name and an ending, or a hash and the ending if that is too long."""
     dot = "." * hidden
     name = f"{dot}{path.name}{ending}"
     if len(os.fsencode(name)) > _LONGEST_NAME:
@@ -150,7 +150,7 @@ def _temporary(path: Path, process: int) -> Path:
 
 
 def _sweep_leftovers(path: Path) -> None:
-    """Remove temporary files that killed runs have left beside this file."""
+    """Remove the temporary files of killed runs beside this file."""
     for leftover in path.parent.iterdir():
         process = leftover.name.removesuffix(".partial").rsplit(".", 1)[-1]
         if process.isdecimal() and leftover == _temporary(path, int(process)) and not _alive(int(process)):

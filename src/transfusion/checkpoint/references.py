@@ -1,6 +1,6 @@
-"""References: what a user may write for a model, and the path that it means.
+"""Resolve references to models.
 
-An existing path, or else a hub id: ``org/name`` or ``org/name@revision``.
+A reference is an existing path, or else a hub id: ``org/name`` or ``org/name@revision``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w][\
 
 
 def resolve(reference: str | Path) -> Path:
-    """The path that a reference means; a hub id is fetched, unless a path of that name exists."""
+    """Return the path of a reference; download a hub id, unless a path of that name exists."""
     if not str(reference):
-        raise CheckpointError("a model was expected, and its name is empty", hint="give a path or a hub id")
+        raise CheckpointError("the name of a model is empty", hint="give a path or a hub id")
     try:
         path = Path(reference).expanduser()
         if path.exists():
             return path
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"{reference}: it cannot be looked at ({getattr(error, 'strerror', None) or error})",
+            f"{reference}: the path cannot be read ({getattr(error, 'strerror', None) or error})",
             hint="give a path that exists, or a hub id such as org/name or org/name@revision",
         ) from error
     match = _HUB_ID.fullmatch(str(reference))

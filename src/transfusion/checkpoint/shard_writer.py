@@ -1,7 +1,7 @@
-"""Shards: safetensors files written as their tensors are made, block by block.
+"""Shards: safetensors files that are written while their tensors are computed, block by block.
 
-The header of a safetensors file names every tensor with its type, shape and place. All of that is known
-before any number is, so a file of any size can be written with the memory of one block.
+The header of a safetensors file names every tensor with its type, shape and offset. The header is known
+before any value is computed, so a file of any size can be written with the memory of one block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS = {dtype: word for word, dtype in SAFETENSORS_DTYPES.items()}
 
 
 Block: TypeAlias = Callable[[], Tensor]
-"""Some rows of a tensor, yet to be made."""
+"""Computes some rows of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LazyTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     blocks: Callable[[], Iterable[Block]]
-    """Its content, from the first number to the last. Blocks may be made side by side."""
+    """Return the blocks of rows in order. Blocks may be computed in parallel."""
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +65,9 @@ def write_shard(path: Path, tensors: Mapping[str, LazyTensor], workers: Threads 
             digest.update(piece)
             written += len(piece)
         if written != announced:
-            raise AssertionError(f"{path}: {written} bytes were made, and {announced} announced")
+            raise AssertionError(
+                f"{path}: {written} bytes were written, but the header announces {announced}"
+            )
         file.flush()
         os.fsync(file.fileno())
     path.chmod(0o666 & ~umask())

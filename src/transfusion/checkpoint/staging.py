@@ -1,8 +1,8 @@
 """Staging: a hidden folder beside an output, in which the output is written and from which a run resumes.
 
-``.NAME.partial`` holds the output so far, and a journal of the shards that are finished and of the recipe
-they were made by. A run that is killed leaves it behind. The next run of the same recipe goes on with what
-is finished; a run of any other recipe begins anew, so nothing is ever put together from different inputs.
+``.NAME.partial`` holds the output so far, and a journal with the recipe of the run and the finished shards.
+A killed run leaves the folder behind. The next run with the same recipe keeps the finished shards; a run with
+any other recipe starts from nothing, so an output never mixes shards of different inputs.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ class FinishedShard(TypedDict):
     bytes: int
     sha256: str
     changed_tensors: list[str]
-    """What was remarked while it was made, and is not with a file before it."""
+    """The changed tensors that were first met in this file."""
 
 
 @dataclass
 class StagingFolder:
-    """Where one output is made."""
+    """The folder in which one output is written."""
 
     path: Path
-    """The place of the output, untouched until all of it is there."""
+    """The path of the output, which is not touched before the output is complete."""
     root: Path
     finished: dict[str, FinishedShard] = field(default_factory=dict)
-    """What is known about each file that is finished."""
+    """The journal's entry for each finished file."""
     planned: Mapping[str, TensorShape] | None = None
-    """The tensors that the output must hold; none, if it is not a model or an adapter."""
+    """The tensors that the output must hold; None if the output is no model or adapter."""
 
     @property
     def output(self) -> Path:
-        """The folder to write to; with a single file as output, that file in it takes the place."""
+        """The folder to write to. If the output is a single file, only that file is moved to ``path``."""
         return self.root / "output"
 
     @property
     def making(self) -> Path:
-        """A folder beside the output, for files that other processes have begun; it may not be there."""
+        """A folder for files that other processes have begun; it may not exist."""
         return self.root / "making"
 
     @property
@@ -99,7 +99,7 @@ class StagingFolder:
         os.replace(staged, self._journal)
 
     def finish(self, name: str, *, sha256: str, changed_tensors: Iterable[str]) -> None:
-        """Write down that a file of the output is complete."""
+        """Add a complete file of the output to the journal."""
         size = (self.output / name).stat().st_size
         details = FinishedShard(file=name, bytes=size, sha256=sha256, changed_tensors=list(changed_tensors))
         with self._journal.open("a") as journal:
@@ -107,9 +107,10 @@ class StagingFolder:
         self.finished[name] = details
 
     def publish(self) -> None:
-        """Put the output in its place in one step.
+        """Move the output to ``path`` in one step.
 
-        The journal goes first: after the exchange an older output lies here, and no run may resume that.
+        The journal is removed first: after the exchange the staging folder holds the older output, which no
+        run may resume.
         """
         self._require_all_tensors()
         single = self.output / self.path.name
@@ -123,7 +124,7 @@ class StagingFolder:
             os.replace(made, self.path)
 
     def _require_all_tensors(self) -> None:
-        """Refuse an output that does not hold every planned tensor exactly once, whatever the reason."""
+        """Refuse an output that does not hold every planned tensor exactly once, with its shape and type."""
         if self.planned is None:
             return
         found = [info for file in self.output.glob("*.safetensors") for info in headers(file).values()]
@@ -132,24 +133,24 @@ class StagingFolder:
         odd |= {info.name for info in found if self.planned.get(info.name) != (info.shape, info.dtype)}
         if odd:
             raise OutputError(
-                f"{self.path} would not hold every planned tensor once, as it must: {listing(sorted(odd))};"
+                f"{self.path} would not hold every planned tensor exactly once: {listing(sorted(odd))};"
                 " nothing was written",
-                hint="this is a fault of the program; please report it with the names of B's files",
+                hint="this is a bug; please report it with the names of B's files",
             )
 
     def _mark(self) -> None:
-        """List all files, so that only what this program wrote is ever replaced."""
+        """List all files in the marker, so that only files of this program are ever replaced."""
         marker = self.output / MARKER
         details = read_json(marker) if marker.exists() else {"transfusion": __version__}
         write_json(marker, {**details, CONTENTS: sorted({MARKER, *contents(self.output)})})
 
     def keep(self, name: str) -> Path:
-        """A place for a file that is worth keeping when this run fails, and is not part of the output."""
+        """Return a path for a file that is kept if this run fails, and is no part of the output."""
         (self.root / "kept").mkdir(exist_ok=True)
         return self.root / "kept" / name
 
     def tidy(self) -> None:
-        """Remove what is not finished, and everything if there is nothing worth keeping."""
+        """Remove unfinished files; remove the whole folder if no finished or kept file is left."""
         shutil.rmtree(self.making, ignore_errors=True)
         if not self.finished and not any((self.root / "kept").glob("*")):
             shutil.rmtree(self.root, ignore_errors=True)
@@ -201,13 +202,13 @@ def _locked(staging: StagingFolder) -> Iterator[None]:
 
 @contextmanager
 def _explained(staging: StagingFolder) -> Iterator[None]:
-    """Keep what is finished when a run is interrupted; keep no shards of a run that cannot succeed."""
+    """Keep finished shards when a run is interrupted, but not when its inputs are refused."""
     try:
         yield
-    except ClusterError as error:  # which is no fault of the inputs
+    except ClusterError as error:  # the inputs are not at fault
         staging.tidy()
         if staging.finished:
-            error.hint = f"{error.hint}; the same command goes on from {staging.root}"
+            error.hint = f"{error.hint}; the same command resumes from {staging.root}"
         raise
     except TransfusionError:
         staging.finished = {}
@@ -215,7 +216,7 @@ def _explained(staging: StagingFolder) -> Iterator[None]:
         raise
     except BaseException as error:
         staging.tidy()
-        going_on = f"the same command goes on from {staging.root}"
+        going_on = f"the same command resumes from {staging.root}"
         if isinstance(error, OSError) and staging.root.exists():
             raise OutputError(
                 f"{staging.path} could not be written ({error.strerror or error}); nothing was changed",
@@ -227,14 +228,14 @@ def _explained(staging: StagingFolder) -> Iterator[None]:
 
 
 def _restore(path: Path) -> None:
-    """Put back an output that a run was killed at replacing, where that takes more than one step."""
+    """Put back an output whose replacement was interrupted between the two renames of `_exchange`."""
     replaced = _root(path) / "replaced"
     if replaced.exists() and not path.exists():
         os.rename(replaced, path)
 
 
 def _exchange(made: Path, path: Path, aside: Path) -> None:
-    """Let a folder take the place of another: in one step where the system can, else in two."""
+    """Replace a folder by another: in one step where the system can, else by two renames."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         names = os.fsencode(made.absolute()), os.fsencode(path.absolute())
@@ -259,7 +260,7 @@ def _line(value: Mapping[str, Any]) -> str:
 
 
 def _lines(journal: Path) -> Iterator[Any]:
-    """Return the entries of a journal, up to a line that was cut off."""
+    """Return the entries of a journal, up to a truncated line."""
     try:
         for line in read_text(journal).splitlines():
             yield parse_json(line, journal)

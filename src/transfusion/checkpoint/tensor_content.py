@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**19
-"""How many numbers are worked on at a time, unless a single row has more: few enough to stay in a cache."""
+"""The numbers in a block, unless a single row has more: few enough to stay in the processor's cache."""
 
 
 def all_finite(tensor: Tensor, stored_as: torch.dtype | None = None) -> bool:
-    """Whether all values are numbers, in their own type and in the one that they are to be stored in.
+    """Return whether all values are finite, in their own type and in the type that they are stored in.
 
-    The smallest and the largest show it at a fraction of the cost of looking at each: NaN would be both.
+    Checking the minimum and the maximum is enough, and much faster: both are NaN if any value is.
     """
     if not tensor.numel():
         return True
@@ -24,7 +24,7 @@ def all_finite(tensor: Tensor, stored_as: torch.dtype | None = None) -> bool:
 
 
 def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slice]:
-    """The rows of a tensor in blocks of at most so many numbers, or of one row; without limit, all."""
+    """Return the rows of a tensor in blocks of at most ``limit`` numbers, or one row; None for no limit."""
     height = shape[0] if shape else 1
     width = max(1, torch.Size(shape[1:]).numel())
     step = max(1, height if limit is None else limit // width)
@@ -32,12 +32,12 @@ def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slic
 
 
 def tensor_digest(tensor: Tensor) -> bytes:
-    """A hash of dtype, shape and content."""
+    """Return a hash of dtype, shape and content."""
     digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     digest.update(content(tensor))
     return digest.digest()
 
 
 def content(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, as a file has them."""
+    """Return the bytes of a tensor as a file holds them."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

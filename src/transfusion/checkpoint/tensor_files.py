@@ -1,7 +1,7 @@
-"""Files of weights: what their headers say, and tensors by position.
+"""Files of weights: read headers, and tensors or some of their rows.
 
-Tensors of safetensors files are read, not mapped: a file that shrinks meanwhile gives a known error, where a
-mapping would end the program by a signal. Pickles go through the restricted unpickler only.
+Tensors of safetensors files are read, not mapped: a file that is truncated during a run gives a known error,
+where a mapping would end the program with a signal. Pickles are loaded by the restricted unpickler only.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ SAFETENSORS_DTYPES = {
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 Rows: TypeAlias = slice | Tensor
-"""Some of the first dimension: from one place to another, or by their numbers."""
+"""Some rows of a tensor: a range, or their indices."""
 
 Stamp: TypeAlias = tuple[int, int, int]
-"""Size, time of the last write and time of the last change of a file; only the second can be set back."""
+"""Size, modification time and change time of a file; programs can set back the second only."""
 
 _LARGEST_HEADER = 100_000_000
-"""As in the library: a longer header is refused before it is read."""
+"""The limit of safetensors: a longer header is refused before it is read."""
 _SPAN = 2**22
-"""Up to so many bytes, scattered rows are picked from one read of everything between them."""
+"""Scattered rows within so many bytes are selected from one read of the whole range."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says about one tensor."""
+    """The header entry of one tensor."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: Path
     offset: int = 0
-    """Where its bytes begin in a safetensors file."""
+    """The first byte in a safetensors file."""
     stamp: Stamp | None = None
-    """What the file was before its header was read; none, if there is no file."""
+    """The stamp of the file before its header was read; None for a tensor in memory."""
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +84,7 @@ def headers(file: Path) -> dict[str, TensorInfo]:
         with safe_open(file, framework="pt") as opened:
             if "transfusion" in (opened.metadata() or {}):
                 raise CheckpointError(
-                    f"{file}: a file of π, not a model", hint="the arguments may be in another order"
+                    f"{file}: a file of π, not a model", hint="check the order of the arguments"
                 )
             for name in opened.keys():  # noqa: SIM118 (not a dictionary)
                 piece = opened.get_slice(name)
@@ -99,8 +99,8 @@ def headers(file: Path) -> dict[str, TensorInfo]:
         return {name: TensorInfo(name, *one, file, offsets[name], details) for name, one in found.items()}
     except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
         raise CheckpointError(
-            f"{file}: not a whole safetensors file ({error})",
-            hint="it may be truncated by an interrupted download; fetch it again",
+            f"{file}: not a complete safetensors file ({error})",
+            hint="an interrupted download may have truncated it; fetch it again",
         ) from error
 
 
@@ -125,7 +125,7 @@ def stamp(file: Path | int) -> Stamp:
 
 
 def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
-    """A tensor of a safetensors file, or some of its rows, if the file is the one whose header was read."""
+    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
     with FileIO(info.file) as file:
         if stamp(file.fileno()) != info.stamp:
             raise OSError("the file changed while it was being read")
@@ -133,7 +133,7 @@ def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
 
 
 def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
-    """A tensor of any file of weights, or some of its rows."""
+    """Read a tensor of any file of weights, or some of its rows."""
     if info.file.suffix in PICKLES:
         tensor = unpickle(info.file)[info.name]
         return tensor if rows is None else tensor[rows]
@@ -186,7 +186,7 @@ class _Reader:
     def _into(self, buffer: memoryview, start: int) -> None:
         self.file.seek(self.info.offset + start)
         count = self.file.readinto(buffer)
-        while count < len(buffer):  # a signal, or more than the system reads at once
+        while count < len(buffer):  # interrupted by a signal, or more than the system reads at once
             more = self.file.readinto(buffer[count:])
             if not more:
                 raise OSError("the file ends too early")
@@ -200,13 +200,13 @@ def unpickle(file: Path) -> dict[str, Tensor]:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{file}: this pickle holds more than tensors and would execute code; it was not loaded",
+            f"{file}: this pickle holds more than tensors and could execute code; it was not loaded",
             hint="convert it to safetensors where you trust it, or save only its state_dict()",
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{file}: not a whole checkpoint ({(str(error) or type(error).__name__).splitlines()[0]})",
-            hint="it may be truncated by an interrupted download; fetch it again",
+            f"{file}: not a complete checkpoint ({(str(error) or type(error).__name__).splitlines()[0]})",
+            hint="an interrupted download may have truncated it; fetch it again",
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]

@@ -1,4 +1,4 @@
-"""Find the weights of a model: in a folder of any style, in an index and its shards, or in a single file."""
+"""Find the weights of a model: in a folder, in an index and its shards, or in a single file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LORAS = {
     "diffusers": re.compile(r"^(unet|text_encoder\w*|transformer)\..*[._](lora_[AB]|lora\.(down|up))\."),
 }
 _ADAPTER_FOLDER = "give the adapter's folder, which also holds its adapter_config.json"
-_MIXED = "index and shards are of different models; fetch the folder again"
+_MIXED = "index and shards belong to different models; fetch the folder again"
 
 
 def weights_in(root: Path) -> dict[str, TensorInfo]:
@@ -63,7 +63,7 @@ def _in_folder(root: Path) -> dict[str, TensorInfo]:
 
 
 def _require_agreement(root: Path, placed: Mapping[str, str], shards: Mapping[str, Shard]) -> None:
-    """Every tensor must be in the shard that the index names, and nothing else in any."""
+    """Refuse tensors that are not in the shard that the index names, or that the index does not name."""
     if absent := [name for name, file in placed.items() if name not in shards[file]]:
         raise CheckpointError(
             f"{root}: the index names {len(absent)} tensor(s) that their shard does not hold:"
@@ -79,12 +79,12 @@ def _require_agreement(root: Path, placed: Mapping[str, str], shards: Mapping[st
 
 
 def _refuse_other_copies(root: Path, placed: Mapping[str, str], shards: Mapping[str, Shard]) -> None:
-    """Tensors may stand in several shards, and the index decides; but all copies must be the same."""
+    """Refuse copies of a tensor in other shards than the index names, unless they are equal."""
     for file, shard in shards.items():
         for name, info in shard.items():
             if placed[name] != file and not _same(info, shards[placed[name]][name]):
                 raise CheckpointError(
-                    f"{root}: {name} stands in {placed[name]}, as the index says, and differently in {file}",
+                    f"{root}: {name} is in {placed[name]}, as the index says, and differs in {file}",
                     hint=_MIXED,
                 )
 
@@ -117,7 +117,7 @@ def _only_weights(root: Path) -> Path:
     if len(candidates) > 1:
         raise CheckpointError(
             f"{root}: several files with weights ({listing(path.name for path in candidates)})",
-            hint="name the one you mean",
+            hint="give the path of one of the files",
         )
     if candidates[0].name.startswith("adapter_model"):
         raise CheckpointError(
@@ -131,7 +131,7 @@ def _read_index(index: Path) -> dict[str, str]:
     """Return the file of every tensor."""
     found = read_json(index)
     if "weight_map" not in found:
-        raise CheckpointError(f"{index}: there is no weight_map in it", hint="fetch the file again")
+        raise CheckpointError(f"{index}: it has no weight_map", hint="fetch the file again")
     placed = validate(
         found["weight_map"], dict[str, str], f"{index}: weight_map", hint="fetch the file again"
     )
@@ -147,7 +147,7 @@ def _read_index(index: Path) -> dict[str, str]:
     missing = [name for name in dict.fromkeys(placed.values()) if not (index.parent / name).exists()]
     if missing:
         raise CheckpointError(
-            f"{index.parent}: {index.name} names {len(missing)} shard(s) that are not there:"
+            f"{index.parent}: {index.name} names {len(missing)} shard(s) that do not exist:"
             f" {listing(missing)}",
             hint="the download is incomplete; fetch the missing files",
         )

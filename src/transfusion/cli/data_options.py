@@ -134,7 +134,7 @@ def examples(
     data: TaskData,
     classes: ClassesOption = None,
     template: Templates = None,
-    head: HeadOption = None,
+    task_head: HeadOption = None,
     split: SplitOption = None,
     text: TextOption = None,
     image: ImageOption = None,
@@ -154,7 +154,7 @@ def examples(
         classes=classes,
         templates=tuple(template or ()),
         limit=limit,
-        task_head=head,
+        task_head=task_head,
         truncate=truncate,
     )
 

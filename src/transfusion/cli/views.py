@@ -36,7 +36,7 @@ def model(description: dict[str, Any]) -> RenderableType:
         tree.add(Text(f"heads       {', '.join(heads)}"))
     groups = {
         "[green]axes that may move[/]": ("permutation",),
-        "[green]axes whose units turn in pairs[/]": ("rotary", "interleaved"),
+        "[green]axes whose units rotate in pairs[/]": ("rotary", "interleaved"),
         "[yellow]axes that stay[/]": ("fixed",),
     }
     for title, group in groups.items():

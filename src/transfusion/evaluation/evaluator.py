@@ -45,7 +45,7 @@ class Evaluator:
 
     @property
     def question(self) -> str:
-        """What is predicted, in words."""
+        """A description of the prediction."""
         return self.scorer.question
 
     def __len__(self) -> int:

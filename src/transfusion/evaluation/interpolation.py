@@ -243,7 +243,7 @@ class _Interpolation:
             if self.alignment is None:
                 yield
             else:
-                with self.live.turning(self.alignment, self.shortcuts.share(alpha)):
+                with self.live.rotated_shortcuts(self.alignment, self.shortcuts.share(alpha)):
                     yield
 
 

@@ -10,7 +10,7 @@ from transfusion.errors import LayoutError
 from transfusion.layouts.notation import ANONYMOUS, Concat, Item, Layout, Name, Product
 
 _Terms: TypeAlias = dict[tuple[str, ...], int]
-"""A size as a polynomial: which unknown axes are multiplied, and by how much."""
+"""A size as a polynomial: the factor of every product of unknown axes."""
 
 
 def size_of(item: Item, sizes: Mapping[str, int]) -> int:
@@ -29,7 +29,7 @@ def solve_sizes(
 ) -> dict[str, int]:
     """Return the sizes that this shape determines beyond the known ones; refuse contradictions.
 
-    An axis may stay undetermined (a product of two unknown axes): another tensor may settle it.
+    An axis may stay undetermined (a product of two unknown axes): another tensor may determine it.
     """
     if len(shape) != len(layout.items):
         raise _misfit(
@@ -55,7 +55,7 @@ def solve_sizes(
             elif len(terms) == 1 and len(unknown := next(iter(terms))) == 1:
                 size, rest = divmod(extent - constant, terms[unknown])
                 if rest or size <= 0:
-                    reason = f"dimension {dim} is {item}, and {extent} cannot be divided so"
+                    reason = f"dimension {dim} is {item}, and no size of {unknown[0]} makes it {extent}"
                     raise _misfit(layout, shape, {**known, **found}, tensor, reason)
                 found[unknown[0]] = size
                 progress = True

@@ -1,4 +1,4 @@
-"""What a layout means for the positions in a tensor: where they go, and which axes they lie on."""
+"""Positions in a tensor: where they come from when axes are permuted, and which axes they lie on."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def index_map(
     parents: Mapping[str, str],
     outside: Sequence[str] = (),
 ) -> Index | None:
-    """Where each position of a dimension comes from: ``new[j] = old[index[j]]``.
+    """Return the source of each position of a dimension: ``new[j] = old[index[j]]``.
 
     ``permutations[axis]`` has one row for every element of the axis's ancestors (one row for an
-    axis without a parent), in the order of the destination. None if nothing in this item moves.
-    Ancestors that have dimensions of their own are ``outside``; the index has their dimensions first.
+    axis without a parent), in the order of the destination. The result is None if nothing in this item
+    moves. Ancestors that have dimensions of their own are ``outside``; their dimensions come first in the
+    index.
     """
     if not any(name in permutations for name in names_in(item)):
         return None
 
     def row_of(name: str, places: Mapping[str, Index], shape: tuple[int, ...]) -> Index:
-        """For every destination position so far, the row that its ancestors select."""
+        """Return the row that its ancestors select, for every destination position so far."""
         parent = parents.get(name)
         if parent is None:
             return np.zeros(shape, dtype=np.int64)
@@ -46,7 +47,7 @@ def index_map(
         return row_of(parent, places, shape) * sizes[parent] + places[parent]
 
     def sources(item: Item, places: Mapping[str, Index], shape: tuple[int, ...]) -> Index:
-        """For every destination position, the source within this item: shape (*shape, size)."""
+        """Return the source within this item for every destination position: shape (*shape, size)."""
         match item:
             case Name(text):
                 if (permutation := permutations.get(text)) is not None:
@@ -83,8 +84,9 @@ class AxisFactor:
 
 
 def explode(array: Any, layout: Layout, sizes: Mapping[str, int]) -> list[tuple[Any, list[AxisFactor]]]:
-    """The tensor as views in which every dimension is a single axis: concatenations cut apart,
-    products unfolded. Works on whatever can be sliced and reshaped (NumPy arrays, torch tensors).
+    """Return views of a tensor in which every dimension is a single axis.
+
+    Concatenations are split and products unfolded. ``array`` is a NumPy array or a torch tensor.
     """
     whole = [(item, dim) for dim, item in enumerate(layout.items)]
     return list(_pieces(array, whole, sizes))

@@ -35,7 +35,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Axes laid end to end in one dimension."""
+    """Axes concatenated in one dimension."""
 
     parts: tuple[Item, ...]
 
@@ -75,24 +75,24 @@ class Layout:
         return range(self.split, len(self.items)) if self.arrow == "<-" else range(self.split)
 
     def part(self, dims: Sequence[int]) -> Layout:
-        """A layout of only these dimensions, without the arrow (the bias of a linear map)."""
+        """Return a layout of only these dimensions, without the arrow, as for the bias of a linear map."""
         return Layout(tuple(self.items[dim] for dim in dims))
 
     def piece(self, part: int) -> Layout:
-        """The layout of one part of what is concatenated here."""
+        """Return the layout of one part of the concatenations."""
         items = (item.parts[part] if isinstance(item, Concat) else item for item in self.items)
         return Layout(tuple(items), self.arrow, self.split)
 
     def names(self) -> tuple[str, ...]:
-        """Every axis, each once, in order of appearance; `_` is left out."""
+        """Return every axis once, in order of appearance, without `_`."""
         return tuple(dict.fromkeys(name for item in self.items for name in names_in(item)))
 
     def dims_with(self, name: str) -> tuple[int, ...]:
-        """The dimensions in which an axis occurs."""
+        """Return the dimensions in which an axis occurs."""
         return tuple(dim for dim, item in enumerate(self.items) if name in names_in(item))
 
     def outside(self, dim: int, parents: Mapping[str, str]) -> dict[str, int]:
-        """Ancestors of a dimension's axes that have earlier dimensions of their own, and which."""
+        """Return the ancestors of a dimension's axes that are earlier dimensions, and these dimensions."""
         wanted: set[str] = set()
         for name in names_in(self.items[dim]):
             while (parent := parents.get(name)) is not None:
@@ -102,27 +102,28 @@ class Layout:
         return {item.text: at for at, item in earlier if isinstance(item, Name) and item.text in wanted}
 
     def rename(self, new_name: Callable[[str], str]) -> Layout:
-        """The same layout with every axis renamed; `_` stays."""
+        """Return the layout with every axis renamed, except `_`."""
         return Layout(tuple(_rename(item, new_name) for item in self.items), self.arrow, self.split)
 
     def enclosing(self, parents: Mapping[str, str]) -> set[str]:
-        """The axes whose elements hold others in a product: head in ``(head qk)``, and both group and rep in
-        ``(group rep qk)``, where qk lies within group.
+        """Return the axes whose elements enclose other axes in a product.
+
+        Head in ``(head qk)``; both group and rep in ``(group rep qk)``, where qk lies within group.
         """
         return {name for item in self.items for name in _enclosing(item, parents)}
 
     def pairs(self, parent: str, child: str) -> bool:
-        """Whether an axis follows its parent directly wherever it occurs: ``(head qk)``."""
+        """Return whether an axis follows its parent directly wherever it occurs: ``(head qk)``."""
         items = [place for item in self.items for place in _before(item, child)]
         return all(before == Name(parent) for before in items)
 
     def flattened(self, pairs: Mapping[str, str]) -> Layout:
-        """The layout with every ``(parent child)`` of these pairs written as ``child`` alone."""
+        """Return the layout with every ``(parent child)`` of these pairs written as ``child``."""
         return Layout(tuple(_flattened(item, pairs) for item in self.items), self.arrow, self.split)
 
 
 def names_in(item: Item) -> Iterator[str]:
-    """The axes of one item, in order, repeated where they repeat; `_` is left out."""
+    """Return the axes of one item in order, with repetitions, without `_`."""
     match item:
         case Name(text):
             if text != ANONYMOUS:
@@ -157,7 +158,7 @@ def _enclosing(item: Item, parents: Mapping[str, str]) -> Iterator[str]:
 
 
 def _before(item: Item, name: str, previous: Item | None = None) -> Iterator[Item | None]:
-    """What stands before an axis in its product, wherever it occurs."""
+    """Return the item before an axis in its product, for every occurrence."""
     match item:
         case Name(text):
             if text == name:

@@ -26,7 +26,7 @@ from transfusion.model.model import Model
 
 INPUT, OUTPUT = "input", "output"
 HELD_OUT = 5
-"""One batch in so many, the last ones, is not learned from."""
+"""One batch in this number is held out: the last ones."""
 
 
 @contextmanager

@@ -92,7 +92,10 @@ class LiveModel:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
-        with self.holding(self.parameters_under(alignment)), self.turning(alignment, float(shortcuts)):
+        with (
+            self.holding(self.parameters_under(alignment)),
+            self.rotated_shortcuts(alignment, float(shortcuts)),
+        ):
             yield
 
     def parameters_under(self, alignment: Alignment) -> dict[str, Tensor]:
@@ -125,7 +128,7 @@ class LiveModel:
                 parameter.data = data
 
     @contextmanager
-    def turning(self, alignment: Alignment, share: float = 1.0) -> Iterator[None]:
+    def rotated_shortcuts(self, alignment: Alignment, share: float = 1.0) -> Iterator[None]:
         """Within the block, shortcuts between points with different maps carry share·P_out P_inᵀ +
         (1 − share)·I.
         """

@@ -208,7 +208,7 @@ def _conclude(identity: float, found: float, margins: Mapping[str, AgreementMarg
         verdict = Verdict.DOUBT
         text = (
             "the match is hardly better than between models that have nothing in common: expect little from"
-            " moving a task vector by permutation. Try --method functional, which goes by what both models"
+            " moving a task vector by permutation. Try the method functional, which goes by what both models"
             " compute, and measure before relying on it"
         )
     return Advice(verdict, text, identity, found, share, dict(margins))

@@ -44,7 +44,7 @@ class SearchMemory:
     """Bytes for gains that are kept from one sweep to the next."""
     room: int | None = None
     """Bytes that a block may take; None for no limit."""
-    spilled: int = 0
+    on_disk: int = 0
     """How many axes have gains in temporary files."""
     budget: MemoryBudget = NO_LIMIT
 
@@ -60,7 +60,7 @@ class SearchMemory:
         """Fit up to ``threads`` threads into the budget, and then as many kept gains as fit beside them."""
         found = blocks(weights, method)
         needs = {block.ids[0]: memory_needed(weights, block) for block in found}
-        least = {block.ids[0]: memory_needed(weights, block, spilled=True) for block in found}
+        least = {block.ids[0]: memory_needed(weights, block, on_disk=True) for block in found}
         needs[_SCORING] = least[_SCORING] = _scoring_bytes(weights)
         gains = sum(gain_bytes(weights, space.id) for space in weights.architecture.free())
         if budget.room is None:
@@ -72,11 +72,11 @@ class SearchMemory:
         budget.require(least[demanding], demanding)
         threads = budget.threads(threads, max(needs.values()))
         room = budget.room // threads
-        spilled = sum(needed > room for needed in needs.values())
+        on_disk = sum(needed > room for needed in needs.values())
         most = {id: min(needs[id], max(least[id], room)) for id in needs}
         demanding = max(most, key=most.__getitem__)
         kept = min(gains, budget.room - threads * most[demanding])
-        return cls(threads, most[demanding], demanding, kept, room, spilled, budget)
+        return cls(threads, most[demanding], demanding, kept, room, on_disk, budget)
 
     def as_dict(self) -> dict[str, int | str]:
         """Return plain data for a dry run."""
@@ -86,7 +86,7 @@ class SearchMemory:
             "memory_of_a_block": self.block,
             "most_demanding": self.demanding,
             "memory_of_kept_gains": self.kept,
-            "spilled": self.spilled,
+            "spilled": self.on_disk,
         }
 
 
@@ -149,11 +149,11 @@ def within_memory(
     return budget
 
 
-def memory_needed(weights: WeightPair, block: Block, *, spilled: bool = False) -> int:
-    """Return the bytes that solving a block takes; with ``spilled``, if its gain is in a temporary file."""
+def memory_needed(weights: WeightPair, block: Block, *, on_disk: bool = False) -> int:
+    """Return the bytes that solving a block takes; ``on_disk`` if its gain is in a temporary file."""
     match block:
         case AxisBlock(id):
-            return _axis_bytes(weights, id, spilled=spilled)
+            return _axis_bytes(weights, id, on_disk=on_disk)
         case NestedBlock(parent, children):
             inside = (_pair_bytes(weights, child) for child in children)
             return max(*inside, _axis_bytes(weights, parent))
@@ -162,7 +162,7 @@ def memory_needed(weights: WeightPair, block: Block, *, spilled: bool = False) -
             return 4 * max(read, default=0)  # in float64, with its square
 
 
-def _axis_bytes(weights: WeightPair, id: str, *, spilled: bool = False) -> int:
+def _axis_bytes(weights: WeightPair, id: str, *, on_disk: bool = False) -> int:
     """Return the bytes of a gain and its solver, the rows read at a time, and a tensor as stored."""
     sections = weights.sections[id]
     read = COPIES * max((_chunk_bytes(weights, section) for section in sections), default=0)
@@ -170,7 +170,7 @@ def _axis_bytes(weights: WeightPair, id: str, *, spilled: bool = False) -> int:
     size, rows = weights.architecture.sizes[id], weights.architecture.rows(id)
     if size < HUGE:
         return 2 * gain_bytes(weights, id) + read + stored
-    at_once = gain_bytes(weights, id) * gain_products.BLOCK // size if spilled else gain_bytes(weights, id)
+    at_once = gain_bytes(weights, id) * gain_products.BLOCK // size if on_disk else gain_bytes(weights, id)
     return 2 * (at_once + solving_bytes(rows, size)) + read + stored
 
 

@@ -26,7 +26,7 @@ def open_bases(
     config: ConfigArgument = None,
     progress: Progress = SILENT,
 ) -> tuple[Model, Model]:
-    """Open two bases of one architecture, and note what was assumed about them and where they differ."""
+    """Open two bases of one architecture; note how they were recognised and which settings differ."""
     models = open_model(a, config), open_model(b, config)
     for model in models:
         if model.checkpoint.config is None:
@@ -35,14 +35,14 @@ def open_bases(
             progress.detail(f"{model.label}: {model.family.name}, because {model.why}")
     require_same_shape(*models)
     if differing := differing_settings(*models):
-        progress.note(f"note: the two bases are configured differently: {listing(differing)}")
+        progress.note(f"note: the two bases have different settings: {listing(differing)}")
     return models
 
 
 def input_files(*inputs: object) -> list[Path]:
     """Return the paths that hold inputs: models, files of π, and references that exist on this machine.
 
-    Everything else, such as models in memory and hub ids of data, has no path.
+    Other inputs, such as models in memory and hub ids of data, have no path.
     """
     roots = [root for one in inputs if (root := _root(one)) is not None]
     inside = [path for root in roots if root.is_dir() for path in root.iterdir()]

@@ -1,6 +1,6 @@
 """Models in memory: a module, or its state dict, becomes a checkpoint without any file.
 
-No library is imported here: a module says itself what it is.
+No library is imported here: the attributes of a module show which library it is from.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ InMemory: TypeAlias = nn.Module | Mapping[str, Tensor]
 
 
 def hold_in_memory(model: InMemory, config: str | Path | Mapping[str, Any] | None = None) -> Checkpoint:
-    """A module or a state dict as a checkpoint; a given configuration replaces that of the module."""
+    """Return a module or a state dict as a checkpoint; ``config`` replaces the module's own configuration."""
     if isinstance(model, nn.Module):
         whole = _unwrapped(model)
         label = f"{type(whole).__name__} in memory"
         _refuse_adapters(whole, label)
         found = configuration(whole) if config is None else config
         held = Checkpoint.of(held_tensors(whole), found, label, whole)
-        if held.config is None:  # enough to know it by, too little for a file
+        if held.config is None:  # enough to recognise the family, too little to write a config.json
             held.config = _sizes_of_open_clip(whole)
         return held
     if isinstance(model, Mapping):
@@ -38,8 +38,8 @@ def hold_in_memory(model: InMemory, config: str | Path | Mapping[str, Any] | Non
 
 
 def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that a file of the module would hold: tied ones once, and no computed ones."""
-    second = getattr(module, "all_tied_weights_keys", None) or ()  # as transformers calls the two of them
+    """Return the tensors that a saved file would hold: tied tensors once, and no computed buffers."""
+    second = getattr(module, "all_tied_weights_keys", None) or ()  # names of transformers
     computed = getattr(module, "_keys_to_ignore_on_save", None) or ()
     tensors = module.state_dict(keep_vars=True)
     first: dict[int, str] = {}
@@ -50,7 +50,7 @@ def held_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def configuration(module: nn.Module) -> dict[str, Any] | None:
-    """What a module's configuration would say in a file; None if the module does not know it."""
+    """Return a module's configuration as its config.json would hold it; None if the module has none."""
     if hasattr(own := getattr(module, "config", None), "to_json_string"):
         return _of_transformers(module, own)
     if isinstance(about := getattr(module, "pretrained_cfg", None), Mapping) and "architecture" in about:
@@ -66,7 +66,7 @@ def _of_transformers(module: nn.Module, config: Any) -> dict[str, Any]:
 
 
 def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
-    """As timm writes it; of the arguments it keeps none, so the number of heads is read off a block."""
+    """Return the configuration as timm writes it, with the number of heads, which timm does not keep."""
     heads = next((part.num_heads for part in module.modules() if hasattr(part, "num_heads")), None)
     return {
         "architecture": about["architecture"],
@@ -77,7 +77,7 @@ def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes_of_open_clip(module: nn.Module) -> dict[str, Any] | None:
-    """Return the number of heads in both towers of a CLIP, which no shape shows."""
+    """Return the number of heads in both towers of a CLIP, which does not follow from the shapes."""
     towers: dict[str, dict[str, int]] = {}
     for name, tower in (
         ("vision", getattr(module, "visual", None)),
@@ -104,6 +104,6 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 def _refuse_adapters(module: nn.Module, label: str) -> None:
     if getattr(module, "peft_config", None):
         raise CheckpointError(
-            f"{label}: the module carries an adapter",
-            hint="merge_and_unload() makes a plain model of it; or save the adapter and give its folder",
+            f"{label}: the module has an adapter in it",
+            hint="call merge_and_unload() to get a plain model; or save the adapter and give its folder",
         )

@@ -27,7 +27,7 @@ from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
 from transfusion.runtime.engines import Engine, open_engine
 
 Reference: TypeAlias = str | Path | InMemory
-"""What may be given for a model: a path, a hub id, or the model itself in memory."""
+"""A reference to a model: a path, a hub id, or the model itself in memory."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Model:
     def open(cls, reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> Model:
         """Read the headers of a model, recognise its family and give every tensor its layout.
 
-        A model is a folder, a file or a hub id; or it is in memory: a module of transformers, open_clip or
-        timm, or a state dict, whose tensors are then shared, not copied. ``config``, a file of JSON or its
-        content, is for weights that come without one.
+        ``reference`` is a folder, a file or a hub id; or a model in memory: a module of transformers,
+        open_clip or timm, or a state dict. Tensors in memory are shared, not copied. ``config`` is a JSON
+        file, or its content, for weights that have no configuration.
 
         >>> module = transformers.ViTForImageClassification.from_pretrained("models/a")
         >>> transfusion.Model.open(module).label
@@ -72,6 +72,7 @@ class Model:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Model:
+        """Recognise the family of a checkpoint and give every tensor its layout."""
         family, config, why = recognise(checkpoint)
         naming = Naming(family, live=True)
         names = gather_pieces(naming.table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
@@ -88,7 +89,7 @@ class Model:
         return self.checkpoint.label
 
     def info(self, name: str) -> TensorInfo:
-        """What the headers say about a tensor; of one in pieces, about the whole."""
+        """Return the shape, type and file of a tensor from the headers; its pieces are counted as one."""
         return self.names[name].info(self.checkpoint.tensors)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
@@ -100,12 +101,12 @@ class Model:
         return self.names[name].join(self.checkpoint.read, rows)
 
     def under(self, policy: Policy) -> Model:
-        """The same model with the axes of a policy."""
+        """Return the same model with the axes of a policy."""
         return replace(self, architecture=self.architecture.under(policy))
 
     @property
     def digest(self) -> str:
-        """A hash of the content of every tensor under its canonical name."""
+        """The SHA-256 of all tensors, sorted by canonical name."""
         total = hashlib.sha256()
         for name in sorted(self.architecture.tensors):
             total.update(name.encode() + self.digest_of(name))
@@ -114,7 +115,7 @@ class Model:
     def digest_of(self, name: str, *, checked: bool = True) -> bytes:
         """Return a hash of the type, shape and content of one tensor, read once, block by block.
 
-        NaN and infinite values are refused, unless the caller checks for them.
+        NaN and infinite values are refused if ``checked``; otherwise the caller must look for them.
         """
         read = self.read if checked else self.raw
         if name not in self._digests:
@@ -139,7 +140,7 @@ class Model:
 
 
 def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
-    """The family's table; a configuration that it cannot be made from is refused."""
+    """Return the table of a family; refuse a configuration that lacks settings or has impossible ones."""
     file = checkpoint.config_label
     try:
         return family.table(config, names)
@@ -152,22 +153,22 @@ def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozen
         raise ArchitectureError(f"{checkpoint.label}: {error.message}", hint=error.hint) from error
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
         raise ArchitectureError(
-            f"{checkpoint.label}: {file} has a value that makes no sense ({error})", hint=WRONG_FILE
+            f"{checkpoint.label}: {file} has an impossible value ({error})", hint=WRONG_FILE
         ) from error
 
 
 def _drop_second_names(
     checkpoint: Checkpoint, names: dict[str, TensorPieces], ties: Mapping[str, str]
 ) -> None:
-    """Keep tied tensors once, under their first name, as the libraries store them today."""
+    """Keep tied tensors once, under their first name, as current releases of the libraries store them."""
     for second, first in ties.items():
         if second in names and first in names:
             two, one = names[second], names[first]
             if not torch.equal(two.join(checkpoint.read), one.join(checkpoint.read)):
                 raise ArchitectureError(
                     f"{checkpoint.label}: the configuration ties {listing(two.names)} to"
-                    f" {listing(one.names)}, and their values differ",
-                    hint='say "tie_word_embeddings": false in config.json if they are meant to differ',
+                    f" {listing(one.names)}, but their values differ",
+                    hint='set "tie_word_embeddings": false in config.json if the tensors are meant to differ',
                 )
             del names[second]
 
@@ -177,7 +178,7 @@ def take_hashes(
 ) -> None:
     """Hash every tensor of some models in parallel.
 
-    Without the check, NaN and infinite values are found later, in the outputs.
+    Unless ``checked``, NaN and infinite values are found later, in the outputs.
     """
     if engine is None:
         with open_engine(jobs=jobs) as threads:
@@ -200,7 +201,7 @@ class _Read:
     models: tuple[Model, ...]
 
     def require_unchanged(self) -> None:
-        """Refuse files that cannot be seen here, or have changed."""
+        """Refuse files that this machine cannot see, or that have changed."""
         for model in self.models:
             model.checkpoint.require_unchanged()
 
@@ -210,7 +211,7 @@ def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
     return read.models[number].digest_of(name, checked=checked)
 
 
-# ── belonging together ───────────────────────────────────────────────────────────────────────
+# ── two bases ───────────────────────────────────────────────────────────────────────────────
 
 
 def require_same_shape(a: Model, b: Model) -> None:
@@ -218,14 +219,14 @@ def require_same_shape(a: Model, b: Model) -> None:
     if a.family.name != b.family.name:
         raise MismatchError(
             f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
-            hint="both bases must be of one architecture",
+            hint="both bases must have the same architecture",
         )
     backbone_a, backbone_b = set(a.architecture.backbone), set(b.architecture.backbone)
     if backbone_a != backbone_b:
         raise MismatchError(
-            f"{a.label} and {b.label} do not have the same tensors; only in one:"
+            f"{a.label} and {b.label} do not have the same tensors; only one has"
             f" {listing(sorted(backbone_a ^ backbone_b))}",
-            hint="both bases must be of one architecture and depth",
+            hint="both bases must have the same architecture and depth",
         )
     for name in sorted(backbone_a):
         shape_a, shape_b = a.info(name).shape, b.info(name).shape
@@ -234,10 +235,10 @@ def require_same_shape(a: Model, b: Model) -> None:
             vocabulary = "vocab" in layout.names()
             raise MismatchError(
                 f"{name} ('{layout}') has shape {shape_a} in {a.label} and {shape_b} in {b.label}",
-                hint="the vocabularies differ, so token ids mean different things; both bases need the"
+                hint="the vocabularies differ, so a token id means different tokens; both bases need the"
                 " same tokenizer"
                 if vocabulary
-                else "both bases must be of one architecture and size",
+                else "both bases must have the same architecture and size",
             )
     if a.architecture.digest() != b.architecture.digest():
         spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces
@@ -247,9 +248,8 @@ def require_same_shape(a: Model, b: Model) -> None:
             if spaces_a.get(id) != spaces_b.get(id)
         ]
         raise MismatchError(
-            f"{a.label} and {b.label} divide their tensors differently: {listing(differing)}",
-            hint="their configurations disagree, for instance about the number of heads or about tied"
-            " embeddings",
+            f"{a.label} and {b.label} have axes of different sizes or structure: {listing(differing)}",
+            hint="their configurations differ, for instance in the number of heads or in tied embeddings",
         )
 
 
@@ -260,7 +260,7 @@ _BOOKKEEPING = re.compile(
 
 
 def differing_settings(a: Model, b: Model) -> list[str]:
-    """Return the settings of the computation that differ between two configurations of equal shapes."""
+    """Return the settings that change the computation and differ between two models of equal shapes."""
     first, second = dict(settings_of(a.checkpoint.config or {})), dict(settings_of(b.checkpoint.config or {}))
     return [
         f"{key} ({first[key]}, {second[key]})"
@@ -270,7 +270,7 @@ def differing_settings(a: Model, b: Model) -> list[str]:
 
 
 def shared_tensors(a: Model, b: Model) -> list[str]:
-    """The tensors that both have, with the same shape; heads may differ."""
+    """Return the tensors that both models have with the same shape; task heads may differ."""
     return [
         name
         for name in a.architecture.tensors

@@ -52,7 +52,7 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
 
 
 def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
-    """What a configuration calls the model, and the family of that name; timm names every size."""
+    """Return the key that names the architecture, the name, and its family; timm names every size."""
     if "architecture" in config and "model_type" not in config:
         name = config["architecture"]
         of_timm = (f for f in all_families() if f.library == "timm")
@@ -80,7 +80,7 @@ def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors by canonical name."""
+    """Return the shapes of all tensors by canonical name."""
     naming = Naming(family, live=True)
     return {naming.canonical(name): info.shape for name, info in checkpoint.tensors.items()}
 
@@ -95,7 +95,7 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     found = [
         one for one in found if not any(set(one[0].signature) < set(other[0].signature) for other in found)
     ]
-    if len(found) > 1:  # a part or a cousin of the model may have all its names in the model
+    if len(found) > 1:  # a part of this model, or a related family, may have no other names
         found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
     if len(found) != 1:
         raise ArchitectureError(
@@ -160,7 +160,7 @@ def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
-    """Whatever may change the symmetries of a model must be a key that its table knows."""
+    """Refuse settings that the table does not know: they may change the symmetries of the model."""
     unknown: list[str] = []
     for key, value in settings_of(config):
         leaf = key.rsplit(".", 1)[-1]
@@ -173,6 +173,6 @@ def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Map
         raise ArchitectureError(
             f"{checkpoint.label}: {checkpoint.config_label} has settings that the {family.name} table"
             f" does not know: {listing(unknown)}",
-            hint="they may change which units can be exchanged; remove a key only if you know that it"
+            hint="they may change which units can be permuted; remove a key only if you know that it"
             " does not, or extend the table",
         )

@@ -48,12 +48,12 @@ class TensorPieces:
         return tuple(name for parts in self.pieces for name in parts)
 
     def renamed(self, prefix: str, before: str = "") -> TensorPieces:
-        """The same under names that begin with a prefix, in the place of one that they have."""
+        """Return the same pieces with the prefix ``before`` of their names replaced."""
         pieces = (tuple(prefix + name.removeprefix(before) for name in parts) for parts in self.pieces)
         return replace(self, pieces=tuple(pieces))
 
     def info(self, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
-        """What the headers say about the tensor as a whole; its file is that of its first piece."""
+        """Return the shape and type of the whole tensor from the headers, and the file of the first piece."""
         first = tensors[self.pieces[0][0]]
         if len(self.names) == 1 and not self.stacked:
             return first
@@ -62,7 +62,7 @@ class TensorPieces:
         return TensorInfo(first.name, (*members, height, *first.shape[1:]), first.dtype, first.file)
 
     def join(self, read: Reader, rows: Rows | None = None) -> Tensor:
-        """The tensor, or some of its rows, from its pieces; the rows of a stack are its members."""
+        """Read the tensor, or some of its rows, from its pieces; the rows of a stack are its members."""
         if self.stacked:
             members = self.pieces if rows is None else self._members(rows)
             return torch.stack([_joined(parts, read) for parts in members])
@@ -75,7 +75,7 @@ class TensorPieces:
         return self.pieces[rows] if isinstance(rows, slice) else [self.pieces[row] for row in rows.tolist()]
 
     def _across(self, parts: tuple[str, ...], read: Reader, rows: Rows) -> Tensor:
-        """Rows that may lie in any of the parts, in the order that they are asked for."""
+        """Read rows that may lie in any of the parts, in the order of ``rows``."""
         wanted = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         where = wanted // self.height
         order = torch.argsort(where, stable=True)
@@ -87,7 +87,7 @@ class TensorPieces:
         return torch.cat(found).index_select(0, torch.argsort(order))
 
     def place(self, name: str) -> tuple[slice, slice]:
-        """Where a piece lies in the tensor: in which rows, and in which rows of those if it is a stack."""
+        """Return the rows of the tensor that a piece fills; in a stack, the member and its rows."""
         member, part = next(
             (member, parts.index(name)) for member, parts in enumerate(self.pieces) if name in parts
         )
@@ -95,7 +95,7 @@ class TensorPieces:
         return (slice(member, member + 1), inside) if self.stacked else (inside, slice(None))
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
-        """The pieces of a tensor, by stored name; parts of one member are of one size."""
+        """Return the pieces of a tensor by stored name; the parts of a member have equal sizes."""
         if len(self.names) == 1 and not self.stacked:
             return {self.pieces[0][0]: tensor}
         return {
@@ -112,8 +112,10 @@ def _joined(parts: tuple[str, ...], read: Reader) -> Tensor:
 def gather_pieces(
     names: Mapping[str, str], tensors: Mapping[str, TensorInfo], label: str
 ) -> dict[str, TensorPieces]:
-    """How every tensor is stored, from canonical names of tensors and of pieces: ``name#member[part]``,
-    or ``name[part]`` where there is no stack.
+    """Return how every tensor is stored.
+
+    ``names`` are canonical names of tensors and of pieces: ``name#member[part]``, or ``name[part]`` where
+    there is no stack.
     """
     found: dict[str, dict[_Place | None, str]] = {}
     for ours, name in names.items():
@@ -123,7 +125,7 @@ def gather_pieces(
 
 
 def _place(ours: str) -> tuple[str, _Place | None]:
-    """The tensor that a name is about, and the place of the piece in it, unless it is the whole."""
+    """Return the tensor of a name, and the place of the piece in it; None if the name is the whole tensor."""
     if piece := _PIECE.fullmatch(ours):
         return piece["whole"], (int(piece["member"]), int(piece["part"] or 0))
     whole, part = without_part(ours)
@@ -138,8 +140,8 @@ def _stored(
         return TensorPieces(((found[None],),))
     if None in found:
         raise ArchitectureError(
-            f"{label}: {found[None]} is there as a whole and in pieces ({listing(pieces.values(), 2)})",
-            hint="save the checkpoint again with one of them",
+            f"{label}: {found[None]} is stored both whole and in pieces ({listing(pieces.values(), 2)})",
+            hint="save the checkpoint again with only one of the two",
         )
     last, parts = (max(numbers) for numbers in zip(*pieces, strict=True))
     stacked, parts = last != _ALONE, parts + 1
@@ -150,9 +152,9 @@ def _stored(
         for part in range(parts)
         if (member, part) not in pieces
     )
-    if missing := len(members) * parts - len(pieces):  # by number: a name may say any
+    if missing := len(members) * parts - len(pieces):  # counted, not listed: a name may hold any number
         raise ArchitectureError(
-            f"{label}: {whole} is stored in pieces (such as {next(iter(pieces.values()))}), and"
+            f"{label}: {whole} is stored in pieces (such as {next(iter(pieces.values()))}), but"
             f" {missing} of them are missing: {listing(islice(absent, 8))}",
             hint="the download may be incomplete; fetch it again",
         )
@@ -163,7 +165,7 @@ def _stored(
         )
         raise ArchitectureError(
             f"{label}: the pieces of {whole} differ in shape or type, or have no dimension: {listing(shown)}",
-            hint="the checkpoint was put together from several; fetch it again",
+            hint="the checkpoint mixes files of several models; fetch it again",
         )
     height = tensors[next(iter(pieces.values()))].shape[0]
     return TensorPieces(tuple(tuple(pieces[m, p] for p in range(parts)) for m in members), stacked, height)

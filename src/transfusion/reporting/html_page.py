@@ -24,7 +24,7 @@ class Report:
     sections: Sequence[PageSection]
     missing: Sequence[Command]
     notes: Sequence[str]
-    """What could not be read, and why."""
+    """Inputs that could not be read, and why."""
     inputs: Sequence[Path] = ()
     """The files that were read, which the page never overwrites."""
     root: Path = Path()

@@ -65,7 +65,7 @@ def own(inputs: ReportInputs, verb: str) -> list[Result]:
 
 
 def mark(inputs: ReportInputs, result: Result) -> str:
-    """Return a remark on a result about other models; empty if it is about this run."""
+    """Return a note on a result about other models; empty if it is about this run."""
     return "" if belongs(inputs, result) else f"About other models: {subject(result)}."
 
 

@@ -144,7 +144,7 @@ def sweeps(inputs: ReportInputs, results: list[Result]) -> PageSection:
 
 
 def _best(curve: Mapping[str, Any], info: Mapping[str, Any]) -> str:
-    """Return the best α, with a remark if it is no better than B."""
+    """Return the best α, with a note if it is no better than B."""
     point = min(curve["points"], key=lambda one: abs(one["alpha"] - curve["best"]))
     gain = point["gain"]["task"]
     better = gain > 0 if info["task"]["metric"] in RATES else gain < 0

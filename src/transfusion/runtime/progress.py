@@ -20,8 +20,8 @@ class Progress:
     >>> class Printed(Progress):
     ...     def note(self, text: str) -> None:
     ...         print(text)
-    >>> Printed().note("the two bases are configured differently")
-    the two bases are configured differently
+    >>> Printed().note("the two bases have different settings")
+    the two bases have different settings
     """
 
     def note(self, text: str) -> None:

@@ -127,7 +127,7 @@ def apply(
     if broken:
         raise AlignmentError(
             "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
-            f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot turn one into"
+            f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot convert one into"
             " the other",
             hint='align with `residual="tied"`; transport needs no shortcuts and takes this π as it is',
         )

@@ -81,7 +81,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `align` and `transport` take, about."""
+    """The estimated cost of `align` and `transport`."""
 
     a: str
     b: str

@@ -50,7 +50,7 @@ class OutputRecord:
     command: str | None = None
     """As the user typed it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else a rerun needs."""
+    """Further settings that a rerun needs."""
     output_shift: Mapping[str, Any] | None = None
     """How much of the change was measured in B's outputs, if it was measured."""
     record: RunRecord | None = None

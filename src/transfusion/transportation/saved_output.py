@@ -19,7 +19,7 @@ class SavedOutput(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know, and is no reason to refuse anything."""
+        """Notes for the user that are no reason to refuse the run."""
         return []
 
     @abstractmethod

@@ -235,7 +235,7 @@ class DenseSource(TaskVectorSource):
         if name in self.model.architecture.scales:
             return torch.zeros(self.shape(name).extents)
         difference = fold.shift(self.model, name) - fold.shift(self.vector.base, name)
-        return alpha * fold.scale(self.onto, name) * self.alignment.turn(difference, layout)
+        return alpha * fold.scale(self.onto, name) * self.alignment.rotate(difference, layout)
 
     def own(self, name: str, rows: slice) -> Tensor:
         if (fold := self._fold(name)) is None:

@@ -115,7 +115,7 @@ def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
     for axis in sorted(named):
         alone = replace(live, architecture=_only(live.architecture, axis))
         yield Check(f"the fixed axis {axis}", _difference(alone, seed), True)
-    for axis in sorted({space.axis for space in live.architecture.turning()}):
+    for axis in sorted({space.axis for space in live.architecture.rotary_spaces()}):
         alone = replace(live, architecture=_only(live.architecture, axis))
         yield Check(f"the axis {axis}, permuted instead of rotated", _difference(alone, seed), True)
     yield from _scales(live)
@@ -146,7 +146,7 @@ def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:
     for axis in sorted({space.axis for space in tied.architecture.free()}):
         alone = replace(tied, architecture=_only(tied.architecture, axis))
         yield Check(f"the free axis {axis}", _difference(alone, seed), False)
-    for space in {space.axis: space for space in tied.architecture.turning()}.values():
+    for space in {space.axis: space for space in tied.architecture.rotary_spaces()}.values():
         alone = replace(tied, architecture=_only(tied.architecture, space.axis, space.group))
         yield Check(f"the axis {space.axis}, rotated in pairs", _difference(alone, seed), False)
 

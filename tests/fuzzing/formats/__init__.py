@@ -27,7 +27,7 @@ FORMATS: dict[str, ModuleType] = {
     "adapter": adapters,
     "pi": pis,
     "alpha": alphas,
-    "story": records,
+    "metadata": records,
     "result": results,
     "data": examples,
     "machine": machines,

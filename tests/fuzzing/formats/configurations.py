@@ -17,7 +17,7 @@ CONFIGS = {
     "open_clip": "open_clip_config.json",
     "reader": "config.json",
 }
-TOLD = {"a": VIT, "llama": LLAMA, "open_clip": OPEN_CLIP, "reader": BERT}
+SETTINGS = {"a": VIT, "llama": LLAMA, "open_clip": OPEN_CLIP, "reader": BERT}
 
 SENSELESS: tuple[Any, ...] = (
     0,
@@ -100,7 +100,7 @@ OTHERS = (
 
 def _with(seed: str, path: str, value: Any, *, refused: bool = False, verb: str = "inspect") -> Build:
     def build(place: Place) -> Sequence[Command]:
-        info = TOLD[seed]
+        info = SETTINGS[seed]
         keys = tuple(path.split("."))
         config = with_value(info, keys, value) if len(keys) > 1 or keys[0] in info else {**info, path: value}
         return _run(place, seed, dumps(config), verb, refused=refused)
@@ -149,7 +149,7 @@ def _code(key: str, number: int, verb: str, seed: str = "llama") -> Build:
     def build(place: Place) -> Sequence[Command]:
         text = code(place.canary)[number]
         value: Any = [text] if key == "architectures" else {"AutoModel": text} if key == "auto_map" else text
-        return _run(place, seed, dumps({**TOLD[seed], key: value}), verb)
+        return _run(place, seed, dumps({**SETTINGS[seed], key: value}), verb)
 
     return build
 
@@ -265,7 +265,7 @@ _NOWHERE: Any = _Nowhere()
 
 def mutant(place: Place) -> Sequence[Command]:
     seed = place.rng.choice(("a", "a", "llama", "open_clip"))
-    text, what = changed_text(json.dumps(TOLD[seed]), place.rng, place.canary)
+    text, what = changed_text(json.dumps(SETTINGS[seed]), place.rng, place.canary)
     verbs = (
         "inspect",
         "align",

@@ -338,8 +338,8 @@ def made() -> Iterator[Made]:
     yield Made("an index that is a pipe", _instead(INDEX, _fifo, refused=True), True)
     yield Made("an index that is a link to outside", _instead(INDEX, _link("secret.json"), refused=True))
     yield Made("an index that is a folder", _instead(INDEX, _folder, refused=True))
-    yield Made("a companion with an odd name", _instead("[/b]\n.json", _text("{}")))
-    yield Made("companions of hostile names", _hostile)
+    yield Made("an auxiliary file with an odd name", _instead("[/b]\n.json", _text("{}")))
+    yield Made("auxiliary files with hostile names", _hostile)
 
 
 def _linked(place: Place) -> str:

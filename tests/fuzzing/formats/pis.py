@@ -1,4 +1,4 @@
-"""Files of π: their story, their maps, and whether these belong together."""
+"""Files of π: their metadata, their maps, and whether these belong together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[Metadata, dict[str, np.ndarray]]:
 
 
 def write(path: Path, metadata: Any, maps: dict[str, np.ndarray] | None = None) -> None:
-    """A file of π with another story, and perhaps with other maps."""
+    """A file of π with other metadata, and perhaps with other maps."""
     from safetensors.numpy import save_file
 
     if maps is not None:
@@ -52,7 +52,7 @@ def write(path: Path, metadata: Any, maps: dict[str, np.ndarray] | None = None) 
 
 
 def signed(metadata: Metadata, maps: dict[str, np.ndarray]) -> Metadata:
-    """A story whose digest is that of these maps: whoever spoils a file can also sign it."""
+    """Metadata with the digest of these maps: whoever changes a file can also sign it."""
     import torch
 
     from transfusion.checkpoint.tensor_content import tensor_digest
@@ -218,7 +218,7 @@ def made() -> Iterator[Made]:
     ):
         number += 1
         yield Made(
-            f"the story is {text[:20]!r}",
+            f"the metadata is {text[:20]!r}",
             _header(number, lambda metadata, t=text: t, refused=number % 5 != 3),
             text == DEEP.text,
         )

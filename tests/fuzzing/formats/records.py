@@ -1,4 +1,4 @@
-"""The story of an output, ``transfusion.json``: for ``--from``, and for ``report``."""
+"""The metadata of an output, ``transfusion.json``: for ``--from``, and for ``report``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MERGED = ("how", "weights", "density", "seed", "alpha", "finetuned", "settings")
 def uses(
     place: Place, text: str, number: int, *, refused: bool = False, seed: str = "moved"
 ) -> list[Command]:
-    """Done again from the story alone, or told in a report from the output's folder."""
+    """Repeat the run from the metadata alone, or report on the output's folder."""
     verb = "merge" if seed == "merged" else "transport"
     if number % 3 == 2:
         folder = place.copy(seed)
@@ -106,7 +106,7 @@ def _code(number: int, path: str) -> Build:
 
 
 def _searched(number: int, change: Callable[[Metadata], Any]) -> Build:
-    """A story whose file of π is gone, so that it is found again by what the story says of it."""
+    """Metadata whose file of π is gone, so that π is searched again by the settings in the metadata."""
 
     def build(place: Place) -> Sequence[Command]:
         metadata = info(place)
@@ -173,7 +173,7 @@ def made() -> Iterator[Made]:
         "{}",
     ):
         yield Made(
-            f"the story is {text[:30]!r}",
+            f"the metadata is {text[:30]!r}",
             _header(0, lambda metadata, t=text: t, refused=True),
             "transport" in text,
         )
@@ -231,10 +231,10 @@ def made() -> Iterator[Made]:
             }
         ),
     )
-    yield Made("the story is a pipe", _as_file(_fifo), True)
+    yield Made("the metadata is a pipe", _as_file(_fifo), True)
     for device in ("/dev/zero", "/dev/null", "/proc/self/mem"):
-        yield Made(f"the story is {device}", _as_file(lambda place, d=device: Path(d)))
-    yield Made("no story", _as_file(lambda place: place.inputs))
+        yield Made(f"the metadata is {device}", _as_file(lambda place, d=device: Path(d)))
+    yield Made("no metadata", _as_file(lambda place: place.inputs))
     yield Made(
         "many fine-tunes", _header(0, lambda metadata: {**metadata, "finetuned": metadata["finetuned"] * 50})
     )

@@ -159,7 +159,7 @@ def made() -> Iterator[Made]:
         yield Made(f"the result is {text[:30]!r}", _text(text), text in (DEEP.text, '{"verb": []}'))
     yield Made("odd files beside the run", _folder(("x.json", "y.json"), DEEP.text))
     yield Made("lists of verbs beside the run", _folder(("x.json", "y.json"), '{"verb": ["evaluate"]}'), True)
-    yield Made("a second story beside the run", _folder(("x.json",), '{"verb": "transport"}'))
+    yield Made("second metadata beside the run", _folder(("x.json",), '{"verb": "transport"}'))
     yield Made("a pipe beside the run", _pipe, True)
     yield Made("a link to outside beside the run", _link)
 

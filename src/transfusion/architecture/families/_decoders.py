@@ -20,7 +20,7 @@ GROUPED = grouped(rotary("qk", "group"))
 GROUPED_FIXED = grouped(fixed("qk", ANGLES, scope="layer"))
 GROUPED_NORMED = grouped(fixed("qk", NORMED, scope="layer"))
 
-# Only a part of the units of q and k is turned; the rest are as free as without rotary positions.
+# Rotary positions rotate only some units of q and k; the rest are as free as without rotary positions.
 PARTLY_ROTARY = (
     Axis("head"),
     rotary("rot", "head"),
@@ -116,7 +116,7 @@ def grouped_decoder(
 
 
 def rotated(config: Config, head_size: int, default: float) -> int:
-    """How many units of a head rotary positions turn."""
+    """Return the number of units of a head that rotary positions rotate."""
     parameters = config.get("rope_parameters") or {}
     share = parameters.get("partial_rotary_factor")
     for key in ("partial_rotary_factor", "rotary_pct"):

@@ -38,13 +38,13 @@ def table(config: Config, names: frozenset[str]) -> Table:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     parallel = config.get("use_parallel_residual", True)
     unit = shared(width, heads, "the width among the heads")
-    turned = rotated(config, unit, 0.25)
+    rotary_units = rotated(config, unit, 0.25)
     rows = ROWS.format(
-        qk="rot|qk" if turned < unit else "rot",
+        qk="rot|qk" if rotary_units < unit else "rot",
         after="x@next" if parallel else "y",
         mlp="x" if parallel else "y",
     )
-    sizes = {"x": width, "head": heads, "rot": turned, "vo": unit}
+    sizes = {"x": width, "head": heads, "rot": rotary_units, "vo": unit}
     stack = Stack(
         "layer",
         config["num_hidden_layers"],

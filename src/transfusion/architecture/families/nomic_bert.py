@@ -35,7 +35,7 @@ FORMERLY = {
 
 
 def _axes(config: Config) -> tuple[Axis, ...]:
-    """Pairs of units are half a head apart, unless the first releases were told otherwise."""
+    """Return the axes. Pairs of units are half a head apart, unless settings of early releases differ."""
     if not config.get("rotary_emb_interleaved") and config.get("rotary_emb_fraction", 1.0) == 1.0:
         return AXES
     still = fixed("qk", ANGLES, scope="layer", within="head")

@@ -72,7 +72,7 @@ def phi(config: Config, names: frozenset[str]) -> Table:
 def phi3(config: Config, names: frozenset[str]) -> Table:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or shared(width, heads, "the width among the heads")
-    # With a part that is not turned, the units of a pair are not half a head apart.
+    # If some units are not rotated, the units of a pair are not half a head apart.
     axes = GROUPED if rotated(config, head, 1.0) == head else GROUPED_FIXED
     return grouped_decoder(config, PHI3, PHI3_SHORTCUTS, tied=False, axes=axes, qk=head)
 

@@ -8,7 +8,7 @@ from transfusion.architecture.table import Axis, Config, Family, Table, fixed
 
 # The encoder's positions are sines that the library would compute, but every file has them: they are
 # read like any other weight, and so move like one.
-HEARING = """
+AUDIO_EMBEDDINGS = """
 encoder.conv1.*                  heard <- mel tap
 encoder.conv2.*                  x@first <- heard tap
 encoder.embed_positions.weight   position -> x@first
@@ -30,7 +30,7 @@ proj_out.weight   vocab <- decoder.x@last
 
 
 def table(config: Config, names: frozenset[str]) -> Table:
-    encoder = bart.stack("encoder", config, before=True, embeddings=HEARING)
+    encoder = bart.stack("encoder", config, before=True, embeddings=AUDIO_EMBEDDINGS)
     axes = (
         Axis("heard", scope="model"),
         Axis("sound", scope="model"),

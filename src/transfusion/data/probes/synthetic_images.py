@@ -16,7 +16,7 @@ from transfusion.runtime.optional_libraries import require_library
 GRIDS = (3, 5, 9, 14)
 """Cells of the grids on which noise is drawn before it is enlarged: blobs of several sizes."""
 NOISY = 4
-"""One image in so many is smooth noise; the others show overlapping shapes."""
+"""One image in this number is smooth noise; the others show overlapping shapes."""
 GREY, CONTRAST = 0.5, 0.25
 """The mean and the standard deviation of pixels between 0 and 1."""
 

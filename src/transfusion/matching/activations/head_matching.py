@@ -45,7 +45,7 @@ class _HeadActivations:
         if self.group is Symmetry.PERMUTATION:
             best: Tensor = torch.linalg.matrix_norm(self.covariances, ord="nuc")
             return best
-        if self.group.turns:
+        if self.group.rotates_pairs:
             return split_pairs(self.covariances, self.group).abs().sum(-1)
         return torch.diagonal(self.covariances, dim1=-2, dim2=-1).sum(-1)
 
@@ -103,9 +103,9 @@ def match_heads(
 
 def _head_scores(views: Sequence[_HeadActivations]) -> Tensor:
     """Return the scores of all pairs of heads. In each rotary plane, queries and keys rotate by one angle."""
-    scores = [view.head_scores() for view in views if not view.group.turns]
-    turning = {view.piece.axes[-1] for view in views if view.group.turns}
-    for axis in sorted(turning):
+    scores = [view.head_scores() for view in views if not view.group.rotates_pairs]
+    rotary = {view.piece.axes[-1] for view in views if view.group.rotates_pairs}
+    for axis in sorted(rotary):
         planes = [view.planes() for view in views if view.piece.axes[-1] == axis]
         scores.append(torch.stack(planes).sum(0).abs().sum(-1))
     return torch.stack(scores).sum(0)

@@ -31,7 +31,7 @@ def nearest_rotation(covariances: Tensor) -> Tensor:
 
 def nearest(covariances: Tensor, group: Symmetry) -> Tensor:
     """Return the nearest matrix among those that the symmetry of an axis admits."""
-    if group.turns:
+    if group.rotates_pairs:
         return rotate_pairs(split_pairs(covariances, group).angle(), group)
     return nearest_rotation(covariances)
 
@@ -80,7 +80,7 @@ def solve_axis(evidence: AxisActivations, id: str, options: FunctionalOptions) -
     sides = [piece.side for piece in pieces]
     gated = sides.count(OUTPUT) > 1 and INPUT in sides  # unlike q and k, which no module reads
     produced, read = (_mean_size(pieces, side) for side in (OUTPUT, INPUT))
-    if (group := evidence.architecture.spaces[id].group).turns:
+    if (group := evidence.architecture.spaces[id].group).rotates_pairs:
         return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options)}
     if options.mlp is MlpSolver.ASSIGNED or (
         options.mlp is MlpSolver.AUTO and (gated or _is_rank_deficient(a))

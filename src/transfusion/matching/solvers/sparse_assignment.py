@@ -32,7 +32,7 @@ _SAMPLE = 512
 _NEGLIGIBLE = 1e-12
 """Changes of prices below this share of the largest gain do not count."""
 _SAMPLED_BLOCKS = 8
-"""One block in so many is used for the standard deviation."""
+"""The standard deviation is computed from one block in this number."""
 _MOST = 8 * CANDIDATES
 """The most first candidates of a place, where many pairs are equally good."""
 _DIGITS = 18

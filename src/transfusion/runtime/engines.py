@@ -109,7 +109,7 @@ def require_engine(engine: str, address: str | None = None) -> None:
         raise SettingError(f"there is no engine {engine!r}", hint=f"choose one of {', '.join(ENGINES)}")
     if address is not None and engine != "ray":
         raise SettingError(
-            f"address {address!r}: only Ray has one", hint='add `engine="ray"`, or leave it out'
+            f"address {address!r}: only Ray has an address", hint='add `engine="ray"`, or leave it out'
         )
 
 

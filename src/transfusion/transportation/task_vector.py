@@ -107,7 +107,7 @@ class TaskVector:
             raise MismatchError(
                 f"{label} has {added} token(s) more than its base {self.base.label}: {name} has shape"
                 f" {now}, and {was} in the base",
-                hint='`new_tokens="keep"` appends their rows to B\'s, `new_tokens="drop"` leaves them out',
+                hint='`new_tokens="keep"` appends their rows to those of B, `new_tokens="drop"` drops them',
             )
         shorter = "vocab" in self.finetuned.architecture.tensors[name].names()
         raise MismatchError(

@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from families import PRINCIPAL
-from transfusion.alignment.alignment import Alignment, is_alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
+from transfusion.alignment.pi_file import is_alignment
 from transfusion.errors import AlignmentError, CheckpointError, MismatchError, OutputError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model

@@ -489,7 +489,7 @@ def test_a_damaged_journal_of_a_search_is_not_used(text, tmp_path):
 def test_a_pipe_is_no_file_of_pi_and_no_journal(tmp_path):
     import os
 
-    from transfusion.alignment.alignment import is_alignment
+    from transfusion.alignment.pi_file import is_alignment
     from transfusion.matching.search_journal import SearchJournal
 
     os.mkfifo(tmp_path / "pipe")

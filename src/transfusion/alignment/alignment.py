@@ -7,19 +7,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import prod
-from os.path import isdir, isfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any
 
 import numpy as np
-from pydantic import Field
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation
-from transfusion.alignment.provenance import Number, Provenance, ProvenanceInfo
+from transfusion.alignment.pi_file import FORMAT, KEY, damaged, read_pi_file
+from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture, Shortcut
 from transfusion.checkpoint.publishing import publish_file, write_tensors
@@ -28,12 +24,7 @@ from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout, names_in
 from transfusion.model.model import Model
-from transfusion.runtime.untrusted_files import parse_json, validate
 
-FORMAT = 1
-_KEY = "transfusion"
-_NESTED = 16
-"""The limit of axes that lie within each other."""
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
 
@@ -189,9 +180,8 @@ class Alignment:
         for id in sorted(self.maps):
             total.update(f"{id}:{self.maps[id].kind}:".encode())
             total.update(tensor_digest(self.maps[id].to_tensor()))
-        for tensor, fold in sorted(
-            self.folds.items()
-        ):  # written out: the hash must not depend on the name of a class
+        for tensor, fold in sorted(self.folds.items()):
+            # Spelled out: the hash must not depend on the name of a class.
             total.update(f"{tensor}:Fold(norm={fold.norm!r}, offset={fold.offset!r})".encode())
         return total.hexdigest()
 
@@ -204,7 +194,7 @@ class Alignment:
         >>> print(pi.inverse().save("back.safetensors"))
         back.safetensors
         """
-        provenance = {
+        header = {
             "format": FORMAT,
             "digest": self.digest,
             "kinds": {id: map_.kind for id, map_ in self.maps.items()},
@@ -216,7 +206,7 @@ class Alignment:
         tensors = {id: map_.to_tensor() for id, map_ in self.maps.items()}
         return publish_file(
             Path(path),
-            lambda staged: write_tensors(staged, tensors, {_KEY: json.dumps(provenance)}),
+            lambda staged: write_tensors(staged, tensors, {KEY: json.dumps(header)}),
             force=force,
         )
 
@@ -227,32 +217,16 @@ class Alignment:
         >>> transfusion.Alignment.load("pi.safetensors").provenance.method
         'guarded'
         """
-        if not isfile(path):
-            what = "a folder, not a file of π" if isdir(path) else "no such file of π"
-            raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+        header, tensors = read_pi_file(path)
         try:
-            with safe_open(path, framework="pt") as opened:
-                provenance = _header(path, opened.metadata() or {})
-                _require_shapes(path, provenance, opened)
-                tensors = {id: opened.get_tensor(id) for id in provenance["kinds"]}
-        except (SafetensorError, OSError) as error:
-            what = f"not a readable file of π ({error})"
-            raise AlignmentError(f"{path}: {what}", hint=_AGAIN) from error
-        return cls._from_header(path, provenance, tensors)
-
-    @classmethod
-    def _from_header(
-        cls, path: str | Path, provenance: _AlignmentHeader, tensors: dict[str, Tensor]
-    ) -> Alignment:
-        try:
-            maps = {id: KINDS[provenance["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
-            info = Provenance.from_json(provenance["provenance"])
+            maps = {id: KINDS[header["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
+            made = Provenance.from_json(header["provenance"])
         except (AlignmentError, TypeError, ValueError) as error:
-            raise _damaged(path, str(error)) from error
-        folds = {tensor: NormFold(**fold) for tensor, fold in provenance.get("folds", {}).items()}
-        alignment = cls(maps, provenance["sizes"], provenance["parents"], info, folds)
-        if alignment.digest != provenance["digest"]:
-            raise _damaged(path, "the maps are not those that were saved")
+            raise damaged(path, str(error)) from error
+        folds = {tensor: NormFold(**fold) for tensor, fold in header.get("folds", {}).items()}
+        alignment = cls(maps, header["sizes"], header["parents"], made, folds)
+        if alignment.digest != header["digest"]:
+            raise damaged(path, "the maps are not those that were saved")
         return alignment
 
     # ── checks ──────────────────────────────────────────────────────────────────────────────
@@ -291,91 +265,6 @@ class Alignment:
                     f" {model.label} has other weights ({model.digest[:12]}…)",
                     hint="align these two models first, or give the π that belongs to them",
                 )
-
-
-# ── the file of π ────────────────────────────────────────────────────────────────────────────
-
-_AGAIN = "make it again with 'transfusion align'"
-_WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
-_REAL = frozenset(["F32", "F64"])
-
-
-class _Folded(TypedDict):
-    norm: str
-    offset: Number
-
-
-class _AlignmentHeader(TypedDict):
-    """The metadata of a file of π."""
-
-    format: int
-    digest: str
-    kinds: dict[str, Literal["permutation", "plan", "rotation"]]
-    sizes: dict[str, Annotated[int, Field(ge=1, le=2**24)]]
-    parents: dict[str, str]
-    folds: NotRequired[dict[str, _Folded]]
-    provenance: ProvenanceInfo
-
-
-def _damaged(path: str | Path, what: str) -> AlignmentError:
-    return AlignmentError(f"{path}: {what}; the file is damaged", hint=_AGAIN)
-
-
-def _header(path: str | Path, metadata: Mapping[str, str]) -> _AlignmentHeader:
-    """Return the checked metadata of a file; refuse axes that are their own ancestors."""
-    if _KEY not in metadata:
-        what = "a safetensors file, but not one of π"
-        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
-    info = parse_json(metadata[_KEY], f"{path}: its metadata cannot be read", AlignmentError)
-    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] != FORMAT:
-        raise AlignmentError(
-            f"{path}: written in format {info['format']}, but this version reads format {FORMAT}",
-            hint="make it again with this version, or install the version that wrote it",
-        )
-    where = f"{path}: its metadata cannot be read, the file is damaged"
-    provenance = validate(info, _AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
-    sizes, parents = provenance["sizes"], provenance["parents"]
-    if strange := [id for id in (*provenance["kinds"], *parents, *parents.values()) if id not in sizes]:
-        raise _damaged(path, f"axes without a size: {listing(dict.fromkeys(strange))}")
-    for id in parents:
-        _ancestors(path, id, parents)
-    return provenance
-
-
-def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[str]:
-    found: list[str] = []
-    while (id := parents.get(id, "")) != "":
-        if id in found or len(found) > _NESTED:
-            raise _damaged(path, f"the parents of {found[0]} form a circle")
-        found.append(id)
-    return found
-
-
-def _require_shapes(path: str | Path, provenance: _AlignmentHeader, opened: Any) -> None:
-    """Refuse maps whose type or shape does not fit their axis and its parents, before reading them."""
-    if provenance["kinds"].keys() != set(opened.keys()):
-        raise _damaged(path, "the maps are not those that were saved")
-    sizes = provenance["sizes"]
-    for id, kind in provenance["kinds"].items():
-        size, rows = sizes[id], prod(sizes[one] for one in _ancestors(path, id, provenance["parents"]))
-        wanted = {"permutation": (rows, size), "plan": (rows, size, size), "rotation": (rows, size + 2, size)}
-        found = opened.get_slice(id)
-        shape, type = tuple(found.get_shape()), found.get_dtype()
-        if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
-            raise _damaged(
-                path, f"{id} must be a {kind} of shape {wanted[kind]}, but is {type} of shape {shape}"
-            )
-
-
-def is_alignment(path: str | Path) -> bool:
-    """Return whether a path is a file of π, damaged or not."""
-    if not isfile(path):
-        return False
-    try:
-        with safe_open(path, framework="pt") as opened:
-            return _KEY in (opened.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
 
 
 def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:

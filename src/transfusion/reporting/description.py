@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfusion.alignment.alignment import Alignment, fixed_points, is_alignment
+from transfusion.alignment.alignment import Alignment, fixed_points
 from transfusion.alignment.maps import Permutation
+from transfusion.alignment.pi_file import is_alignment
 from transfusion.architecture.architecture import Space
 from transfusion.model.model import Model, Reference
 

@@ -1,0 +1,122 @@
+"""The file of π: the format of its header, checked before any map is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from transfusion.alignment.provenance import Number, ProvenanceInfo
+from transfusion.errors import AlignmentError, listing
+from transfusion.runtime.untrusted_files import parse_json, validate
+
+FORMAT = 1
+KEY = "transfusion"
+"""The key of the header in the metadata of a safetensors file."""
+_NESTED = 16
+"""The limit of axes that lie within each other."""
+_AGAIN = "make it again with 'transfusion align'"
+_WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
+_REAL = frozenset(["F32", "F64"])
+
+
+class _Folded(TypedDict):
+    norm: str
+    offset: Number
+
+
+class AlignmentHeader(TypedDict):
+    """The metadata of a file of π."""
+
+    format: int
+    digest: str
+    kinds: dict[str, Literal["permutation", "plan", "rotation"]]
+    sizes: dict[str, Annotated[int, Field(ge=1, le=2**24)]]
+    parents: dict[str, str]
+    folds: NotRequired[dict[str, _Folded]]
+    provenance: ProvenanceInfo
+
+
+def damaged(path: str | Path, what: str) -> AlignmentError:
+    """Return the error for a file whose content is not what was saved."""
+    return AlignmentError(f"{path}: {what}; the file is damaged", hint=_AGAIN)
+
+
+def read_pi_file(path: str | Path) -> tuple[AlignmentHeader, dict[str, Tensor]]:
+    """Return the checked header of a file of π, and its maps as tensors."""
+    if not isfile(path):
+        what = "a folder, not a file of π" if isdir(path) else "no such file of π"
+        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+    try:
+        with safe_open(path, framework="pt") as opened:
+            header = _header(path, opened.metadata() or {})
+            _require_shapes(path, header, opened)
+            tensors = {id: opened.get_tensor(id) for id in header["kinds"]}
+    except (SafetensorError, OSError) as error:
+        what = f"not a readable file of π ({error})"
+        raise AlignmentError(f"{path}: {what}", hint=_AGAIN) from error
+    return header, tensors
+
+
+def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
+    """Return the checked metadata of a file; refuse axes that are their own ancestors."""
+    if KEY not in metadata:
+        what = "a safetensors file, but not one of π"
+        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+    info = parse_json(metadata[KEY], f"{path}: its metadata cannot be read", AlignmentError)
+    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] != FORMAT:
+        raise AlignmentError(
+            f"{path}: written in format {info['format']}, but this version reads format {FORMAT}",
+            hint="make it again with this version, or install the version that wrote it",
+        )
+    where = f"{path}: its metadata cannot be read, the file is damaged"
+    provenance = validate(info, AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
+    sizes, parents = provenance["sizes"], provenance["parents"]
+    if strange := [id for id in (*provenance["kinds"], *parents, *parents.values()) if id not in sizes]:
+        raise damaged(path, f"axes without a size: {listing(dict.fromkeys(strange))}")
+    for id in parents:
+        _ancestors(path, id, parents)
+    return provenance
+
+
+def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[str]:
+    found: list[str] = []
+    while (id := parents.get(id, "")) != "":
+        if id in found or len(found) > _NESTED:
+            raise damaged(path, f"the parents of {found[0]} form a circle")
+        found.append(id)
+    return found
+
+
+def _require_shapes(path: str | Path, provenance: AlignmentHeader, opened: Any) -> None:
+    """Refuse maps whose type or shape does not fit their axis and its parents, before reading them."""
+    if provenance["kinds"].keys() != set(opened.keys()):
+        raise damaged(path, "the maps are not those that were saved")
+    sizes = provenance["sizes"]
+    for id, kind in provenance["kinds"].items():
+        size, rows = sizes[id], prod(sizes[one] for one in _ancestors(path, id, provenance["parents"]))
+        wanted = {"permutation": (rows, size), "plan": (rows, size, size), "rotation": (rows, size + 2, size)}
+        found = opened.get_slice(id)
+        shape, type = tuple(found.get_shape()), found.get_dtype()
+        if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
+            raise damaged(
+                path, f"{id} must be a {kind} of shape {wanted[kind]}, but is {type} of shape {shape}"
+            )
+
+
+def is_alignment(path: str | Path) -> bool:
+    """Return whether a path is a file of π, damaged or not."""
+    if not isfile(path):
+        return False
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return KEY in (opened.metadata() or {})
+    except (SafetensorError, OSError):
+        return False

@@ -68,7 +68,28 @@ def transport(
             "--keep-support",
             show_default="no bound",
             help="Protect what B could do before: take a smaller α, so that B's outputs on synthetic inputs"
-            " move by no more than this share of their own spread.",
+            " move by no more than this share of their own spread. With --refine: the weight of keeping B's"
+            " outputs, beside the fine-tune's (1 by default).",
+        ),
+    ] = None,
+    refine: Annotated[
+        bool,
+        typer.Option(
+            "--refine",
+            help="Then train the result to answer like the fine-tune, on synthetic inputs and without data;"
+            " of an adapter, only the adapter.",
+        ),
+    ] = False,
+    refine_steps: Annotated[
+        int | None,
+        typer.Option("--refine-steps", show_default="300", help="The largest number of training steps."),
+    ] = None,
+    refine_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--refine-rank",
+            show_default="all weights",
+            help="Leave B untouched, train a LoRA of this rank, and write it as an adapter.",
         ),
     ] = None,
     full: Annotated[
@@ -104,6 +125,9 @@ def transport(
             finetuned,
             alpha=alpha,
             keep_support=keep_support,
+            refine=refine,
+            refine_steps=refine_steps,
+            refine_rank=refine_rank,
             calibrate=calibrate,
             dtype=dtype,
             full=full,
@@ -193,6 +217,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     if metadata.get("lost_tokens"):
         lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
     lines += _shift(metadata.get("output_shift") or {})
+    lines += _refinement(metadata.get("refinement"))
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
     if advice := metadata["alignment"]["advice"]:
         lines.append(f"{advice['verdict']}: {advice['text']}")
@@ -210,6 +235,13 @@ def _shift(output_shift: Mapping[str, Any]) -> list[str]:
         f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with that of"
         f" A's, and {size:.2f} of its size"
     ]
+
+
+def _refinement(info: Mapping[str, Any] | None) -> list[str]:
+    """How far a refinement brought the answers of B to those of the fine-tune."""
+    from transfusion.transportation.refinement.refinement_settings import describe_refinement
+
+    return [describe_refinement(info)] if info else []
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

@@ -25,9 +25,10 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.transport_plan import TransportPlan
 
-OutputT = TypeVar("OutputT", bound=DenseTransport | AdapterTransport | MergedAdapters)
+OutputT = TypeVar("OutputT", bound=DenseTransport | AdapterTransport | MergedAdapters | RefinedLora)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Destination:
             require_writable(self.output, force=self.force, inputs=inputs, folder=not single)
 
     def write(
-        self, moved: DenseTransport | AdapterTransport | MergedAdapters, staging: StagingFolder
+        self,
+        moved: DenseTransport | AdapterTransport | MergedAdapters | RefinedLora,
+        staging: StagingFolder,
     ) -> None:
         """Write an output into its staging folder, with its notes and a bar."""
         for note in moved.notes:
@@ -75,6 +78,8 @@ class OutputRun(Generic[OutputT]):
     to: Destination
     aligning: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of `align`, if there is no π."""
+    refine: Callable[[TransportPlan, OutputT, Path | None], OutputT] | None = None
+    """Refines what was prepared; the path is a file from which an interrupted refinement goes on."""
 
     def run(self) -> OutputT:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
@@ -90,12 +95,16 @@ class OutputRun(Generic[OutputT]):
             if self.to.output is None:
                 return self._prepared(self.via or self._align())
             with open_staging(self.to.output, force=self.to.force) as staging:
-                moved = self._prepared(self.via or self._resumed(staging))
+                moved = self._prepared(self.via or self._resumed(staging), staging)
                 self.to.write(moved, staging)
         return moved
 
-    def _prepared(self, alignment: Alignment) -> OutputT:
-        return self.prepare(TransportPlan.between(self.a, self.b, alignment))
+    def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> OutputT:
+        plan = TransportPlan.between(self.a, self.b, alignment)
+        moved = self.prepare(plan)
+        if self.refine is None:
+            return moved
+        return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
 
     def _align(self, journal: Path | None = None) -> Alignment:
         return align(

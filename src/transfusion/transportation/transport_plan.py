@@ -187,14 +187,6 @@ class TransportPlan:
         """Return a search for α that runs the fine-tune on A and on B, on probes."""
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
 
-        def tuned() -> nn.Module:
-            if adapter:
-                home = TransportPlan.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
-                assert isinstance(home, DenseTransport)
-                return home.module()
-            opened = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-            return build(opened, torch.float32)
-
         def moved() -> nn.Module:
             whole = self.transport(finetuned, full=adapter, trust_base=True, new_tokens=new_tokens)
             assert isinstance(whole, DenseTransport)
@@ -202,7 +194,17 @@ class TransportPlan:
 
         own = Path(calibrate) if calibrate else None
         seed = self.alignment.provenance.seed + 1  # probes that π has not learned from
+        tuned = partial(self.tuned_module, finetuned)
         return AlphaSearch(self.a, self.b, self.alignment, tuned, moved, calibrate=own, seed=seed)
+
+    def tuned_module(self, finetuned: Finetune) -> nn.Module:
+        """Build the fine-tune of A; an adapter is folded into A."""
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            folded = TransportPlan.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
+            assert isinstance(folded, DenseTransport)
+            return folded.module()
+        opened = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+        return build(opened, torch.float32)
 
     def _tried(
         self,

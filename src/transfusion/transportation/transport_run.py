@@ -8,8 +8,10 @@ adapter for B. Tensors are computed when they are asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,10 +29,16 @@ from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.output_run import Destination, OutputRun, calibrated, refuse_beside_via
+from transfusion.transportation.refinement.refine_transport import RefineTransport
+from transfusion.transportation.refinement.refined_output import RefinedLora
+from transfusion.transportation.refinement.refinement_settings import refinement_settings
 from transfusion.transportation.task_vector import NewTokens
 from transfusion.transportation.transport_plan import AlphaArgument, Base, TransportPlan
 
 __all__ = ["merge", "transport"]
+
+Transported: TypeAlias = DenseTransport | AdapterTransport | RefinedLora
+"""A moved fine-tune: a model, an adapter, or a model that became an adapter."""
 
 
 def transport(
@@ -41,6 +49,9 @@ def transport(
     via: Alignment | str | Path | None = None,
     alpha: AlphaArgument = 1.0,
     keep_support: float | None = None,
+    refine: bool = False,
+    refine_steps: int | None = None,
+    refine_rank: int | None = None,
     calibrate: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
     full: bool = False,
@@ -55,7 +66,7 @@ def transport(
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
     **aligning: Any,
-) -> DenseTransport | AdapterTransport:
+) -> Transported:
     """Move a fine-tune of A onto B: B + α·π(τ). An adapter becomes an adapter for B.
 
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B, ``state_dict``
@@ -67,9 +78,14 @@ def transport(
     to `align`.
     ``alpha`` says how much of the change to add: a number, a file or a mapping with one number per layer, or
     ``"auto"``: as much as changes B's outputs in the direction in which the fine-tune changed A's.
-    ``keep_support`` bounds how far B's outputs may move, as a share of their own spread.
-    ``calibrate`` names inputs for ``alpha="auto"``, ``keep_support`` and methods that run models; the default
-    is synthetic inputs.
+    ``keep_support`` bounds how far B's outputs may move, as a share of their own spread. With ``refine`` it
+    is the weight of keeping them instead; the default is 1.
+    ``refine`` trains the result for some steps to answer like the fine-tune, on synthetic inputs. Of an
+    adapter, only its own tensors are trained.
+    ``refine_steps`` is the largest number of steps.
+    ``refine_rank`` leaves B untouched and trains a LoRA of this rank; the output is an adapter.
+    ``calibrate`` names inputs for ``refine``, ``alpha="auto"``, ``keep_support`` and methods that run models;
+    the default is synthetic inputs.
     ``dtype`` is the type to store; the default is B's.
     ``full`` writes an adapter as part of the whole model.
     ``new_tokens`` says what becomes of tokens that the fine-tune added: ``"refuse"``, ``"keep"``, ``"drop"``.
@@ -105,7 +121,11 @@ def transport(
     )
     if via is not None:
         refuse_beside_via(aligning)
-    tried = alpha == AUTO or keep_support is not None
+    refinement = refinement_settings(
+        refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
+    )
+    bound = keep_support if refinement is None else None
+    tried = alpha == AUTO or keep_support is not None or refinement is not None
     aligning = calibrated(calibrate, via, aligning, used=tried)
     a, b = open_bases(base, onto, config, progress)
     tuned = open_finetune(finetuned, a, b, config, progress)
@@ -119,10 +139,11 @@ def transport(
         architecture=architecture,
         calibrate=calibrate,
         keep_support=keep_support,
+        refinement=refinement and asdict(refinement),
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
 
-    def prepare(plan: TransportPlan) -> DenseTransport | AdapterTransport:
+    def prepare(plan: TransportPlan, alpha: AlphaArgument = alpha) -> DenseTransport | AdapterTransport:
         return plan.transport(
             tuned,
             alpha=alpha,
@@ -130,12 +151,21 @@ def transport(
             full=full,
             trust_base=trust_base or dry_run,
             new_tokens=new_tokens,
-            keep_support=keep_support,
+            keep_support=bound,
             calibrate=calibrate,
             output_record=output_record,
         )
 
-    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}).run()
+    def refined(plan: TransportPlan, moved: Transported, checkpoint: Path | None) -> Transported:
+        assert refinement is not None
+        assert not isinstance(moved, RefinedLora)
+        unmoved = partial(prepare, plan, 0.0)
+        with resources.in_process():
+            return RefineTransport(plan, tuned, refinement, unmoved, progress).run(moved, checkpoint)
+
+    refining = None if refinement is None else refined
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}, refining)
+    return run.run()
 
 
 def merge(

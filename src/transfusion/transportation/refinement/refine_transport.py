@@ -1,0 +1,129 @@
+"""Refine the output of a transport: build teacher and students, choose a start, train, return the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from transfusion.errors import SettingError
+from transfusion.live.building import build
+from transfusion.model.model import Model
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.dense_transport import Action, DenseTransport
+from transfusion.transportation.finetunes import Finetune
+from transfusion.transportation.refinement.peft_students import (
+    adapter_tensors,
+    lora_config,
+    with_adapter,
+    with_lora,
+)
+from transfusion.transportation.refinement.refined_output import RefinedAdapter, RefinedLora, RefinedModel
+from transfusion.transportation.refinement.refinement_settings import BASE, MOVED, RefinementSettings
+from transfusion.transportation.refinement.refiner import Refiner
+from transfusion.transportation.transport_plan import TransportPlan
+
+Moved = DenseTransport | AdapterTransport
+
+
+@dataclass(frozen=True)
+class RefineTransport:
+    """The refinement of one fine-tune, after its transport by a plan."""
+
+    plan: TransportPlan
+    finetuned: Finetune
+    settings: RefinementSettings
+    unmoved: Callable[[], Moved]
+    """Prepares the same transport with α = 0: B, with the heads of the fine-tune where B has none."""
+    progress: Progress = SILENT
+
+    def run(
+        self, moved: Moved, checkpoint: Path | None = None
+    ) -> RefinedModel | RefinedAdapter | RefinedLora:
+        """Refine what was moved. ``checkpoint`` is a file from which an interrupted run goes on."""
+        if isinstance(moved, AdapterTransport):
+            return self._adapter(moved, checkpoint)
+        if self.settings.rank is not None:
+            return self._lora(moved, self.settings.rank, checkpoint)
+        return self._model(moved, checkpoint)
+
+    def _model(self, moved: DenseTransport, checkpoint: Path | None) -> RefinedModel:
+        refiner, starts = self._refiner(moved), self._dense_starts(moved)
+        start = self._chosen(refiner, starts)
+        student = starts.pop(start).requires_grad_(True)
+        starts.clear()
+        record = refiner.refine(student, start, checkpoint)
+        config = None if hasattr(student, "config") else moved.config()
+        return RefinedModel.of(moved, Model.open(student, config=config), record)
+
+    def _lora(self, moved: DenseTransport, rank: int, checkpoint: Path | None) -> RefinedLora:
+        refiner, starts = self._refiner(moved), self._dense_starts(moved)
+        start = self._chosen(refiner, starts)
+        student = with_lora(starts[start], rank, starts[BASE], moved.names(Action.CARRIED))
+        record = refiner.refine(student, start, checkpoint)
+        return RefinedLora(
+            moved.lead,
+            moved.base,
+            moved.onto,
+            moved.alignment,
+            adapter_tensors(student),
+            lora_config(student),
+            record,
+            moved.dtype,
+            moved.output_record,
+        )
+
+    def _adapter(self, moved: AdapterTransport, checkpoint: Path | None) -> RefinedAdapter:
+        if self.settings.rank is not None:
+            raise SettingError(
+                "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
+            )
+        unmoved = self.unmoved()
+        assert isinstance(unmoved, AdapterTransport)
+        refiner = self._refiner(moved)
+        starts = {
+            name: with_adapter(build(moved.onto, torch.float32), one)
+            for name, one in ((MOVED, moved), (BASE, unmoved))
+        }
+        start = self._chosen(refiner, starts)
+        record = refiner.refine(starts[start], start, checkpoint)
+        return RefinedAdapter.of(moved, adapter_tensors(starts[start]), record)
+
+    def _chosen(self, refiner: Refiner, starts: dict[str, nn.Module]) -> str:
+        chosen = self.settings.start or refiner.choose(starts)
+        if self.settings.start is None and chosen == BASE:
+            self.progress.note(
+                "note: π takes B's answers away from the fine-tune's, so the refinement starts from B"
+            )
+        return chosen
+
+    def _dense_starts(self, moved: DenseTransport) -> dict[str, nn.Module]:
+        unmoved = self.unmoved()
+        assert isinstance(unmoved, DenseTransport)
+        return {
+            name: replace(one, dtype=torch.float32, changed=set()).module().eval()
+            for name, one in ((MOVED, moved), (BASE, unmoved))
+        }
+
+    def _refiner(self, moved: Moved) -> Refiner:
+        plan = self.plan
+        if isinstance(moved, AdapterTransport):
+            other_heads = moved.carried
+        else:
+            other_heads = [*moved.names(Action.CARRIED), *moved.dropped]
+        return Refiner(
+            plan.a,
+            plan.b,
+            self.finetuned if isinstance(self.finetuned, Model) else plan.a,
+            plan.alignment,
+            plan.tuned_module(self.finetuned).float(),
+            build(plan.a, torch.float32),
+            build(plan.b, torch.float32),
+            self.settings,
+            same_class=not other_heads,
+            progress=self.progress,
+        )

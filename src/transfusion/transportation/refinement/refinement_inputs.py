@@ -1,0 +1,168 @@
+"""The inputs of a refinement: synthetic ones, drawn afresh at every step, and the user's own.
+
+Continuous inputs (images, sound) are synthetic, or inverted from a model by gradient; most are corrupted.
+Texts are passages of the bundled corpus and, for a language model, texts that the fine-tune writes; half of
+them are recombined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.data.probes import calibration_probes, synthetic_probes
+from transfusion.data.probes.corruptions import corrupted_images, noisy, recombined_texts
+from transfusion.data.probes.inverted_inputs import invert
+from transfusion.data.probes.probed_model import ProbedModel, Probes, seeded_generator
+from transfusion.model.model import Model
+
+Inputs = dict[str, Tensor]
+POOL = 2048
+"""The number of texts, of which every step draws some."""
+INVERTED = 256
+"""The number of inverted inputs."""
+INVERSION_STEPS = 80
+HELD_OUT = 128
+"""The number of held-out inputs of each kind."""
+CONTINUOUS = ("pixel_values", "input_features", "input_values")
+"""The names of inputs that can be inverted."""
+FRESH, POOLED, TESTS, OTHERS = 1_000_000, 2_000_000, 3_000_000, 4_000_000
+"""Added to seeds, so that no purpose shares its random numbers with another."""
+
+
+@dataclass(frozen=True)
+class RefinementInputs:
+    """Inputs for one model, by kind."""
+
+    model: Model
+    module: nn.Module
+    seed: int
+    inverted: Inputs | None = None
+    own: Inputs | None = None
+    """The user's inputs."""
+    about: tuple[str, ...] = ("synthetic inputs",)
+
+    def extended(
+        self, inverted: Inputs | None, own: Inputs | None = None, about: str = ""
+    ) -> RefinementInputs:
+        """Return the same with inverted inputs, and with the user's own."""
+        more = [*(["inverted inputs"] if inverted else []), *([about] if own else [])]
+        return replace(self, inverted=inverted, own=own, about=(*self.about, *more))
+
+    @cached_property
+    def subject(self) -> ProbedModel:
+        return ProbedModel(self.model, self.module)
+
+    @property
+    def continuous(self) -> str | None:
+        """The name of the input that can be inverted; None for texts."""
+        names = () if self.model.family.probes is not None else self.subject.template()
+        return next((name for name in CONTINUOUS if name in names), None)
+
+    def draw(self, step: int, count: int) -> list[Inputs]:
+        """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any."""
+        generator = torch.Generator().manual_seed(FRESH * self.seed + step)
+        made = self._corrupted(self._plain(step, count, generator), generator)
+        return [made] if self.own is None else [made, _some(self.own, count, generator)]
+
+    def draw_plain(self, step: int, count: int) -> Inputs:
+        """Draw inputs for one step that are not corrupted."""
+        return self._plain(step, count, torch.Generator().manual_seed(FRESH * self.seed + step))
+
+    def _plain(self, step: int, count: int, generator: torch.Generator) -> Inputs:
+        inverted = count // 2 if self.inverted is not None else 0
+        parts = [self._synthetic(step, count - inverted, generator)]
+        if self.inverted is not None:
+            parts.append(_some(self.inverted, inverted, generator))
+        return _joined(parts)
+
+    def _synthetic(self, step: int, count: int, generator: torch.Generator) -> Inputs:
+        if self.continuous is None:
+            return _some(self._pool, count, generator)
+        return _whole(synthetic_probes(self.model, self.module, count, FRESH * (self.seed + 1) + step))
+
+    @cached_property
+    def _pool(self) -> Inputs:
+        return _whole(synthetic_probes(self.model, self.module, POOL, POOLED + self.seed))
+
+    def _corrupted(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
+        """Corrupt images; of sounds and texts, every second one."""
+        name = self.continuous
+        if name is None:
+            if "input_ids" not in inputs:
+                return inputs
+            mixed = recombined_texts(self.subject, inputs["input_ids"], generator)
+        elif inputs[name].ndim == 4:
+            return {**inputs, name: corrupted_images(inputs[name], generator)}
+        else:
+            mixed = {name: noisy(inputs[name], generator)}
+        return {key: _alternating(inputs[key], mixed.get(key, inputs[key])) for key in inputs}
+
+    def held_out(self) -> dict[str, Inputs]:
+        """Return inputs that no step draws, by kind. The last kind is unlike all inputs of the steps."""
+        generator = seeded_generator(self.seed, 8)
+        synthetic = _whole(synthetic_probes(self.model, self.module, HELD_OUT, TESTS + self.seed))
+        kinds = {"synthetic": synthetic, "corrupted": self._corrupted(synthetic, generator)}
+        return {**kinds, "random": self.subject.template(HELD_OUT, OTHERS + self.seed)}
+
+
+def invert_inputs(
+    inputs: RefinementInputs, loss: Callable[[Inputs, Tensor], Tensor], count: int = INVERTED
+) -> Inputs | None:
+    """Return inputs for which the loss is small; None if the inputs of the model are discrete.
+
+    ``loss(inputs, choices)`` gets a number between 0 and 1 for every input, which chooses the wanted answer.
+    """
+    if (name := inputs.continuous) is None:
+        return None
+    parts: list[Inputs] = []
+    for start in range(0, count, 64):
+        generator = torch.Generator().manual_seed(FRESH * (inputs.seed + 2) + start)
+        given = _whole(synthetic_probes(inputs.model, inputs.module, min(64, count - start), POOLED + start))
+        choices = torch.rand(len(given[name]), generator=generator)
+
+        def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:
+            return loss({**given, name: pixels}, choices)
+
+        parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})
+    return _joined(parts)
+
+
+def own_inputs(path: Path, model: Model, module: nn.Module, count: int, seed: int) -> tuple[Inputs, str]:
+    """Read the user's unlabelled inputs, and describe them."""
+    probes = calibration_probes(path, model, module, count, seed)
+    return _whole(probes), probes.about
+
+
+def batches(inputs: Mapping[str, Tensor], size: int) -> list[Inputs]:
+    """Divide inputs into batches."""
+    count = len(next(iter(inputs.values())))
+    return [
+        {name: one[start : start + size] for name, one in inputs.items()} for start in range(0, count, size)
+    ]
+
+
+def _whole(probes: Probes) -> Inputs:
+    return _joined(probes.batches)
+
+
+def _joined(parts: list[Inputs]) -> Inputs:
+    """Join inputs; those of a name that one part lacks are left out."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def _some(inputs: Inputs, count: int, generator: torch.Generator) -> Inputs:
+    chosen = torch.randint(len(next(iter(inputs.values()))), (count,), generator=generator)
+    return {name: one[chosen] for name, one in inputs.items()}
+
+
+def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    mixed = first.clone()
+    mixed[::2] = second[::2]
+    return mixed

@@ -1,0 +1,115 @@
+"""The settings of a refinement, and the record of what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transfusion.errors import SettingError
+
+MOVED, BASE = "moved", "base"
+"""The starts of a refinement: B + α·π(τ), or B."""
+
+
+@dataclass(frozen=True)
+class RefinementSettings:
+    """How a refinement is run."""
+
+    steps: int = 300
+    keep: float = 1.0
+    """The weight of B's own outputs, beside the fine-tune's."""
+    rank: int | None = None
+    """The rank of a LoRA to train instead of all weights."""
+    calibrate: str | None = None
+    """The user's unlabelled inputs."""
+    seed: int = 0
+    start: str | None = None
+    """`MOVED` or `BASE`; without it, the one that agrees more with the fine-tune."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without a meaning."""
+        if self.steps < 1:
+            raise SettingError(
+                f"`refine_steps` = {self.steps}: there must be at least one step",
+                hint="give a number above 0",
+            )
+        if self.rank is not None and self.rank < 1:
+            raise SettingError(
+                f"`refine_rank` = {self.rank}: a rank is at least 1", hint="give a rank such as 16"
+            )
+        if not 0 <= self.keep < float("inf"):
+            raise SettingError(
+                f"`keep_support` = {self.keep}: the weight of B's outputs must be 0 or more",
+                hint="1 weighs them like those of the fine-tune, 0 keeps nothing",
+            )
+
+
+@dataclass(frozen=True)
+class RefinementRecord:
+    """What a refinement did."""
+
+    settings: RefinementSettings
+    start: str
+    """The start that was taken."""
+    inputs: Sequence[str]
+    """Descriptions of the inputs."""
+    measure: str
+    """What agreement means: ``"answers"``, the share of equal answers, or ``"cosine"``."""
+    before: Mapping[str, float]
+    """The agreement with the fine-tune before the first step, by kind of held-out inputs."""
+    after: Mapping[str, float]
+    """The same after the last step."""
+    kept: float
+    """The agreement with B itself on synthetic inputs, after the last step."""
+    steps: int
+    """The step whose state was kept."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for a file."""
+        return asdict(self)
+
+
+def refinement_settings(
+    refine: bool,
+    *,
+    steps: int | None = None,
+    rank: int | None = None,
+    keep: float | None = None,
+    calibrate: str | Path | None = None,
+    seed: int = 0,
+) -> RefinementSettings | None:
+    """Return the settings as users give them; None without ``refine``, where no setting of it is taken."""
+    if not refine:
+        for name, value in (("refine_steps", steps), ("refine_rank", rank)):
+            if value is not None:
+                raise SettingError(f"`{name}`: nothing is refined", hint="add `refine`")
+        return None
+    default = RefinementSettings()
+    return RefinementSettings(
+        default.steps if steps is None else steps,
+        default.keep if keep is None else float(keep),
+        rank,
+        None if calibrate is None else str(Path(calibrate).resolve()),
+        seed,
+    )
+
+
+def describe_refinement(info: Mapping[str, Any]) -> str:
+    """Return the record of a refinement as a sentence."""
+    kinds = {"synthetic": "synthetic", "corrupted": "corrupted synthetic", "random": "random"}
+    start = "B" if info["start"] == BASE else "B + α·π(τ)"
+    if info["measure"] == "answers":
+        changes = [
+            f"{info['before'][kind]:.0%} → {info['after'][kind]:.0%} of {name} inputs"
+            for kind, name in kinds.items()
+        ]
+        agreement = f"agrees with the fine-tune on {', '.join(changes)}; with B on {info['kept']:.0%}"
+    else:
+        changes = [
+            f"{info['before'][kind]:.2f} → {info['after'][kind]:.2f} on {name} inputs"
+            for kind, name in kinds.items()
+        ]
+        agreement = f"cosine with the fine-tune's outputs {', '.join(changes)}; with B's {info['kept']:.2f}"
+    return f"refined from {start} in {info['steps']} steps: {agreement}"

@@ -1,0 +1,238 @@
+"""The refiner: a student learns to answer like the fine-tune of A, and to keep the answers of B."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.architecture.naming import Naming
+from transfusion.data.probes.random_inputs import run_model
+from transfusion.errors import ArchitectureError
+from transfusion.live.live_model import LiveModel
+from transfusion.model.model import Model
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.transportation.refinement.kept_features import KeptFeatures, problem_of
+from transfusion.transportation.refinement.output_targets import Outputs, OutputTargets, with_similarities
+from transfusion.transportation.refinement.refinement_inputs import (
+    Inputs,
+    RefinementInputs,
+    batches,
+    invert_inputs,
+    own_inputs,
+)
+from transfusion.transportation.refinement.refinement_settings import RefinementRecord, RefinementSettings
+from transfusion.transportation.refinement.training_state import TrainingState
+
+BATCH = 64
+"""The number of inputs of a step, for the fine-tune and for B each."""
+RATE_SHARE = 1 / 7
+"""The highest learning rate, as a share of the root mean square of the fine-tune's own change."""
+SLOWEST, FASTEST = 1e-6, 1e-3
+"""The bounds of the learning rate."""
+ADAPTER_RATE = 1e-3
+"""The learning rate of the factors of an adapter."""
+CHECKS = 10
+"""How often the answers to held-out inputs are checked."""
+OWN_INPUTS = 4096
+"""The most inputs of the user that are read."""
+UNSURE = 1.0
+"""Inverted inputs are those of whose class A is not sure: its log-likelihood is below minus this number."""
+OTHER_WEIGHT = 0.3
+"""The weight of that in the inversion."""
+SYNTHETIC, CORRUPTED, RANDOM = "synthetic", "corrupted", "random"
+"""The kinds of held-out inputs."""
+
+
+class Agreement(NamedTuple):
+    """How near a student is to the fine-tune on held-out inputs."""
+
+    share: float
+    """The share of equal answers, or a cosine."""
+    divergence: float
+    """The loss."""
+
+
+@dataclass
+class Refiner:
+    """The fine-tune of A as the teacher, B to be kept, and the inputs that both answer."""
+
+    a: Model
+    b: Model
+    tuned: Model
+    alignment: Alignment
+    teacher: nn.Module
+    of_a: nn.Module
+    of_b: nn.Module
+    settings: RefinementSettings = field(default_factory=RefinementSettings)
+    same_class: bool = True
+    """Whether a student has the heads of B, and no others."""
+    progress: Progress = SILENT
+
+    def __post_init__(self) -> None:
+        for module in (self.teacher, self.of_a, self.of_b):
+            module.eval().requires_grad_(False)
+
+    def choose(self, starts: Mapping[str, nn.Module]) -> str:
+        """Return the name of the start whose answers to held-out inputs are nearest to the fine-tune's."""
+        kinds = (SYNTHETIC, CORRUPTED)
+        found = {
+            name: fmean(self.measure(module, self.held_out[kind]).divergence for kind in kinds)
+            for name, module in starts.items()
+        }
+        return min(found, key=lambda name: found[name])
+
+    def refine(self, student: nn.Module, start: str, checkpoint: Path | None = None) -> RefinementRecord:
+        """Train the trainable parameters of a student, and leave it in the best state.
+
+        ``checkpoint`` is a file for the state at every check, from which an interrupted run goes on.
+        """
+        before = self._measure_all(student)
+        state, kept = self._begin(student, before[RANDOM].divergence), self._kept(student)
+        if checkpoint is not None and state.load(checkpoint):
+            self.progress.note(f"note: refinement goes on from step {state.step}")
+        every = max(1, state.steps // CHECKS)
+        with self.progress.bar(state.steps, "refining") as advance:
+            while state.step < state.steps and not state.settled:
+                loss = self._loss(student, kept, state.step)
+                state.descend(loss)
+                advance(f"refining, loss {float(loss.detach()):.3f}", state.step, state.steps)
+                if state.step % every == 0 or state.step == state.steps:
+                    state.check(self.measure(student, self.held_out[RANDOM]).divergence)
+                    if checkpoint is not None:
+                        state.save(checkpoint)
+        state.restore()
+        after = self._measure_all(student)
+        return RefinementRecord(
+            self.settings,
+            start,
+            self.inputs.about,
+            "cosine" if self.targets.vectors else "answers",
+            {kind: round(one.share, 4) for kind, one in before.items()},
+            {kind: round(one.share, 4) for kind, one in after.items()},
+            round(kept.agreement(self.held_out[SYNTHETIC]), 4),
+            state.best_step,
+        )
+
+    def _begin(self, student: nn.Module, divergence: float) -> TrainingState:
+        trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
+        whole = len(trained) > sum(1 for name, _ in student.named_parameters()) / 2
+        rate = self.rate if whole else ADAPTER_RATE
+        return TrainingState(trained, rate, self.settings.steps, divergence)
+
+    @cached_property
+    def rate(self) -> float:
+        """The learning rate, from how far the fine-tune moved the weights of A."""
+        naming = Naming(self.a.family, live=True)
+        own = {naming.canonical(name): one for name, one in self.of_a.named_parameters()}
+        squares, count = 0.0, 0
+        for name, parameter in self.teacher.named_parameters():
+            other = own.get(naming.canonical(name))
+            if other is not None and other.ndim >= 2 and other.shape == parameter.shape:
+                squares += float((parameter - other).square().sum())
+                count += other.numel()
+        change = math.sqrt(squares / max(count, 1))
+        return min(FASTEST, max(SLOWEST, RATE_SHARE * change))
+
+    # ── inputs ───────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def inputs(self) -> RefinementInputs:
+        """The inputs that the fine-tune answers."""
+        plain = RefinementInputs(self.tuned, self.teacher, 2 * self.settings.seed)
+        inverted = self._inverted(plain, self.teacher, self.of_a)
+        if self.settings.calibrate is None:
+            return plain.extended(inverted)
+        path = Path(self.settings.calibrate)
+        return plain.extended(inverted, *own_inputs(path, self.tuned, self.teacher, OWN_INPUTS, 0))
+
+    @cached_property
+    def inputs_of_b(self) -> RefinementInputs:
+        """The inputs that B answers."""
+        plain = RefinementInputs(self.b, self.of_b, 2 * self.settings.seed + 1)
+        return plain.extended(self._inverted(plain, self.of_b, None))
+
+    @cached_property
+    def held_out(self) -> dict[str, Inputs]:
+        return self.inputs.held_out()
+
+    def _inverted(self, inputs: RefinementInputs, model: nn.Module, other: nn.Module | None) -> Inputs | None:
+        """Return inputs of whose class a model is sure, and the other one is not."""
+        sample = self._run(model, inputs.draw_plain(0, 2))
+        beside = {} if other is None else self._run(other, inputs.draw_plain(0, 2))
+        names = OutputTargets.between(sample, sample).distributions
+        name = next((name for name in names if sample[name].ndim == 2), None)
+        if name is None:
+            return None
+
+        def loss(given: Inputs, choices: Tensor) -> Tensor:
+            logits = self._run(model, given, gradients=True)[name]
+            classes = (choices * logits.shape[-1]).long()
+            value = nn.functional.cross_entropy(logits, classes)
+            if other is not None and name in beside:
+                likely = self._run(other, given, gradients=True)[name].log_softmax(-1)
+                chosen = likely.gather(1, classes[:, None])
+                value = value + OTHER_WEIGHT * (chosen + UNSURE).relu().mean()
+            return value
+
+        return invert_inputs(inputs, loss)
+
+    # ── outputs ──────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, module: nn.Module, inputs: Inputs, *, gradients: bool = False) -> dict[str, Tensor]:
+        outputs = run_model(module, self.b.family, inputs, double=False, gradients=gradients)
+        return with_similarities(outputs)
+
+    def wanted(self, inputs: Inputs) -> Outputs:
+        """Return the fine-tune's outputs; vectors in B's basis."""
+        outputs = self._run(self.teacher, inputs)
+        if not self.targets.vectors:
+            return outputs
+        live = LiveModel(self.teacher, self.a.family, self.tuned.architecture, {})
+        return live.expected(self.alignment, outputs)
+
+    @cached_property
+    def targets(self) -> OutputTargets:
+        outputs = self._run(self.teacher, self.inputs.draw_plain(0, 2))
+        found = OutputTargets.between(outputs, outputs, problem_of(self.teacher))
+        if not found.names:
+            raise ArchitectureError(
+                f"{self.tuned.label}: the model has no outputs that could be compared",
+                hint="leave out `refine`",
+            )
+        return found
+
+    def _kept(self, student: nn.Module) -> KeptFeatures:
+        example = self.inputs_of_b.draw_plain(0, 2)
+        return KeptFeatures(self.b, self.of_b, student, example, same_class=self.same_class)
+
+    def _loss(self, student: nn.Module, kept: KeptFeatures, step: int) -> Tensor:
+        total = torch.zeros(())
+        drawn = self.inputs.draw(step, BATCH)
+        for inputs in drawn:
+            found = self._run(student, inputs, gradients=True)
+            mask = inputs.get("attention_mask")
+            total = total + self.targets.loss(self.wanted(inputs), found, mask) / len(drawn)
+        if self.settings.keep:
+            inputs = self.inputs_of_b.draw_plain(step, BATCH)
+            total = total + self.settings.keep * kept.loss(inputs, kept.of_b(inputs))
+        return total
+
+    def measure(self, student: nn.Module, inputs: Inputs) -> Agreement:
+        """Compare a student with the fine-tune."""
+        parts = [(self.wanted(some), self._run(student, some)) for some in batches(inputs, BATCH)]
+        return Agreement(
+            fmean(self.targets.agreement(*part) for part in parts),
+            fmean(float(self.targets.loss(*part)) for part in parts),
+        )
+
+    def _measure_all(self, student: nn.Module) -> dict[str, Agreement]:
+        return {kind: self.measure(student, inputs) for kind, inputs in self.held_out.items()}

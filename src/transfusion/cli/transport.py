@@ -54,13 +54,14 @@ def transport(
     onto: MaybeOnto = None,
     via: Via = None,
     alpha: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--alpha",
+            show_default="1; less where a functional π would do harm",
             help="How much of the change to add: a number, a file with one number per layer, or auto: as much"
             " as changes B's outputs on synthetic inputs the way the fine-tune changed A's.",
         ),
-    ] = "1.0",
+    ] = None,
     aligning: dict[str, Any],
     keep_support: Annotated[
         float | None,
@@ -199,6 +200,7 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
     """Return the metadata of an output, line by line; the verdict on π last."""
     from transfusion.transportation.alpha import Alpha
+    from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
     first = f"{metadata['moved']} tensors moved onto {metadata['onto']['name']}"
     first += f" with α = {Alpha.of(metadata['alpha'])}"
@@ -217,7 +219,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     if metadata.get("lost_tokens"):
         lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
     lines += _shift(metadata.get("output_shift") or {})
-    lines += _refinement(metadata.get("refinement"))
+    lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
     if advice := metadata["alignment"]["advice"]:
         lines.append(f"{advice['verdict']}: {advice['text']}")
@@ -231,17 +233,17 @@ def _shift(output_shift: Mapping[str, Any]) -> list[str]:
     if not output_shift:
         return []
     cosine, size = output_shift["direction"], output_shift["size"]
+    because = []
+    if lowered := output_shift.get("lowered"):
+        because.append(
+            f"α was lowered from 1, where B's outputs would move by {lowered['reach']:.2f} of their spread,"
+            f" with a cosine of only {lowered['direction']:.2f}; --refine brings more of the fine-tune"
+        )
     return [
+        *because,
         f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with that of"
-        f" A's, and {size:.2f} of its size"
+        f" A's, and {size:.2f} of its size",
     ]
-
-
-def _refinement(info: Mapping[str, Any] | None) -> list[str]:
-    """How far a refinement brought the answers of B to those of the fine-tune."""
-    from transfusion.transportation.refinement.refinement_settings import describe_refinement
-
-    return [describe_refinement(info)] if info else []
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

@@ -123,7 +123,9 @@ def _next_steps(
     compared = (metadata.get("alignment") or {}).get("method") == "auto"
     tried = "alpha" in (metadata.get("output_shift") or {})
     steps = []
-    if not (compared and tried):
+    if "refinement" not in metadata:
+        steps.append("transport with --refine, which asks the fine-tune itself on synthetic inputs")
+    elif not (compared and tried):
         steps.append("transport with --method auto --alpha auto, which compares the methods and chooses α")
     if advice.get("verdict") == "predicted":
         steps.append("give align more inputs of your own with --calibrate")

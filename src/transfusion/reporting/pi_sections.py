@@ -13,6 +13,7 @@ from transfusion.reporting.head_panels import Panel
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
 from transfusion.reporting.unit_quality import AxisQuality, Qualities
 from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
 NOTABLE = 0.25
 """The least end of the scale for cosines, so that tiny cosines look tiny."""
@@ -33,6 +34,8 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
     if (output_shift := metadata.get("output_shift") or {}).get("direction") is not None:
         info = f"cosine {number(output_shift['direction'])}, {number(output_shift['size'])} of its size"
         rows.append(("change of B's outputs, compared with A's", f"{info}, on {output_shift['probes']}"))
+    if text := describe_refinement(metadata.get("refinement")):
+        rows.append(("refinement", text))
     what = "adapter" if metadata.get("kind") == "adapter" else "model"
     lead = f"B + α·π(τ), written as {'an' if what == 'adapter' else 'a'} {what} that loads wherever B does."
     return PageSection("moved", "What was moved", lead, [Facts(rows)], "Moved")

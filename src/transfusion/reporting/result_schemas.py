@@ -192,6 +192,17 @@ class OutputShiftSchema(TypedDict, total=False):
     probes: str
 
 
+class RefinementSchema(TypedDict):
+    """What a refinement did."""
+
+    start: str
+    measure: str
+    before: dict[str, Number]
+    after: dict[str, Number]
+    kept: Number
+    steps: Count
+
+
 class TransportSchema(ResultInfo):
     """The metadata of a transport or a merge."""
 
@@ -204,6 +215,7 @@ class TransportSchema(ResultInfo):
     how: NotRequired[str | None]
     kind: NotRequired[str]
     output_shift: NotRequired[OutputShiftSchema | None]
+    refinement: NotRequired[RefinementSchema]
     repeatable: NotRequired[bool]
     moved: NotRequired[Count]
     unchanged: NotRequired[Count]

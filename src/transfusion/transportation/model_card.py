@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
+from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
 Metadata: TypeAlias = Mapping[str, Any]
 
@@ -128,7 +129,8 @@ def _without(metadata: Metadata) -> str:
     options = (metadata.get("alignment") or {}).get("options") or {}
     settings = metadata.get("settings") or {}
     calibrated = (options.get("functional") or {}).get("calibrate") or settings.get("calibrate")
-    return "without training and without labels" if calibrated else "without training and without data"
+    data = "without labels" if calibrated else "without data"
+    return data if metadata.get("refinement") else f"without training and {data}"
 
 
 def _usage(metadata: Metadata) -> str:
@@ -167,6 +169,7 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
         "SHA-256 of π": _code(pi.get("sha256")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
         "change of B's outputs, compared with A's": _output_shift(metadata.get("output_shift") or {}),
+        "refinement": _plain(describe_refinement(metadata.get("refinement"))),
         "dtype": _plain(metadata.get("dtype")),
         "combined by": _plain(metadata.get("how")),
         "weights": _plain(", ".join(map(str, metadata.get("weights") or ()))),

@@ -164,6 +164,17 @@ class AlignmentInfo(TypedDict):
     advice: AdviceInfo | EmptyInfo
 
 
+class RefinementInfo(TypedDict):
+    """The settings of a refinement."""
+
+    steps: Count
+    keep: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    rank: Count | None
+    calibrate: str | None
+    seed: Annotated[int, Field(ge=0)]
+    start: Literal["moved", "base"] | None
+
+
 class RunSettingsInfo(TypedDict, total=False):
     """The further settings of a run."""
 
@@ -174,6 +185,7 @@ class RunSettingsInfo(TypedDict, total=False):
     full: bool | None
     head: Annotated[int, Field(ge=0, le=2**31)] | None
     rank: Count | None
+    refinement: RefinementInfo | None
 
 
 class TransportMetadata(TypedDict):

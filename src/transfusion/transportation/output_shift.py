@@ -32,6 +32,12 @@ WORTH_IT = 1.1
 """The best direction must be this many times that of α = 1 to justify another α."""
 DOUBTFUL = 0.3
 """If α = 1 has a direction below this, larger values are not used: B's shift may be unrelated to A's."""
+SAME = 0.8
+"""From this direction on, B changes as A did, and no default lowers α."""
+FARTHEST = 0.6
+"""Below `SAME`, how far a default α may move B's outputs, as a share of their own spread."""
+UNRELATED = 0.05
+"""Below this direction, B's shift has nothing to do with A's."""
 NO_FURTHER = 1.01
 """The largest size of B's shift relative to A's, with room for rounding."""
 HALVINGS = 7
@@ -112,6 +118,14 @@ class AlphaSearch:
             return whole
         good = (one for one in fitting if one.direction >= NEARLY * best)
         return max([whole, *good], key=lambda one: one.alpha)
+
+    def harmless(self, alpha: float = 1.0) -> OutputShift:
+        """Return the shift at the largest α, up to the given one, that is not known to do harm.
+
+        B may move as far as A did if it moves in A's direction; otherwise only a part of its own spread.
+        """
+        asked = self.at(alpha)
+        return asked if asked.direction >= SAME else self.within(FARTHEST, alpha)
 
     def within(self, bound: float, alpha: float) -> OutputShift:
         """Return the shift at the largest α, up to the given one, whose reach is within the bound."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import FILE, OutputRecord, read_metadata
 from transfusion.transportation.output_run import Destination
+from transfusion.transportation.refinement.refine_transport import RefineTransport
+from transfusion.transportation.refinement.refined_output import RefinedLora
+from transfusion.transportation.refinement.refinement_settings import RefinementSettings
 from transfusion.transportation.transport_plan import TransportPlan
 
 
@@ -41,7 +45,7 @@ def rerun(
     dry_run: bool = False,
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
-) -> DenseTransport | AdapterTransport | MergedAdapters:
+) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora:
     """Repeat a run of `transport` or `merge` from its metadata, bit for bit.
 
     ``file`` is the ``transfusion.json`` of an output, or the output's folder.
@@ -123,7 +127,7 @@ class Rerun:
 
     def prepare(
         self, resources: Resources = LOCAL, progress: Progress = SILENT
-    ) -> DenseTransport | AdapterTransport | MergedAdapters:
+    ) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora:
         """Prepare the same output again; refuse inputs whose content has changed."""
         metadata, settings = self.metadata, self.metadata["settings"]
         record = RunRecord(metadata["verb"])
@@ -143,9 +147,9 @@ class Rerun:
             "output_record": output_record,
         }
         if metadata["verb"] == "transport":
-            return plan.transport(
-                finetuned[0], alpha=metadata["alpha"], **common, **_given(settings, "new_tokens", "full")
-            )
+            common |= _given(settings, "new_tokens", "full")
+            moved = plan.transport(finetuned[0], alpha=metadata["alpha"], **common)
+            return self._refined(plan, finetuned[0], moved, common, resources, progress)
         merging = MergeRule(
             MergeMethod.named(metadata["how"]),
             tuple(metadata["weights"]),
@@ -156,6 +160,24 @@ class Rerun:
         return plan.merge(
             finetuned, merging=merging, **common, **_given(settings, "head", "full", "rank", "new_tokens")
         )
+
+    def _refined(
+        self,
+        plan: TransportPlan,
+        finetuned: Model | str,
+        moved: DenseTransport | AdapterTransport,
+        common: Mapping[str, Any],
+        resources: Resources,
+        progress: Progress,
+    ) -> DenseTransport | AdapterTransport | RefinedLora:
+        """Refine the output again, if it was refined."""
+        asked = self.metadata["settings"].get("refinement")
+        if asked is None:
+            return moved
+        unmoved = partial(plan.transport, finetuned, alpha=0.0, **common)
+        refinement = RefinementSettings(**asked)
+        with resources.in_process():
+            return RefineTransport(plan, finetuned, refinement, unmoved, progress).run(moved)
 
     def check(self, files: Mapping[str, str]) -> None:
         """Compare the hashes of written files with the recorded ones."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_record import OutputRecord, recorded_base
-from transfusion.transportation.output_shift import AlphaSearch
+from transfusion.transportation.output_shift import UNRELATED, AlphaSearch
 from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
 
@@ -97,11 +97,15 @@ class TransportPlan:
         ``"auto"`` goes by the weights alone here. Rotated units have B's scale already, so their α is 1.
         """
         if asked == AUTO:
-            rotated = any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
-            return Alpha() if rotated else balanced_alpha(self.a, self.b)
+            return Alpha() if self._rotates else balanced_alpha(self.a, self.b)
         chosen = Alpha.of(asked)
         chosen.require_used(self.a.architecture.tensors)
         return chosen
+
+    @property
+    def _rotates(self) -> bool:
+        """Whether π has rotations: maps from activations, whose errors are spread over all units."""
+        return any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
 
     def source(
         self,
@@ -153,7 +157,7 @@ class TransportPlan:
         self,
         finetuned: Finetune,
         *,
-        alpha: AlphaArgument = 1.0,
+        alpha: AlphaArgument | None = 1.0,
         dtype: torch.dtype | str | None = None,
         full: bool = False,
         trust_base: bool = False,
@@ -162,13 +166,19 @@ class TransportPlan:
         calibrate: str | Path | None = None,
         output_record: OutputRecord | None = None,
     ) -> DenseTransport | AdapterTransport:
-        """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model."""
+        """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model.
+
+        Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
+        A's did.
+        """
         output_record = output_record or OutputRecord()
         known = self.alignment.provenance.method != PLANNED
-        if known and (alpha == AUTO or keep_support is not None):
+        checked = alpha is None and self._rotates and _can_be_scaled(finetuned)
+        tried = alpha == AUTO or keep_support is not None or checked
+        if known and tried:
             alpha_search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
             alpha, output_record = self._tried(alpha, keep_support, alpha_search, output_record)
-        chosen = self.alpha(alpha)
+        chosen = self.alpha(1.0 if alpha is None else alpha)
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
             raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
@@ -208,21 +218,22 @@ class TransportPlan:
 
     def _tried(
         self,
-        asked: AlphaArgument,
+        asked: AlphaArgument | None,
         keep_support: float | None,
         search: Callable[[], AlphaSearch],
         output_record: OutputRecord,
-    ) -> tuple[AlphaArgument, OutputRecord]:
+    ) -> tuple[AlphaArgument | None, OutputRecord]:
         """Choose α by running models on probes, and record what was measured.
 
-        Where models cannot be run, and there is no ``keep_support``, the weights alone decide.
+        Where models cannot be run, and there is no ``keep_support``, the weights alone decide. An α that was
+        not asked for is lowered where it would do harm, or refused.
         """
         if keep_support is not None and not 0 < float(keep_support) < float("inf"):
             raise SettingError(
                 f"`keep_support` = {keep_support}: it must be a number above 0",
                 hint="give the share of their own spread that B's outputs may move by, such as 0.2",
             )
-        if asked != AUTO and Alpha.of(asked).patterns:
+        if asked not in (AUTO, None) and Alpha.of(asked).patterns:
             raise SettingError("`keep_support`: α was given for every layer", hint="give one number, or auto")
         try:
             alpha_search = search()
@@ -230,11 +241,22 @@ class TransportPlan:
             if keep_support is not None:
                 raise
             return asked, replace(output_record, output_shift={"not_tried": str(error)})
-        found = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked).default)
+        info: dict[str, Any] = {"probes": alpha_search.probes.about}
+        if asked is None:
+            found = alpha_search.harmless()
+            if found.alpha < 1:
+                info["lowered"] = alpha_search.at(1.0).as_dict()
+        else:
+            found = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked).default)
         if keep_support is not None:
             found = alpha_search.within(keep_support, found.alpha)
-        info = {**found.as_dict(), "probes": alpha_search.probes.about}
-        return round(found.alpha, 4), replace(output_record, output_shift=info)
+        if asked in (AUTO, None) and self._rotates and found.direction < UNRELATED:
+            raise MismatchError(
+                f"with this π, B's outputs would not move as A's did (cosine {found.direction:.2f}):"
+                " the fine-tune would not arrive, and B would lose some of what it can do",
+                hint="add `refine`, which starts from B then; or give a number for `alpha`, and measure",
+            )
+        return round(found.alpha, 4), replace(output_record, output_shift={**found.as_dict(), **info})
 
     def merge(
         self,
@@ -280,6 +302,13 @@ class TransportPlan:
         return DenseTransport(
             sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, output_record
         )
+
+
+def _can_be_scaled(finetuned: Finetune) -> bool:
+    """Whether α can be chosen: not for adapters of some kinds."""
+    if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+        return Adapter.open(finetuned).kind.scalable
+    return True
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -47,7 +47,7 @@ def transport(
     base: Base,
     onto: Base,
     via: Alignment | str | Path | None = None,
-    alpha: AlphaArgument = 1.0,
+    alpha: AlphaArgument | None = None,
     keep_support: float | None = None,
     refine: bool = False,
     refine_steps: int | None = None,
@@ -78,6 +78,7 @@ def transport(
     to `align`.
     ``alpha`` says how much of the change to add: a number, a file or a mapping with one number per layer, or
     ``"auto"``: as much as changes B's outputs in the direction in which the fine-tune changed A's.
+    The default is 1, or less if π rotates and B's outputs would move far in another direction than A's did.
     ``keep_support`` bounds how far B's outputs may move, as a share of their own spread. With ``refine`` it
     is the weight of keeping them instead; the default is 1.
     ``refine`` trains the result for some steps to answer like the fine-tune, on synthetic inputs. Of an
@@ -125,6 +126,8 @@ def transport(
         refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
     )
     bound = keep_support if refinement is None else None
+    if refinement is not None and alpha is None:
+        alpha = 1.0  # the refinement chooses its start by what it measures
     tried = alpha == AUTO or keep_support is not None or refinement is not None
     aligning = calibrated(calibrate, via, aligning, used=tried)
     a, b = open_bases(base, onto, config, progress)
@@ -143,7 +146,9 @@ def transport(
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
 
-    def prepare(plan: TransportPlan, alpha: AlphaArgument = alpha) -> DenseTransport | AdapterTransport:
+    def prepare(
+        plan: TransportPlan, alpha: AlphaArgument | None = alpha
+    ) -> DenseTransport | AdapterTransport:
         return plan.transport(
             tuned,
             alpha=alpha,

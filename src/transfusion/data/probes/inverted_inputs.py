@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-RATE = 0.1
+RATE = 0.2
 """The learning rate, in units of inputs with unit variance."""
 SMOOTHNESS = 0.05
 """The weight of the differences between neighbours."""

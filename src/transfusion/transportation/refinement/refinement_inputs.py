@@ -31,7 +31,9 @@ HELD_OUT = 128
 """The number of held-out inputs of each kind."""
 CONTINUOUS = ("pixel_values", "input_features", "input_values")
 """The names of inputs that can be inverted."""
-FRESH, POOLED, TESTS, OTHERS = 1_000_000, 2_000_000, 3_000_000, 4_000_000
+SYNTHETIC, CORRUPTED, BLENDED = "synthetic", "corrupted", "blended"
+"""The kinds of held-out inputs."""
+FRESH, POOLED, TESTS = 1_000_000, 2_000_000, 3_000_000
 """Added to seeds, so that no purpose shares its random numbers with another."""
 
 
@@ -104,11 +106,22 @@ class RefinementInputs:
         return {key: _alternating(inputs[key], mixed.get(key, inputs[key])) for key in inputs}
 
     def held_out(self) -> dict[str, Inputs]:
-        """Return inputs that no step draws, by kind. The last kind is unlike all inputs of the steps."""
+        """Return inputs that no step draws, by kind. No step draws any inputs of the last kind."""
         generator = seeded_generator(self.seed, 8)
         synthetic = _whole(synthetic_probes(self.model, self.module, HELD_OUT, TESTS + self.seed))
-        kinds = {"synthetic": synthetic, "corrupted": self._corrupted(synthetic, generator)}
-        return {**kinds, "random": self.subject.template(HELD_OUT, OTHERS + self.seed)}
+        kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, generator)}
+        return {**kinds, BLENDED: self._blended(synthetic)}
+
+    def _blended(self, inputs: Inputs) -> Inputs:
+        """Blend every input with the next one: the mean of both, or of texts each second token."""
+        blended = dict(inputs)
+        for name, one in inputs.items():
+            if name == self.continuous:
+                blended[name] = (one + one.roll(1, 0)) / 2
+            elif name.endswith("input_ids"):
+                second = torch.arange(one.shape[1]) % 2 == 1
+                blended[name] = torch.where(second, one.roll(1, 0), one)
+        return blended
 
 
 def invert_inputs(

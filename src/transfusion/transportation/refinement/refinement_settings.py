@@ -17,8 +17,8 @@ MOVED, BASE = "moved", "base"
 class RefinementSettings:
     """How a refinement is run."""
 
-    steps: int = 300
-    keep: float = 1.0
+    steps: int = 600
+    keep: float = 0.3
     """The weight of B's own outputs, beside the fine-tune's."""
     rank: int | None = None
     """The rank of a LoRA to train instead of all weights."""
@@ -65,6 +65,8 @@ class RefinementRecord:
     """The agreement with B itself on synthetic inputs, after the last step."""
     steps: int
     """The step whose state was kept."""
+    share: float = 1.0
+    """The share of the way from B to that state at which the output is."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for a file."""
@@ -96,9 +98,11 @@ def refinement_settings(
     )
 
 
-def describe_refinement(info: Mapping[str, Any]) -> str:
-    """Return the record of a refinement as a sentence."""
-    kinds = {"synthetic": "synthetic", "corrupted": "corrupted synthetic", "random": "random"}
+def describe_refinement(info: Mapping[str, Any] | None) -> str:
+    """Return the record of a refinement as a sentence; nothing, if there is none."""
+    if not info:
+        return ""
+    kinds = {"synthetic": "synthetic", "corrupted": "corrupted", "blended": "blended"}
     start = "B" if info["start"] == BASE else "B + α·π(τ)"
     if info["measure"] == "answers":
         changes = [

@@ -23,6 +23,9 @@ from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transportation.refinement.kept_features import KeptFeatures, problem_of
 from transfusion.transportation.refinement.output_targets import Outputs, OutputTargets, with_similarities
 from transfusion.transportation.refinement.refinement_inputs import (
+    BLENDED,
+    CORRUPTED,
+    SYNTHETIC,
     Inputs,
     RefinementInputs,
     batches,
@@ -40,7 +43,7 @@ SLOWEST, FASTEST = 1e-6, 1e-3
 """The bounds of the learning rate."""
 ADAPTER_RATE = 1e-3
 """The learning rate of the factors of an adapter."""
-CHECKS = 10
+CHECKS = 12
 """How often the answers to held-out inputs are checked."""
 OWN_INPUTS = 4096
 """The most inputs of the user that are read."""
@@ -48,8 +51,10 @@ UNSURE = 1.0
 """Inverted inputs are those of whose class A is not sure: its log-likelihood is below minus this number."""
 OTHER_WEIGHT = 0.3
 """The weight of that in the inversion."""
-SYNTHETIC, CORRUPTED, RANDOM = "synthetic", "corrupted", "random"
-"""The kinds of held-out inputs."""
+BACK = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""The shares of the way from B that are tried in the end."""
+GAIN_KEPT = 0.9
+"""The share of the gain on held-out inputs that must be left after going back towards B."""
 
 
 class Agreement(NamedTuple):
@@ -96,7 +101,7 @@ class Refiner:
         ``checkpoint`` is a file for the state at every check, from which an interrupted run goes on.
         """
         before = self._measure_all(student)
-        state, kept = self._begin(student, before[RANDOM].divergence), self._kept(student)
+        state, kept = self._begin(student, before[BLENDED].divergence), self._kept(student)
         if checkpoint is not None and state.load(checkpoint):
             self.progress.note(f"note: refinement goes on from step {state.step}")
         every = max(1, state.steps // CHECKS)
@@ -106,10 +111,11 @@ class Refiner:
                 state.descend(loss)
                 advance(f"refining, loss {float(loss.detach()):.3f}", state.step, state.steps)
                 if state.step % every == 0 or state.step == state.steps:
-                    state.check(self.measure(student, self.held_out[RANDOM]).divergence)
+                    state.check(self.measure(student, self.held_out[BLENDED]).divergence)
                     if checkpoint is not None:
                         state.save(checkpoint)
         state.restore()
+        share = self._go_back(student, state) if self.settings.keep else 1.0
         after = self._measure_all(student)
         return RefinementRecord(
             self.settings,
@@ -120,7 +126,42 @@ class Refiner:
             {kind: round(one.share, 4) for kind, one in after.items()},
             round(kept.agreement(self.held_out[SYNTHETIC]), 4),
             state.best_step,
+            share,
         )
+
+    def _go_back(self, student: nn.Module, state: TrainingState) -> float:
+        """Go back towards B as far as most of the gain on held-out inputs is left; return the share left.
+
+        On the straight line between two models, what the first one could do comes back sooner than what the
+        second one has learned gets lost.
+        """
+        ends = self._bases(state)
+
+        def at(share: float) -> float:
+            for name, base in ends.items():
+                torch.lerp(base, state.best[name], share, out=state.parameters[name].data)
+            return fmean(
+                self.measure(student, self.held_out[kind]).divergence for kind in (SYNTHETIC, CORRUPTED)
+            )
+
+        nothing, everything = at(0.0), at(1.0)
+        enough = nothing - GAIN_KEPT * (nothing - everything)
+        share = next((share for share in BACK if at(share) <= enough), 1.0)
+        at(share)
+        return share
+
+    def _bases(self, state: TrainingState) -> dict[str, Tensor]:
+        """Return the values of trained parameters that make the student B; without those that only it has."""
+        naming = Naming(self.b.family, live=True)
+        own = {naming.canonical(name): one.data for name, one in self.of_b.named_parameters()}
+        bases: dict[str, Tensor] = {}
+        for name, parameter in state.parameters.items():
+            base = own.get(naming.canonical(name))
+            if "lora_B" in name:
+                bases[name] = torch.zeros_like(parameter)
+            elif base is not None and base.shape == parameter.shape:
+                bases[name] = base
+        return bases
 
     def _begin(self, student: nn.Module, divergence: float) -> TrainingState:
         trained = {name: one for name, one in student.named_parameters() if one.requires_grad}

@@ -61,6 +61,8 @@ class RefinementRecord:
     """The agreement with the fine-tune before the first step, by kind of held-out inputs."""
     after: Mapping[str, float]
     """The same after the last step."""
+    divergence: tuple[float, float]
+    """The mean loss on all held-out inputs, before and after."""
     kept: float
     """The agreement with B itself on synthetic inputs, after the last step."""
     steps: int

@@ -36,7 +36,9 @@ from transfusion.transportation.refinement.refinement_settings import Refinement
 from transfusion.transportation.refinement.training_state import TrainingState
 
 BATCH = 64
-"""The number of inputs of a step, for the fine-tune and for B each."""
+"""The number of inputs of a step that the fine-tune answers."""
+KEPT_BATCH = 32
+"""The number of inputs of a step that B answers."""
 RATE_SHARE = 1 / 7
 """The highest learning rate, as a share of the root mean square of the fine-tune's own change."""
 SLOWEST, FASTEST = 1e-6, 1e-3
@@ -115,7 +117,8 @@ class Refiner:
                     if checkpoint is not None:
                         state.save(checkpoint)
         state.restore()
-        share = self._go_back(student, state) if self.settings.keep else 1.0
+        gained = self.settings.keep and state.best_step
+        share = self._go_back(student, state, before) if gained else 1.0
         after = self._measure_all(student)
         return RefinementRecord(
             self.settings,
@@ -124,28 +127,29 @@ class Refiner:
             "cosine" if self.targets.vectors else "answers",
             {kind: round(one.share, 4) for kind, one in before.items()},
             {kind: round(one.share, 4) for kind, one in after.items()},
+            (_mean_divergence(before), _mean_divergence(after)),
             round(kept.agreement(self.held_out[SYNTHETIC]), 4),
             state.best_step,
             share,
         )
 
-    def _go_back(self, student: nn.Module, state: TrainingState) -> float:
-        """Go back towards B as far as most of the gain on held-out inputs is left; return the share left.
+    def _go_back(self, student: nn.Module, state: TrainingState, before: Mapping[str, Agreement]) -> float:
+        """Go back towards B while most of the gain on held-out inputs is left; return the share of the way.
 
         On the straight line between two models, what the first one could do comes back sooner than what the
-        second one has learned gets lost.
+        second one has learned gets lost. The student stays at least as near to the fine-tune as its start.
         """
+        kinds = (SYNTHETIC, CORRUPTED)
         ends = self._bases(state)
 
         def at(share: float) -> float:
             for name, base in ends.items():
                 torch.lerp(base, state.best[name], share, out=state.parameters[name].data)
-            return fmean(
-                self.measure(student, self.held_out[kind]).divergence for kind in (SYNTHETIC, CORRUPTED)
-            )
+            return fmean(self.measure(student, self.held_out[kind]).divergence for kind in kinds)
 
         nothing, everything = at(0.0), at(1.0)
-        enough = nothing - GAIN_KEPT * (nothing - everything)
+        start = fmean(before[kind].divergence for kind in kinds)
+        enough = min(start, nothing - GAIN_KEPT * (nothing - everything))
         share = next((share for share in BACK if at(share) <= enough), 1.0)
         at(share)
         return share
@@ -263,7 +267,7 @@ class Refiner:
             mask = inputs.get("attention_mask")
             total = total + self.targets.loss(self.wanted(inputs), found, mask) / len(drawn)
         if self.settings.keep:
-            inputs = self.inputs_of_b.draw_plain(step, BATCH)
+            inputs = self.inputs_of_b.draw_plain(step, KEPT_BATCH)
             total = total + self.settings.keep * kept.loss(inputs, kept.of_b(inputs))
         return total
 
@@ -277,3 +281,7 @@ class Refiner:
 
     def _measure_all(self, student: nn.Module) -> dict[str, Agreement]:
         return {kind: self.measure(student, inputs) for kind, inputs in self.held_out.items()}
+
+
+def _mean_divergence(found: Mapping[str, Agreement]) -> float:
+    return round(fmean(one.divergence for one in found.values()), 6)

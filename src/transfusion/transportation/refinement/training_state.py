@@ -6,6 +6,7 @@ A state can be saved and loaded again, and the steps after that are the same bit
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,9 +45,6 @@ class TrainingState:
     def __post_init__(self) -> None:
         self.best = self._copied()
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=self.rate)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, self.rate, self.steps, pct_start=WARM_UP
-        )
 
     @property
     def settled(self) -> bool:
@@ -55,12 +53,12 @@ class TrainingState:
 
     def descend(self, loss: Tensor) -> None:
         """Take one step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * _share_of_rate((self.step + 1) / (self.steps + 1))
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.parameters.values(), CLIP)
         self.optimizer.step()
-        if self.step + 1 < self.steps:
-            self.schedule.step()
         self.step += 1
 
     def check(self, value: float) -> None:
@@ -119,6 +117,10 @@ class TrainingState:
                 }
         self.step, self.best_step = numbers["step"], numbers["best_step"]
         self.best_value, self.checks_since = numbers["best_value"], numbers["checks_since"]
-        for _ in range(min(self.step, self.steps - 1)):
-            self.schedule.step()
         return True
+
+
+def _share_of_rate(done: float) -> float:
+    """Return the learning rate when this share of the steps is done: it rises, then falls, along cosines."""
+    part = done / WARM_UP if done < WARM_UP else (1 - done) / (1 - WARM_UP)
+    return (1 - math.cos(math.pi * part)) / 2

@@ -210,6 +210,27 @@ def test_an_adapter_stays_an_adapter_of_its_rank(made, aligned, tmp_path):
     peft.PeftModel.from_pretrained(build(Model.open(b), torch.float32), str(tmp_path / "out"))
 
 
+def test_an_adapter_brings_a_head_that_b_lacks(made, aligned, tmp_path):
+    import peft
+    import transformers
+
+    a, b = made("bert"), made("bert", 2)
+    live = transformers.BertForSequenceClassification.from_pretrained(a, num_labels=3)
+    config = peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=["query", "value"])
+    tuned = peft.get_peft_model(live, config)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in tuned.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    tuned.save_pretrained(tmp_path / "lora")
+    via = aligned(a, b, method="naive")
+    given = {"base": a, "onto": b, "via": via, "output": tmp_path / "out"}
+    moved = transport(tmp_path / "lora", **given, refine=True, refine_steps=24)
+    before, after = moved.metadata()["refinement"]["divergence"]
+    assert after < before
+    assert tensors(tmp_path / "out").keys() == tensors(tmp_path / "lora").keys()
+
+
 def test_a_rank_leaves_b_alone_and_writes_a_lora(inputs, tmp_path):
     import peft
 

@@ -25,6 +25,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import transformers
 from rich.console import Console
@@ -36,6 +37,8 @@ from experiments.pairs.pair import Pair
 from experiments.pairs.tasks import APART, PAIRS
 from experiments.pairs.training import say
 from transfusion.matching.methods import preset
+from transfusion.transportation.adapters.adapter_output import AdapterOutput
+from transfusion.transportation.refinement.refinement_settings import RefinementSettings
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,44 @@ def moved(case: Case, method: str, alpha: float | str = 1.0, *, real: bool = Fal
     return transport.module().eval()
 
 
+def refined(
+    case: Case, method: str = "functional", *, alpha: float = 1.0, own: int = 0, **choices: Any
+) -> Any:
+    """Transport, and refine towards the fine-tune; with ``own``, on so many unlabelled inputs of its task."""
+    shown = _task_inputs(case, own) if own else None
+    via = _aligned(case.folders["a"], case.folders["b"], method, None)
+    folders = case.folders
+    with tempfile.TemporaryDirectory() as folder:
+        result = transfusion.transport(
+            folders["tuned"],
+            base=folders["a"],
+            onto=folders["b"],
+            via=via,
+            alpha=alpha,
+            refine=True,
+            calibrate=shown,
+            output=Path(folder) / "refined",
+            **choices,
+        )
+        if isinstance(result, AdapterOutput):
+            return _with_adapter(case, Path(folder) / "refined")
+        return case.pair.load(Path(folder) / "refined")
+
+
+def _with_adapter(case: Case, folder: Path) -> Any:
+    """B with an adapter folded in."""
+    loaded = peft.PeftModel.from_pretrained(case.pair.untouched(case.b, case.tuned), str(folder))
+    return loaded.merge_and_unload().eval()
+
+
+def _task_inputs(case: Case, count: int) -> Path:
+    """A file of unlabelled inputs of the task, from the data of A's fine-tune."""
+    place = Path(tempfile.mkdtemp()) / f"{case.pair.name}-{case.task.name}.safetensors"
+    inputs = case.pair.task_inputs(case.task, count)
+    save_file({name: one.contiguous() for name, one in inputs.items()}, place)
+    return place
+
+
 @cache
 def _aligned(a: Path, b: Path, method: str, shown: Path | None, **choices: Any) -> Any:
     chosen = preset(method).changed(calibrate=shown and str(shown), **choices)
@@ -97,6 +138,9 @@ def _inputs(pair: str) -> Path:
     save_file({name: torch.cat([half[name] for half in halves]).contiguous() for name in halves[0]}, place)
     return place
 
+
+STEPS = (30, 100)
+"""Shorter refinements, with π and without it: what does π add?"""
 
 METHODS: dict[str, Callable[..., Any]] = {
     "B": lambda case: case.pair.untouched(case.b, case.tuned),
@@ -115,6 +159,15 @@ METHODS: dict[str, Callable[..., Any]] = {
     "functional, α auto": partial(moved, method="functional", alpha="auto"),
     "functional, real": partial(moved, method="functional", real=True),
     "auto": partial(moved, method="auto"),
+    "refined": refined,
+    "refined, 100 own": partial(refined, own=100),
+    "refined, 400 own": partial(refined, own=400),
+    "refined, rank 16": partial(refined, refine_rank=16),
+    **{f"refined, {steps} steps": partial(refined, refine_steps=steps) for steps in STEPS},
+    **{
+        f"from B, {steps} steps": partial(refined, method="naive", alpha=0.0, refine_steps=steps)
+        for steps in (*STEPS, RefinementSettings().steps)
+    },
     "ceiling": lambda case: case.ceiling,
 }
 """From a case to a model on B's side: a line here is a column of the tables.

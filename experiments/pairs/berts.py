@@ -186,6 +186,11 @@ class TextPair(Pair[TextTask]):
         passages = self.lesson(which)[0][:count]
         return {"input_ids": passages, "attention_mask": (passages != PAD).long()}
 
+    def task_inputs(self, task: TextTask, count: int) -> Mapping[str, Tensor]:
+        known = self.parts["a"][:count]
+        passages, _ = self.questions(known, task, torch.Generator().manual_seed(8))
+        return {"input_ids": passages, "attention_mask": (passages != PAD).long()}
+
 
 def _pooled(encoder: Any, passages: Tensor) -> Tensor:
     pooled: Tensor = encoder(passages, attention_mask=passages != PAD).pooler_output

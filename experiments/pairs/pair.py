@@ -76,6 +76,10 @@ class Pair(ABC, Generic[T]):
     def inputs(self, which: str, count: int) -> Mapping[str, Tensor]:
         """Unlabelled, unshifted inputs of one base's own half, as its model takes them."""
 
+    @abstractmethod
+    def task_inputs(self, task: T, count: int) -> Mapping[str, Tensor]:
+        """Unlabelled inputs of a task from A's half, as its model takes them."""
+
     # What all have in common
 
     def base(self, which: str, seed: int) -> Path:

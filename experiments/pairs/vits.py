@@ -135,6 +135,10 @@ class ImagePair(Pair[ImageTask]):
     def inputs(self, which: str, count: int) -> Mapping[str, Tensor]:
         return {"pixel_values": Shift()(self.parts[which].images[:count], torch.Generator())}
 
+    def task_inputs(self, task: ImageTask, count: int) -> Mapping[str, Tensor]:
+        known = self.among(self.parts["a"], task.classes)[:count]
+        return {"pixel_values": task.shift(known.images, torch.Generator().manual_seed(8))}
+
     @torch.no_grad()
     def right(self, model: Any, classes: tuple[int, int], shift: Shift) -> float:
         """Percent of the tests of these classes, told from each other."""

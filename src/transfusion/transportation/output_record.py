@@ -172,7 +172,6 @@ class RefinementInfo(TypedDict):
     rank: Count | None
     calibrate: str | None
     seed: Annotated[int, Field(ge=0)]
-    start: Literal["moved", "base"] | None
 
 
 class RunSettingsInfo(TypedDict, total=False):

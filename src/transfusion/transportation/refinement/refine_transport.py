@@ -82,20 +82,30 @@ class RefineTransport:
             raise SettingError(
                 "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
             )
-        unmoved = self.unmoved()
-        assert isinstance(unmoved, AdapterTransport)
         refiner = self._refiner(moved)
-        starts = {
-            name: with_adapter(build(moved.onto, torch.float32), one)
-            for name, one in ((MOVED, moved), (BASE, unmoved))
-        }
+        adapters = {MOVED: moved}
+        if moved.adapter.kind.scalable:
+            unmoved = self.unmoved()
+            assert isinstance(unmoved, AdapterTransport)
+            adapters[BASE] = unmoved
+        starts = {name: with_adapter(self._base_of(moved), one) for name, one in adapters.items()}
         start = self._chosen(refiner, starts)
         record = refiner.refine(starts[start], start, checkpoint)
         return RefinedAdapter.of(moved, adapter_tensors(starts[start]), record)
 
+    def _base_of(self, moved: AdapterTransport) -> nn.Module:
+        """Build B in the class that the adapter was trained in, with the heads that the adapter brings."""
+        if not moved.carried:
+            return build(moved.onto, torch.float32)
+        whole = self.plan.transport(
+            self.finetuned, alpha=0.0, full=True, trust_base=True, dtype=torch.float32
+        )
+        assert isinstance(whole, DenseTransport)
+        return whole.module().eval()
+
     def _chosen(self, refiner: Refiner, starts: dict[str, nn.Module]) -> str:
-        chosen = self.settings.start or refiner.choose(starts)
-        if self.settings.start is None and chosen == BASE:
+        chosen = refiner.choose(starts)
+        if chosen == BASE:
             self.progress.note(
                 "note: π takes B's answers away from the fine-tune's, so the refinement starts from B"
             )

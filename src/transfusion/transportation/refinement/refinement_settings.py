@@ -25,8 +25,6 @@ class RefinementSettings:
     calibrate: str | None = None
     """The user's unlabelled inputs."""
     seed: int = 0
-    start: str | None = None
-    """`MOVED` or `BASE`; without it, the one that agrees more with the fine-tune."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without a meaning."""

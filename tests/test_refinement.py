@@ -330,7 +330,7 @@ def test_a_training_state_goes_on_where_it_was_saved(tmp_path):
 
 def test_a_training_is_settled_when_nothing_improves():
     state = TrainingState({"w": torch.nn.Parameter(torch.ones(1))}, 0.1, 10, best_value=1.0)
-    for value in (0.9, 0.95, 0.95, 0.95):
+    for value in (0.9, *[0.95] * 5):
         state.check(value)
         assert not state.settled
     state.check(0.95)

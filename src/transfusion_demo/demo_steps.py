@@ -14,7 +14,9 @@ from transfusion_demo.output_folder import write_result
 from transfusion_demo.results import DemoRow, DemoScores, DemoTests, evaluation, measure_curve, sweep
 
 REPORTED_METHOD = "functional"
-"""The method whose run the report is about."""
+"""The method of the π that the report is about."""
+REFINED = "refined"
+"""The output that was moved by that π, and refined."""
 
 
 def move(folder: Path, finetuned: str, method: str, onto: str) -> Path:
@@ -22,7 +24,16 @@ def move(folder: Path, finetuned: str, method: str, onto: str) -> Path:
     base, target, pi = folder / "a", folder / onto, pi_path(folder, onto, method)
     output = folder / f"{onto}-{method}"
     align(base, target, method=method, output=pi)
-    transport(folder / finetuned, base=base, onto=target, via=pi, output=output)
+    transport(folder / finetuned, base=base, onto=target, via=pi, alpha=1.0, output=output)
+    return output
+
+
+def refine(folder: Path, finetuned: str, steps: int) -> Path:
+    """Transport a fine-tune of A onto B by the reported π, refine it, and return the output's path."""
+    base, target, pi = folder / "a", folder / "b", pi_path(folder, "b", REPORTED_METHOD)
+    output = folder / f"b-{REFINED}"
+    refining: dict[str, Any] = {"refine": True, "refine_steps": steps}
+    transport(folder / finetuned, base=base, onto=target, via=pi, output=output, **refining)
     return output
 
 

@@ -26,7 +26,15 @@ from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.transportation.applied_model import apply
 from transfusion.verification.equivalence import verify
-from transfusion_demo.demo_steps import evaluate_models, move, pi_path, predict_activations, sweep_alpha
+from transfusion_demo.demo_steps import (
+    REFINED,
+    evaluate_models,
+    move,
+    pi_path,
+    predict_activations,
+    refine,
+    sweep_alpha,
+)
 from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
 from transfusion_demo.training import TrainingSchedule, draw, fit
 
@@ -36,6 +44,7 @@ METHODS = {
     "guarded": "π(τ), guarded",
     "functional": "π(τ), functional",
 }
+TITLES = {**METHODS, REFINED: "π(τ), functional and refined"}
 SWEPT = ("naive", "transfusion", "functional")
 VIT = {
     "num_attention_heads": 4,
@@ -73,6 +82,8 @@ class DigitsPlan(NamedTuple):
     """How often each test image is shown, in new noise each time."""
     noise: float = 0.5
     """The standard deviation of the noise, where black is 0 and white is 1."""
+    refinement: int = 300
+    """The number of steps of the refinement."""
     width: int = 128
     """The hidden size of the models; their MLPs have twice as many units."""
     layers: int = 2
@@ -191,7 +202,7 @@ class DigitsDemo(NamedTuple):
         folder, draws = name.lower(), self.plan.draws
         models = {
             folder: (f"{name} as it is", base),
-            **{f"{folder}-{method}": (f"{name} + {how}", moved[method]) for method, how in METHODS.items()},
+            **{f"{folder}-{how}": (f"{name} + {TITLES[how]}", model) for how, model in moved.items()},
             f"{folder}-tuned": (f"ceiling: {name} fine-tuned itself", ceiling),
         }
         return evaluate_models(
@@ -237,6 +248,8 @@ def run(
         demo.save(model, name)
     say("aligning A with B, and moving the fine-tune onto B …")
     moved = {method: load(move(folder, "a-tuned", method, "b")) for method in METHODS}
+    say("refining it on B: the fine-tune answers synthetic inputs …")
+    moved[REFINED] = load(refine(folder, "a-tuned", plan.refinement))
     onto_b = demo.evaluate("B", b, moved, ceiling, "evaluation")
     say("moving the fine-tune onto a successor of A with shuffled units …")
     successor = demo.train(copy.deepcopy(a), plan.continued, 5)

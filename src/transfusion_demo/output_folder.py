@@ -76,7 +76,7 @@ def write_report(folder: Path, *, kept: bool = True) -> Path:
     """Write the report on a demo into its folder. Without ``kept`` it suggests no commands."""
     results = [file for name in REPORTED if (file := folder / f"{name}.json").exists()]
     ceiling = next(model for name in ("b-tuned", "b-lora") if (model := folder / name).exists())
-    page = report(folder / "b-functional", results, ceiling=ceiling)
+    page = report(folder / "b-refined", results, ceiling=ceiling)
     if not kept:
         sections = [section for section in page.sections if section.id != "commands"]
         page = replace(page, sections=sections, missing=[], notes=[*page.notes, NOT_KEPT])

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from transfusion.runtime.optional_libraries import require_library
 from transfusion_demo import reviews
-from transfusion_demo.demo_steps import evaluate_models, move, predict_activations, sweep_alpha
+from transfusion_demo.demo_steps import (
+    REFINED,
+    evaluate_models,
+    move,
+    predict_activations,
+    refine,
+    sweep_alpha,
+)
 from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
 from transfusion_demo.reviews import MASK, PAD, SPECIAL, Reviews
 from transfusion_demo.training import TrainingSchedule, draw, fit
@@ -28,6 +35,7 @@ METHODS = {
     "transfusion": "π(LoRA), the paper's π",
     "functional": "π(LoRA), functional",
 }
+TITLES = {**METHODS, REFINED: "π(LoRA), functional and refined"}
 BERT = {
     "num_attention_heads": 4,
     "hidden_dropout_prob": 0.0,
@@ -62,6 +70,8 @@ class TextPlan(NamedTuple):
     """The number of directions that describe the topic of a passage."""
     hidden: float = 0.1
     """The share of tokens that are masked in training."""
+    refinement: int = 100
+    """The number of steps of the refinement."""
     width: int = 96
     """The hidden size of the encoders; their MLPs have twice as many units."""
     layers: int = 2
@@ -193,11 +203,13 @@ def run(
         model.save_pretrained(folder / name)
     say("aligning A with B, and moving the LoRA onto B …")
     moved = {method: demo.with_adapter(move(folder, "a-lora", method, "b")) for method in METHODS}
+    say("refining it on B: the fine-tune answers passages of the bundled corpus …")
+    refined = demo.with_adapter(refine(folder, "a-lora", demo.plan.refinement))
     plain = demo.classifier("b")
     plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
     models = {
         "b": ("B with A's head", plain),
-        **{f"b-{method}": (f"B + {how}", moved[method]) for method, how in METHODS.items()},
+        **{f"b-{how}": (f"B + {TITLES[how]}", model) for how, model in {**moved, REFINED: refined}.items()},
         "b-lora": ("ceiling: B with a LoRA of its own", ceiling),
     }
     onto_b = evaluate_models(folder, demo.tests, models, lambda model: demo.measure(model, b.head))

@@ -22,7 +22,7 @@ WARM_UP = 0.15
 """The share of the steps in which the learning rate rises."""
 CLIP = 1.0
 """The largest norm of a gradient."""
-PATIENCE = 4
+PATIENCE = 6
 """The number of checks without an improvement after which a training is settled."""
 _NOW, _BEST, _FIRST, _SECOND = "now/", "best/", "first/", "second/"
 

@@ -33,6 +33,7 @@ SHORT = digits.DigitsPlan(
     TrainingSchedule(2, 1e-3),
     tests=60,
     draws=2,
+    refinement=2,
     width=32,
     layers=1,
 )
@@ -44,6 +45,7 @@ SHORT_TEXT = text.TextPlan(
     vocabulary=400,
     length=24,
     topics=16,
+    refinement=2,
     width=32,
     layers=1,
 )

@@ -405,11 +405,17 @@ def _search(direction: float, reach: float) -> AlphaSearch:
     return one
 
 
+def _harmless(direction: float, reach: float, *bound: float) -> float:
+    search = _search(direction, reach)
+    return search.harmless(search.at(1.0), *bound).alpha
+
+
 def test_a_default_alpha_is_lowered_where_b_would_move_far_in_another_direction():
-    assert _search(0.3, 0.5).harmless().alpha == 1.0
-    assert _search(0.95, 3.0).harmless().alpha == 1.0, "B moves as A did"
-    lowered = _search(0.3, 1.2).harmless()
-    assert 0.48 < lowered.alpha <= 0.5
+    assert _harmless(0.3, 0.5) == 1.0
+    assert _harmless(0.95, 3.0) == 1.0, "B moves as A did"
+    assert 0.48 < _harmless(0.3, 1.2) <= 0.5
+    assert _harmless(0.6, 1.2) < 1.0
+    assert _harmless(0.6, 1.2, 0.5) == 1.0, "as for an α that was chosen by the outputs"
 
 
 def test_a_functional_pi_is_checked_unless_alpha_is_given(made, tmp_path_factory, monkeypatch):

@@ -70,7 +70,7 @@ def transport(
             show_default="no bound",
             help="Protect what B could do before: take a smaller α, so that B's outputs on synthetic inputs"
             " move by no more than this share of their own spread. With --refine: the weight of keeping B's"
-            " outputs, beside the fine-tune's (1 by default).",
+            " outputs, beside the fine-tune's (0.3 by default).",
         ),
     ] = None,
     refine: Annotated[
@@ -236,7 +236,8 @@ def _shift(output_shift: Mapping[str, Any]) -> list[str]:
     because = []
     if lowered := output_shift.get("lowered"):
         because.append(
-            f"α was lowered from 1, where B's outputs would move by {lowered['reach']:.2f} of their spread,"
+            f"α was lowered from {lowered['alpha']:g}, where B's outputs would move by"
+            f" {lowered['reach']:.2f} of their own spread,"
             f" with a cosine of only {lowered['direction']:.2f}; --refine brings more of the fine-tune"
         )
     return [

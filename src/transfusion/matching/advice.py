@@ -209,6 +209,6 @@ def _conclude(identity: float, found: float, margins: Mapping[str, AgreementMarg
         text = (
             "the match is hardly better than between models that have nothing in common: expect little from"
             " moving a task vector by permutation. Try the method functional, which goes by what both models"
-            " compute, and measure before relying on it"
+            " compute, and refine its result (transport --refine)"
         )
     return Advice(verdict, text, identity, found, share, dict(margins))

@@ -33,9 +33,11 @@ WORTH_IT = 1.1
 DOUBTFUL = 0.3
 """If α = 1 has a direction below this, larger values are not used: B's shift may be unrelated to A's."""
 SAME = 0.8
-"""From this direction on, B changes as A did, and no default lowers α."""
+"""From this direction on, B changes as A did, and a default α is never lowered."""
+RELATED = 0.5
+"""From this direction on, an α that was chosen by the outputs is not lowered."""
 FARTHEST = 0.6
-"""Below `SAME`, how far a default α may move B's outputs, as a share of their own spread."""
+"""Below these directions, how far B's outputs may move, as a share of their own spread."""
 UNRELATED = 0.05
 """Below this direction, B's shift has nothing to do with A's."""
 NO_FURTHER = 1.01
@@ -119,13 +121,12 @@ class AlphaSearch:
         good = (one for one in fitting if one.direction >= NEARLY * best)
         return max([whole, *good], key=lambda one: one.alpha)
 
-    def harmless(self, alpha: float = 1.0) -> OutputShift:
-        """Return the shift at the largest α, up to the given one, that is not known to do harm.
+    def harmless(self, asked: OutputShift, direction: float = SAME) -> OutputShift:
+        """Return the shift at the largest α, up to the one asked for, that is not expected to do harm.
 
-        B may move as far as A did if it moves in A's direction; otherwise only a part of its own spread.
+        From this direction on B may move as far as it does; otherwise only by a part of its own spread.
         """
-        asked = self.at(alpha)
-        return asked if asked.direction >= SAME else self.within(FARTHEST, alpha)
+        return asked if asked.direction >= direction else self.within(FARTHEST, asked.alpha)
 
     def within(self, bound: float, alpha: float) -> OutputShift:
         """Return the shift at the largest α, up to the given one, whose reach is within the bound."""

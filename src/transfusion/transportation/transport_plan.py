@@ -30,7 +30,7 @@ from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_record import OutputRecord, recorded_base
-from transfusion.transportation.output_shift import UNRELATED, AlphaSearch
+from transfusion.transportation.output_shift import RELATED, SAME, UNRELATED, AlphaSearch
 from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
 
@@ -242,12 +242,12 @@ class TransportPlan:
                 raise
             return asked, replace(output_record, output_shift={"not_tried": str(error)})
         info: dict[str, Any] = {"probes": alpha_search.probes.about}
-        if asked is None:
-            found = alpha_search.harmless()
-            if found.alpha < 1:
-                info["lowered"] = alpha_search.at(1.0).as_dict()
-        else:
-            found = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked).default)
+        whole = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked or 1.0).default)
+        found = whole
+        if self._rotates and asked in (AUTO, None):
+            found = alpha_search.harmless(whole, RELATED if asked == AUTO else SAME)
+        if found.alpha < whole.alpha:
+            info["lowered"] = whole.as_dict()
         if keep_support is not None:
             found = alpha_search.within(keep_support, found.alpha)
         if asked in (AUTO, None) and self._rotates and found.direction < UNRELATED:

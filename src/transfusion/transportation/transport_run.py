@@ -80,7 +80,7 @@ def transport(
     ``"auto"``: as much as changes B's outputs in the direction in which the fine-tune changed A's.
     The default is 1, or less if π rotates and B's outputs would move far in another direction than A's did.
     ``keep_support`` bounds how far B's outputs may move, as a share of their own spread. With ``refine`` it
-    is the weight of keeping them instead; the default is 1.
+    is the weight of keeping them instead; the default is 0.3.
     ``refine`` trains the result for some steps to answer like the fine-tune, on synthetic inputs. Of an
     adapter, only its own tensors are trained.
     ``refine_steps`` is the largest number of steps.

@@ -83,7 +83,7 @@ def transport(
     ] = False,
     refine_steps: Annotated[
         int | None,
-        typer.Option("--refine-steps", show_default="300", help="The largest number of training steps."),
+        typer.Option("--refine-steps", show_default="600", help="The largest number of training steps."),
     ] = None,
     refine_rank: Annotated[
         int | None,

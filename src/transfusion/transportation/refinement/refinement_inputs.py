@@ -27,6 +27,8 @@ POOL = 2048
 INVERTED = 256
 """The number of inverted inputs."""
 INVERSION_STEPS = 80
+AT_ONCE = 64
+"""The number of inputs that are inverted together."""
 HELD_OUT = 128
 """The number of held-out inputs of each kind."""
 CONTINUOUS = ("pixel_values", "input_features", "input_values")
@@ -124,9 +126,7 @@ class RefinementInputs:
         return blended
 
 
-def invert_inputs(
-    inputs: RefinementInputs, loss: Callable[[Inputs, Tensor], Tensor], count: int = INVERTED
-) -> Inputs | None:
+def invert_inputs(inputs: RefinementInputs, loss: Callable[[Inputs, Tensor], Tensor]) -> Inputs | None:
     """Return inputs for which the loss is small; None if the inputs of the model are discrete.
 
     ``loss(inputs, choices)`` gets a number between 0 and 1 for every input, which chooses the wanted answer.
@@ -134,9 +134,11 @@ def invert_inputs(
     if (name := inputs.continuous) is None:
         return None
     parts: list[Inputs] = []
-    for start in range(0, count, 64):
+    for start in range(0, INVERTED, AT_ONCE):
         generator = torch.Generator().manual_seed(FRESH * (inputs.seed + 2) + start)
-        given = _whole(synthetic_probes(inputs.model, inputs.module, min(64, count - start), POOLED + start))
+        given = _whole(
+            synthetic_probes(inputs.model, inputs.module, min(AT_ONCE, INVERTED - start), POOLED + start)
+        )
         choices = torch.rand(len(given[name]), generator=generator)
 
         def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:

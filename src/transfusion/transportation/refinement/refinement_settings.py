@@ -17,7 +17,7 @@ MOVED, BASE = "moved", "base"
 class RefinementSettings:
     """How a refinement is run."""
 
-    steps: int = 300
+    steps: int = 600
     keep: float = 0.3
     """The weight of B's own outputs, beside the fine-tune's."""
     rank: int | None = None

@@ -53,9 +53,9 @@ UNSURE = 1.0
 """Inverted inputs are those of whose class A is not sure: its log-likelihood is below minus this number."""
 OTHER_WEIGHT = 0.3
 """The weight of that in the inversion."""
-BACK = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The shares of the way from B that are tried in the end."""
-GAIN_KEPT = 0.9
+GAIN_KEPT = 0.85
 """The share of the gain on held-out inputs that must be left after going back towards B."""
 
 

@@ -103,7 +103,7 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
     assert info["evaluation"]["against"] == str(place / "b")
     assert all(Path(row["model"]).is_dir() for row in info["evaluation-successor"]["models"])
     assert result["proof"] < 1e-9
-    assert len(said) == 5
+    assert len(said) == 6
 
 
 def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept, cli, tmp_path):

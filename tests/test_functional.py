@@ -289,8 +289,8 @@ def test_of_an_adapter_the_product_is_moved(case, strangers, made, tmp_path):
     assert pi.folds
     adapter = adapted(a, tmp_path / "adapter")
     merged = transport(adapter, base=a, onto=a, method="naive", full=True).save(tmp_path / "merged")
-    before = transport(merged, base=a, onto=b, via=pi).save(tmp_path / "before")
-    after = transport(adapter, base=a, onto=b, via=pi, full=True).save(tmp_path / "after")
+    before = transport(merged, base=a, onto=b, via=pi, alpha=1.0).save(tmp_path / "before")
+    after = transport(adapter, base=a, onto=b, via=pi, alpha=1.0, full=True).save(tmp_path / "after")
     first, second, base = (Model.open(folder) for folder in (before, after, b))
     changed = 0
     for tensor in first.architecture.tensors:

@@ -70,7 +70,8 @@ def test_every_preset_finds_something_that_can_be_kept_and_used(method, case, fo
     assert pi.provenance.method == method
     if not pi.folds:  # units that are turned may leave their heads
         assert pi.provenance.policy == preset(method).policy
-    moved = transport(tuned(case), base=made(case, 1), onto=made(case, 2), via=pi).save(tmp_path / "moved")
+    given = {"base": made(case, 1), "onto": made(case, 2), "via": pi, "alpha": 1.0}
+    moved = transport(tuned(case), **given).save(tmp_path / "moved")
     result, target, base = (Model.open(path) for path in (moved, made(case, 2), made(case, 1)))
     fine, folding = Model.open(tuned(case)), NormFolding(pi)
     architecture = base.under(pi.provenance.policy).architecture
@@ -84,7 +85,8 @@ def test_every_preset_finds_something_that_can_be_kept_and_used(method, case, fo
 @pytest.mark.parametrize("method", METHODS)
 def test_every_preset_moves_an_adapter(method, found, made, adapter, tmp_path):
     a, b = made("llama", 1), made("llama", 2)
-    moved = transport(adapter, base=a, onto=b, via=found(method, "llama")).save(tmp_path / "moved")
+    via = found(method, "llama")
+    moved = transport(adapter, base=a, onto=b, via=via, alpha=1.0).save(tmp_path / "moved")
     assert (moved / "adapter_config.json").exists()
 
 

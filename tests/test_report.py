@@ -136,6 +136,7 @@ def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
         hero = headline.hero(gather_inputs(job.run), advice, None)
         assert hero.mood == mood
         assert any("--method auto --alpha auto" in step for step in hero.next_steps) == (mood != "good")
+        assert any("--refine" in step for step in hero.next_steps) == (mood != "good")
 
 
 def test_the_next_step_is_not_what_the_run_did_already(job):

@@ -65,7 +65,8 @@ def rotated(inputs: dict[str, Path]) -> DenseTransport:
     """By maps that mix units, so that tensors are moved whole."""
     pi = Alignment.load(inputs["pi"])
     maps = {id: Rotation.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
-    found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], via=replace(pi, maps=maps))
+    via = replace(pi, maps=maps)
+    found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], via=via, alpha=1.0)
     assert isinstance(found, DenseTransport)
     return found
 

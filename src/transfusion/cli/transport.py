@@ -83,12 +83,15 @@ def transport(
     ] = False,
     refine_steps: Annotated[
         int | None,
-        typer.Option("--refine-steps", show_default="600", help="The largest number of training steps."),
+        typer.Option(
+            "--refine-steps", min=1, show_default="600", help="The largest number of training steps."
+        ),
     ] = None,
     refine_rank: Annotated[
         int | None,
         typer.Option(
             "--refine-rank",
+            min=1,
             show_default="all weights",
             help="Leave B untouched, train a LoRA of this rank, and write it as an adapter.",
         ),

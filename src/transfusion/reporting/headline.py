@@ -125,7 +125,7 @@ def _next_steps(
     steps = []
     if "refinement" not in metadata:
         steps.append("transport with --refine, which asks the fine-tune itself on synthetic inputs")
-    elif not (compared and tried):
+    if not (compared and tried):
         steps.append("transport with --method auto --alpha auto, which compares the methods and chooses α")
     if advice.get("verdict") == "predicted":
         steps.append("give align more inputs of your own with --calibrate")

@@ -88,8 +88,9 @@ class AlphaSearch:
         )
         before, after = self._run(module), self._run(tuned())
         live = LiveModel(module, a.family, a.architecture, {})
-        change = {name: value - before[name] if name in before else value for name, value in after.items()}
-        self.new = frozenset(after.keys() - before.keys())
+        both = {name for name, one in after.items() if name in before and one.shape == before[name].shape}
+        change = {name: value - before[name] if name in both else value for name, value in after.items()}
+        self.new = frozenset(after.keys() - both)
         """Outputs of a task head that only the fine-tune has: A has no values to subtract."""
         self.wanted: Outputs = live.expected(alignment, change)
         self.moved = moved().float().eval()

@@ -20,6 +20,7 @@ from transfusion.errors import MismatchError, SettingError
 from transfusion.live.building import build
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
+from transfusion.runtime.resources import Resources
 from transfusion.transportation.output_shift import AlphaSearch, OutputShift
 from transfusion.transportation.refinement import refinement_inputs, refiner
 from transfusion.transportation.refinement.output_targets import OutputTargets, with_similarities
@@ -283,6 +284,23 @@ def test_the_command_line_says_what_was_reached(cli, inputs, tmp_path):
 def test_settings_without_a_meaning_are_refused(asked, message, inputs):
     with pytest.raises(SettingError, match=message):
         transport(**inputs(VIT), **asked)
+
+
+def test_a_limit_of_memory_is_refused_before_any_work(inputs):
+    with pytest.raises(SettingError, match="whole models run in this process"):
+        transport(**inputs(VIT), refine=True, resources=Resources(memory=10**9))
+
+
+def test_a_dry_run_trains_nothing(cli, inputs, tmp_path):
+    given = inputs(VIT)
+    code, out, err = cli(
+        "transport",
+        given["finetuned"],
+        *("--base", given["base"], "--onto", given["onto"], "--refine", "--dry-run", "-o", tmp_path / "out"),
+    )
+    assert code == 0, err
+    assert "would write" in out
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_keeps_its_own_rank(made, aligned, tmp_path):

@@ -125,6 +125,8 @@ def transport(
     refinement = refinement_settings(
         refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
     )
+    if refinement is not None:
+        _require_whole_models(resources, progress)
     bound = keep_support if refinement is None else None
     if refinement is not None and alpha is None:
         alpha = 1.0  # the refinement chooses its start by what it measures
@@ -257,6 +259,13 @@ def merge(
         )
 
     return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}).run()
+
+
+def _require_whole_models(resources: Resources, progress: Progress) -> None:
+    """Refuse resources that a refinement cannot use, before any work."""
+    with resources.in_process():
+        if resources.device != "cpu":
+            progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
 
 
 def _settings(**given: Any) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from transfusion.data.probes.probed_model import ProbedModel, Probes, seeded_gen
 from transfusion.model.model import Model
 
 Inputs = dict[str, Tensor]
-POOL = 2048
-"""The number of texts, of which every step draws some."""
+POOL, WRITTEN = 2048, 512
+"""The number of texts, of which every step draws some; fewer, if a model writes them."""
 INVERTED = 256
 """The number of inverted inputs."""
 INVERSION_STEPS = 80
@@ -92,7 +92,8 @@ class RefinementInputs:
 
     @cached_property
     def _pool(self) -> Inputs:
-        return _whole(synthetic_probes(self.model, self.module, POOL, POOLED + self.seed))
+        count = min(POOL, WRITTEN) if self.subject.writes else POOL
+        return _whole(synthetic_probes(self.model, self.module, count, POOLED + self.seed))
 
     def _corrupted(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
         """Corrupt images; of sounds and texts, every second one."""

@@ -37,8 +37,8 @@ from transfusion.transportation.refinement.training_state import TrainingState
 
 BATCH = 64
 """The number of inputs of a step that the fine-tune answers."""
-KEPT_BATCH = 32
-"""The number of inputs of a step that B answers."""
+TOKEN_BATCH = 16
+"""The same for models that answer at every token of a text."""
 RATE_SHARE = 1 / 7
 """The highest learning rate, as a share of the root mean square of the fine-tune's own change."""
 SLOWEST, FASTEST = 1e-6, 1e-3
@@ -245,6 +245,13 @@ class Refiner:
         return live.expected(self.alignment, outputs)
 
     @cached_property
+    def batch(self) -> int:
+        """The number of inputs of a step that the fine-tune answers; B answers half as many."""
+        outputs = self._run(self.teacher, self.inputs.draw_plain(0, 2))
+        by_token = any(outputs[name].ndim == 3 for name in self.targets.names)
+        return min(BATCH, TOKEN_BATCH) if by_token else BATCH
+
+    @cached_property
     def targets(self) -> OutputTargets:
         outputs = self._run(self.teacher, self.inputs.draw_plain(0, 2))
         found = OutputTargets.between(outputs, outputs, problem_of(self.teacher))
@@ -261,19 +268,19 @@ class Refiner:
 
     def _loss(self, student: nn.Module, kept: KeptFeatures, step: int) -> Tensor:
         total = torch.zeros(())
-        drawn = self.inputs.draw(step, BATCH)
+        drawn = self.inputs.draw(step, self.batch)
         for inputs in drawn:
             found = self._run(student, inputs, gradients=True)
             mask = inputs.get("attention_mask")
             total = total + self.targets.loss(self.wanted(inputs), found, mask) / len(drawn)
         if self.settings.keep:
-            inputs = self.inputs_of_b.draw_plain(step, KEPT_BATCH)
+            inputs = self.inputs_of_b.draw_plain(step, self.batch // 2)
             total = total + self.settings.keep * kept.loss(inputs, kept.of_b(inputs))
         return total
 
     def measure(self, student: nn.Module, inputs: Inputs) -> Agreement:
         """Compare a student with the fine-tune."""
-        parts = [(self.wanted(some), self._run(student, some)) for some in batches(inputs, BATCH)]
+        parts = [(self.wanted(some), self._run(student, some)) for some in batches(inputs, self.batch)]
         return Agreement(
             fmean(self.targets.agreement(*part) for part in parts),
             fmean(float(self.targets.loss(*part)) for part in parts),

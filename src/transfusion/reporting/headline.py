@@ -55,11 +55,10 @@ def hero(inputs: ReportInputs, info: Mapping[str, Any], quality: Qualities | Non
     stations += [("τ", listed(map(short, tuned)), "the change that the fine-tune made")] if tuned else []
     stations += [("π", method, "the method that matched units of A with B")] if method else []
     stations += [("B", short(b), "the new base")] if b else []
-    summary = (
-        "A fine-tune of A, moved onto the new base B without training: B + α·π(τ)."
-        if moved
-        else "Results in one place."
-    )
+    refined = "refinement" in (inputs.metadata or {})
+    how = "B + α·π(τ), refined on synthetic inputs" if refined else "without training: B + α·π(τ)"
+    summary = f"A fine-tune of A, moved onto the new base B{',' * refined} {how}."
+    summary = summary if moved else "Results in one place."
     numbers = [*_measured(inputs, b=b), *_without_data(inputs, quality)][:4]
     if inputs.metadata is None and len(several := targets(inputs)) > 1:
         numbers = []
@@ -123,13 +122,16 @@ def _next_steps(
     compared = (metadata.get("alignment") or {}).get("method") == "auto"
     tried = "alpha" in (metadata.get("output_shift") or {})
     steps = []
-    if "refinement" not in metadata:
+    refined = "refinement" in metadata
+    if not refined:
         steps.append("transport with --refine, which asks the fine-tune itself on synthetic inputs")
-    if not (compared and tried):
+    if not refined and not (compared and tried):
         steps.append("transport with --method auto --alpha auto, which compares the methods and chooses α")
     if advice.get("verdict") == "predicted":
-        steps.append("give align more inputs of your own with --calibrate")
-    if support_lost:
+        steps.append("give unlabelled inputs of your own with --calibrate")
+    if support_lost and refined:
+        steps.append("keep more of B with a larger weight, such as --keep-support 1")
+    elif support_lost:
         steps.append("choose a smaller α: transfusion sweep shows what the support loses at each")
     else:
         steps.append("evaluate on the support as well (--support), before you rely on this model")

@@ -36,8 +36,9 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
         rows.append(("change of B's outputs, compared with A's", f"{info}, on {output_shift['probes']}"))
     if text := describe_refinement(metadata.get("refinement")):
         rows.append(("refinement", text))
-    what = "adapter" if metadata.get("kind") == "adapter" else "model"
-    lead = f"B + α·π(τ), written as {'an' if what == 'adapter' else 'a'} {what} that loads wherever B does."
+    what = "an adapter" if metadata.get("kind") == "adapter" else "a model"
+    refined = ", refined," if "refinement" in metadata else ","
+    lead = f"B + α·π(τ){refined} written as {what} that loads wherever B does."
     return PageSection("moved", "What was moved", lead, [Facts(rows)], "Moved")
 
 

@@ -183,6 +183,43 @@ def test_an_interrupted_refinement_goes_on_to_the_same_bits(inputs, tmp_path):
     assert equal(tmp_path / "whole", tmp_path / "out")
 
 
+def test_no_run_goes_on_from_the_state_of_another(inputs, tmp_path):
+    given = {**inputs(VIT), "refine": True, "refine_steps": 24}
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(13))
+    transport(**given, seed=1, output=tmp_path / "out")
+    transport(**given, seed=1, output=tmp_path / "alone")
+    assert equal(tmp_path / "out", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_held_out_inputs_are_drawn_by_no_step(seed, made):
+    model = Model.open(made(VIT))
+    drawn = refinement_inputs.RefinementInputs(model, build(model, torch.float32), seed)
+    held_out = {tuple(one.flatten().tolist()) for one in drawn.held_out()["synthetic"]["pixel_values"]}
+    for step in range(8):
+        images = drawn.draw_plain(step, 32)["pixel_values"]
+        assert not any(tuple(one.flatten().tolist()) in held_out for one in images)
+
+
+def test_a_fine_tune_with_more_classes_than_a_is_refined(made, aligned, tmp_path):
+    import transformers
+
+    a, b = made(VIT), made(VIT, 2)
+    config = transformers.AutoConfig.from_pretrained(a, num_labels=11)
+    torch.manual_seed(0)
+    live = transformers.ViTForImageClassification.from_pretrained(
+        a, config=config, ignore_mismatched_sizes=True
+    )
+    with torch.no_grad():
+        for parameter in live.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    live.save_pretrained(tmp_path / "tuned")
+    via = aligned(a, b, method="naive")
+    moved = transport(tmp_path / "tuned", base=a, onto=b, via=via, refine=True, refine_steps=2)
+    assert moved.module().config.num_labels == 11
+
+
 def test_a_refinement_is_repeated_bit_for_bit(inputs, tmp_path):
     given = {**inputs(VIT)}
     given["via"].save(tmp_path / "pi.safetensors")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from transfusion import __version__
 from transfusion.errors import SettingError
 from transfusion.live.building import build
 from transfusion.model.model import Model
@@ -24,7 +27,7 @@ from transfusion.transportation.refinement.peft_students import (
 )
 from transfusion.transportation.refinement.refined_output import RefinedAdapter, RefinedLora, RefinedModel
 from transfusion.transportation.refinement.refinement_settings import BASE, MOVED, RefinementSettings
-from transfusion.transportation.refinement.refiner import Refiner
+from transfusion.transportation.refinement.refiner import ADAPTER_RATE, Refiner
 from transfusion.transportation.transport_plan import TransportPlan
 
 Moved = DenseTransport | AdapterTransport
@@ -45,11 +48,22 @@ class RefineTransport:
         self, moved: Moved, checkpoint: Path | None = None
     ) -> RefinedModel | RefinedAdapter | RefinedLora:
         """Refine what was moved. ``checkpoint`` is a file from which an interrupted run goes on."""
+        if checkpoint is not None:
+            checkpoint = checkpoint.with_stem(f"{checkpoint.stem}-{self._key(moved)}")
         if isinstance(moved, AdapterTransport):
             return self._adapter(moved, checkpoint)
         if self.settings.rank is not None:
             return self._lora(moved, self.settings.rank, checkpoint)
         return self._model(moved, checkpoint)
+
+    def _key(self, moved: Moved) -> str:
+        """A hash of everything that decides the steps, so that no run goes on from the state of another."""
+        plan, own = self.plan, self.settings.calibrate and Path(self.settings.calibrate).stat().st_mtime_ns
+        sources = (moved,) if isinstance(moved, AdapterTransport) else moved.sources
+        inputs = [(one.digest, one.alpha.as_json()) for one in sources]
+        digests = [plan.a.digest, plan.b.digest, plan.alignment.digest]
+        text = json.dumps([__version__, asdict(self.settings), own, inputs, digests, type(moved).__name__])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _model(self, moved: DenseTransport, checkpoint: Path | None) -> RefinedModel:
         refiner, starts = self._refiner(moved), self._dense_starts(moved)
@@ -64,7 +78,7 @@ class RefineTransport:
         refiner, starts = self._refiner(moved), self._dense_starts(moved)
         start = self._chosen(refiner, starts)
         student = with_lora(starts[start], rank, starts[BASE], moved.names(Action.CARRIED))
-        record = refiner.refine(student, start, checkpoint)
+        record = refiner.refine(student, start, checkpoint, rate=ADAPTER_RATE)
         return RefinedLora(
             moved.lead,
             moved.base,
@@ -90,7 +104,7 @@ class RefineTransport:
             adapters[BASE] = unmoved
         starts = {name: with_adapter(self._base_of(moved), one) for name, one in adapters.items()}
         start = self._chosen(refiner, starts)
-        record = refiner.refine(starts[start], start, checkpoint)
+        record = refiner.refine(starts[start], start, checkpoint, rate=ADAPTER_RATE)
         return RefinedAdapter.of(moved, adapter_tensors(starts[start]), record)
 
     def _base_of(self, moved: AdapterTransport) -> nn.Module:

@@ -35,8 +35,8 @@ CONTINUOUS = ("pixel_values", "input_features", "input_values")
 """The names of inputs that can be inverted."""
 SYNTHETIC, CORRUPTED, BLENDED = "synthetic", "corrupted", "blended"
 """The kinds of held-out inputs."""
-FRESH, POOLED, TESTS = 1_000_000, 2_000_000, 3_000_000
-"""Added to seeds, so that no purpose shares its random numbers with another."""
+FRESH, POOLED, TESTS = 1_000_000, 2_000_000, 900_000
+"""Seeds: every user's seed has a million of its own, one for each step, and one for the held-out inputs."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ class RefinementInputs:
     def held_out(self) -> dict[str, Inputs]:
         """Return inputs that no step draws, by kind. No step draws any inputs of the last kind."""
         generator = seeded_generator(self.seed, 8)
-        synthetic = _whole(synthetic_probes(self.model, self.module, HELD_OUT, TESTS + self.seed))
+        synthetic = _whole(
+            synthetic_probes(self.model, self.module, HELD_OUT, FRESH * (self.seed + 1) + TESTS)
+        )
         kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, generator)}
         return {**kinds, BLENDED: self._blended(synthetic)}
 

@@ -97,13 +97,18 @@ class Refiner:
         }
         return min(found, key=lambda name: found[name])
 
-    def refine(self, student: nn.Module, start: str, checkpoint: Path | None = None) -> RefinementRecord:
+    def refine(
+        self, student: nn.Module, start: str, checkpoint: Path | None = None, *, rate: float | None = None
+    ) -> RefinementRecord:
         """Train the trainable parameters of a student, and leave it in the best state.
 
         ``checkpoint`` is a file for the state at every check, from which an interrupted run goes on.
+        ``rate`` is the highest learning rate; without it, the one for whole models.
         """
         before = self._measure_all(student)
-        state, kept = self._begin(student, before[BLENDED].divergence), self._kept(student)
+        trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
+        state = TrainingState(trained, rate or self.rate, self.settings.steps, before[BLENDED].divergence)
+        kept = self._kept(student)
         if checkpoint is not None and state.load(checkpoint):
             self.progress.note(f"note: refinement goes on from step {state.step}")
         every = max(1, state.steps // CHECKS)
@@ -140,7 +145,8 @@ class Refiner:
         second one has learned gets lost. The student stays at least as near to the fine-tune as its start.
         """
         kinds = (SYNTHETIC, CORRUPTED)
-        ends = self._bases(state)
+        if not (ends := self._bases(state)):
+            return 1.0
 
         def at(share: float) -> float:
             for name, base in ends.items():
@@ -161,17 +167,11 @@ class Refiner:
         bases: dict[str, Tensor] = {}
         for name, parameter in state.parameters.items():
             base = own.get(naming.canonical(name))
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding_B" in name:
                 bases[name] = torch.zeros_like(parameter)
             elif base is not None and base.shape == parameter.shape:
                 bases[name] = base
         return bases
-
-    def _begin(self, student: nn.Module, divergence: float) -> TrainingState:
-        trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
-        whole = len(trained) > sum(1 for name, _ in student.named_parameters()) / 2
-        rate = self.rate if whole else ADAPTER_RATE
-        return TrainingState(trained, rate, self.settings.steps, divergence)
 
     @cached_property
     def rate(self) -> float:
@@ -217,12 +217,13 @@ class Refiner:
         name = next((name for name in names if sample[name].ndim == 2), None)
         if name is None:
             return None
+        comparable = name in beside and beside[name].shape == sample[name].shape
 
         def loss(given: Inputs, choices: Tensor) -> Tensor:
             logits = self._run(model, given, gradients=True)[name]
             classes = (choices * logits.shape[-1]).long()
             value = nn.functional.cross_entropy(logits, classes)
-            if other is not None and name in beside:
+            if other is not None and comparable:
                 likely = self._run(other, given, gradients=True)[name].log_softmax(-1)
                 chosen = likely.gather(1, classes[:, None])
                 value = value + OTHER_WEIGHT * (chosen + UNSURE).relu().mean()
@@ -238,22 +239,19 @@ class Refiner:
 
     def wanted(self, inputs: Inputs) -> Outputs:
         """Return the fine-tune's outputs; vectors in B's basis."""
-        outputs = self._run(self.teacher, inputs)
-        if not self.targets.vectors:
-            return outputs
         live = LiveModel(self.teacher, self.a.family, self.tuned.architecture, {})
-        return live.expected(self.alignment, outputs)
+        return live.expected(self.alignment, self._run(self.teacher, inputs))
 
     @cached_property
     def batch(self) -> int:
         """The number of inputs of a step that the fine-tune answers; B answers half as many."""
-        outputs = self._run(self.teacher, self.inputs.draw_plain(0, 2))
+        outputs = self.wanted(self.inputs.draw_plain(0, 2))
         by_token = any(outputs[name].ndim == 3 for name in self.targets.names)
         return min(BATCH, TOKEN_BATCH) if by_token else BATCH
 
     @cached_property
     def targets(self) -> OutputTargets:
-        outputs = self._run(self.teacher, self.inputs.draw_plain(0, 2))
+        outputs = self.wanted(self.inputs.draw_plain(0, 2))
         found = OutputTargets.between(outputs, outputs, problem_of(self.teacher))
         if not found.names:
             raise ArchitectureError(

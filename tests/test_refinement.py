@@ -14,7 +14,7 @@ from families import CASES, finetuned
 from test_adapter import train_adapter
 from transfusion import align, rerun, transport
 from transfusion.data.probes.corruptions import corrupted_images, recombined_texts
-from transfusion.data.probes.inverted_inputs import invert, roughness
+from transfusion.data.probes.inverted_inputs import REACH, harder, invert, roughness
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import MismatchError, SettingError
 from transfusion.live.building import build
@@ -426,6 +426,20 @@ def test_inversion_finds_what_a_model_is_sure_of():
     smooth = torch.ones(1, 1, 8, 8)
     assert float(roughness(smooth)) == 0 < float(roughness(start))
     assert found.abs().max() <= 3
+
+
+def test_harder_inputs_raise_the_loss_and_stay_near():
+    weight = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
+    start = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+
+    def loss(pixels: torch.Tensor) -> torch.Tensor:
+        return (pixels.flatten(1) @ weight).square().mean()
+
+    found = harder(start, loss, torch.Generator().manual_seed(0))
+    assert loss(found) > 1.05 * loss(start)
+    assert (found - start).abs().max() <= REACH + 1e-6
+    reaches = (found - start).abs().flatten(1).amax(1)
+    assert reaches.max() > 2 * reaches.min()
 
 
 def test_logits_are_compared_as_distributions_and_other_outputs_as_vectors():

@@ -1,6 +1,6 @@
-"""Inverted inputs: continuous inputs changed by gradient until a model answers them in a wanted way.
+"""Inputs changed by gradient: inverted until a model answers in a wanted way, or made harder for a student.
 
-Images, spectrograms and waveforms can be inverted. Two priors keep them like real inputs: neighbours
+Images, spectrograms and waveforms can be changed. Two priors keep inverted ones like real inputs: neighbours
 are similar, and the answer must hold when the input is shifted a little.
 """
 
@@ -17,6 +17,8 @@ SMOOTHNESS = 0.05
 """The weight of the differences between neighbours."""
 RANGE = 3.0
 """The largest absolute value of an inverted input."""
+REACH = 0.2
+"""The largest change of an input that is made harder, in the same units."""
 
 Loss = Callable[[Tensor], Tensor]
 """How far the answers to inputs are from the wanted ones, as one number."""
@@ -32,6 +34,14 @@ def invert(inputs: Tensor, loss: Loss, steps: int, generator: torch.Generator) -
         torch.autograd.backward(value, inputs=[pixels])
         optimizer.step()
     return pixels.detach().clamp(-RANGE, RANGE)
+
+
+def harder(inputs: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
+    """Change inputs by one step along the sign of the gradient, so that the loss rises."""
+    pixels = inputs.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(pixels), pixels)
+    reach = REACH * torch.rand(len(inputs), *[1] * (inputs.ndim - 1), generator=generator)
+    return inputs + reach * slope.sign()
 
 
 def shifted(inputs: Tensor, generator: torch.Generator) -> Tensor:

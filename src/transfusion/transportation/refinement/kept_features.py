@@ -38,9 +38,9 @@ class KeptFeatures:
         before = self.of_b(inputs)
         self.targets = OutputTargets.between(before, before, problem_of(module))
 
-    def of_b(self, inputs: Mapping[str, Tensor]) -> Outputs:
+    def of_b(self, inputs: Mapping[str, Tensor], *, gradients: bool = False) -> Outputs:
         """Return what B computes."""
-        return self._run(self.module, inputs, gradients=False)
+        return self._run(self.module, inputs, gradients=gradients)
 
     def loss(self, inputs: Mapping[str, Tensor], of_b: Outputs) -> Tensor:
         """Return how far the student is from B, with gradients."""

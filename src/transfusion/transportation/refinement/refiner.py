@@ -53,6 +53,8 @@ UNSURE = 1.0
 """Inverted inputs are those of whose class A is not sure: its log-likelihood is below minus this number."""
 OTHER_WEIGHT = 0.3
 """The weight of that in the inversion."""
+HARDER_SHARE = 0.5
+"""The share of the fine-tune's continuous inputs that are made harder for the student; of B's inputs, all."""
 BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The shares of the way from B that are tried in the end."""
 GAIN_KEPT = 0.85
@@ -237,10 +239,10 @@ class Refiner:
         outputs = run_model(module, self.b.family, inputs, double=False, gradients=gradients)
         return with_similarities(outputs)
 
-    def wanted(self, inputs: Inputs) -> Outputs:
+    def wanted(self, inputs: Inputs, *, gradients: bool = False) -> Outputs:
         """Return the fine-tune's outputs; vectors in B's basis."""
         live = LiveModel(self.teacher, self.a.family, self.tuned.architecture, {})
-        return live.expected(self.alignment, self._run(self.teacher, inputs))
+        return live.expected(self.alignment, self._run(self.teacher, inputs, gradients=gradients))
 
     @cached_property
     def batch(self) -> int:
@@ -265,15 +267,21 @@ class Refiner:
         return KeptFeatures(self.b, self.of_b, student, example, same_class=self.same_class)
 
     def _loss(self, student: nn.Module, kept: KeptFeatures, step: int) -> Tensor:
-        total = torch.zeros(())
-        drawn = self.inputs.draw(step, self.batch)
-        for inputs in drawn:
+        def distance(inputs: Inputs) -> Tensor:
             found = self._run(student, inputs, gradients=True)
-            mask = inputs.get("attention_mask")
-            total = total + self.targets.loss(self.wanted(inputs), found, mask) / len(drawn)
+            wanted = self.wanted(inputs, gradients=True)
+            return self.targets.loss(wanted, found, inputs.get("attention_mask"))
+
+        def lost(inputs: Inputs) -> Tensor:
+            return kept.loss(inputs, kept.of_b(inputs, gradients=True))
+
+        made, *own = self.inputs.draw(step, self.batch)
+        drawn = [self.inputs.made_harder(made, distance, step, HARDER_SHARE), *own]
+        total = torch.stack([distance(inputs) for inputs in drawn]).mean()
         if self.settings.keep:
             inputs = self.inputs_of_b.draw_plain(step, self.batch // 2)
-            total = total + self.settings.keep * kept.loss(inputs, kept.of_b(inputs))
+            inputs = self.inputs_of_b.made_harder(inputs, lost, step)
+            total = total + self.settings.keep * lost(inputs)
         return total
 
     def measure(self, student: nn.Module, inputs: Inputs) -> Agreement:

@@ -287,6 +287,12 @@ def test_its_numbers_make_it_again(seed):
         assert not apart or np.array_equal(again.writing, turn.writing)
 
 
+@pytest.mark.parametrize("shape", [(), (8,), (8, 6), (1, 6, 6), (1, 7, 6), (1, 13, 6), (0, 8, 6), (1, 2, 0)])
+def test_other_numbers_make_none(shape):
+    with pytest.raises(AlignmentError, match="are not matrices with their scales"):
+        Rotation.from_tensor(torch.zeros(shape))
+
+
 # ── in π, and in files ───────────────────────────────────────────────────────────────────────
 
 PROVENANCE = Provenance("tiny", "0" * 64, Policy(), "functional", {}, 0, "a", "1" * 64, "b", "2" * 64)

@@ -321,8 +321,8 @@ class Rotation(_Matrices):
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> Rotation:
         values = tensor.numpy()
-        size = values.shape[-1]
-        if values.ndim != 3 or values.shape[1] not in (size + 2, 2 * size + 2) or not values.size:
+        size = values.shape[2] if values.ndim == 3 else 0
+        if not values.size or not size or values.shape[1] not in (size + 2, 2 * size + 2):
             raise AlignmentError(f"values of shape {values.shape} are not matrices with their scales")
         writing = values[:, size:-2] if values.shape[1] > size + 2 else None
         return cls(values[:, :size], values[:, -2, 0], values[:, -1, 0], writing)

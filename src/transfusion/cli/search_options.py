@@ -211,7 +211,7 @@ GradientsOption = Annotated[
         "--gradients",
         min=0,
         show_default="0",
-        help="How much gradients count beside activations, for tensors that write an axis; 0.3, for example."
+        help="How much gradients count beside activations, for tensors that write an axis; 1, for example."
         " For models with logits of the same classes or vocabulary.",
         rich_help_panel=_ACTIVATIONS,
     ),

@@ -142,7 +142,7 @@ class FunctionalOptions:
         if not 0 <= self.gradients < inf:  # also refuses NaN
             raise SettingError(
                 f"gradients = {self.gradients}: it must be a finite number of at least 0",
-                hint="for example 0.3",
+                hint="for example 1.0",
             )
 
 

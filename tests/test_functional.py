@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, VIT, finetuned, often
-from planting import ANATOMIES, Plant, plant
+from making import case
+from planting import ANATOMIES, Plant, orthogonal, plant
 from test_adapter import outputs_with, train_adapter
 from test_every_family import adapted, loaded, stored, with_adapter
 from transfusion.alignment.alignment import Alignment
@@ -25,11 +26,12 @@ from transfusion.architecture.architecture import HeadPolicy
 from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.live import live_model
-from transfusion.live.activations import HELD_OUT
+from transfusion.live.activations import GRADIENT, HELD_OUT
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching import functional_choice
 from transfusion.matching.activations import correspondence
 from transfusion.matching.activations.prediction_quality import PredictionQuality
+from transfusion.matching.activations.procrustes import nearest_rotation, writing_rotation
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
 from transfusion.model.model import Model
@@ -81,8 +83,13 @@ def found(plants) -> Callable[[str], Alignment]:
 @pytest.fixture(scope="session")
 def strangers(made) -> Callable[[str], Alignment]:
     """What is found between two models that have nothing to do with each other, once."""
-    within = preset("functional").changed(heads="matched")
-    return cache(lambda case: align(made(case, 1), made(case, 2), method=within))
+
+    @cache
+    def find(case: str, gradients: float = 0.0) -> Alignment:
+        within = preset("functional").changed(heads="matched", gradients=gradients)
+        return align(made(case, 1), made(case, 2), method=within)
+
+    return find
 
 
 # ── planted shuffles, in every family ────────────────────────────────────────────────────────
@@ -283,10 +290,12 @@ def test_an_adapter_keeps_its_rank_and_does_on_b_what_it_did_on_a(name, plants, 
 @pytest.mark.parametrize(
     "case", often(["vit-classifier", "bert-classifier", "llama", "gpt2"], ["vit-classifier", "gpt2"])
 )
-def test_of_an_adapter_the_product_is_moved(case, strangers, made, tmp_path):
+@pytest.mark.parametrize("gradients", [0.0, 1.0])
+def test_of_an_adapter_the_product_is_moved(case, gradients, strangers, made, tmp_path):
     """Merged before or after the transport, between any two models, norms of their own on both sides."""
-    a, b, pi = made(case, 1), made(case, 2), strangers(case)
+    a, b, pi = made(case, 1), made(case, 2), strangers(case, gradients)
     assert pi.folds
+    assert pi.writes_apart is (gradients > 0)
     adapter = adapted(a, tmp_path / "adapter")
     merged = transport(adapter, base=a, onto=a, method="naive", full=True).save(tmp_path / "merged")
     before = transport(merged, base=a, onto=b, via=pi, alpha=1.0).save(tmp_path / "before")
@@ -308,6 +317,133 @@ def test_what_belongs_to_single_units_is_not_turned(plants, found, tmp_path):
     train_adapter(planted.a, tmp_path / "adapter", ["q_proj", "o_proj"], use_dora=True)
     with pytest.raises(AdapterError, match="under permutations only, and this π has a rotation for layer"):
         transport(tmp_path / "adapter", base=planted.a, onto=planted.b, via=found("llama")).state_dict()
+
+
+# ── gradients ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "name", often(["vit-larger", "bert", "llama-larger"], ["vit-larger", "llama-larger"])
+)
+def test_a_planted_rotation_is_found_by_gradients_too(name, plants, found, tmp_path):
+    """With so large a weight, gradients decide in all directions that they reach."""
+    planted, method = plants(name), preset("functional").changed(gradients=10.0)
+    pi = align(planted.a, planted.b, method=method)
+    assert pi.reading.maps == found(name).maps, "readers move as they do without gradients"
+    stream = [map_ for id, map_ in pi.maps.items() if id.endswith((".x", ".y"))]
+    for map_ in stream:
+        assert isinstance(map_, Rotation)
+        assert map_.writing is not None
+        assert torch.allclose(torch.from_numpy(map_.writing[0]).double(), planted.stream, atol=1e-4)
+    wanted = outputs(planted.tuned)
+    moved = transport(planted.tuned, base=planted.a, onto=planted.b, via=pi).save(tmp_path / "moved")
+    effect = largest_difference(wanted, outputs(planted.b))
+    assert largest_difference(wanted, outputs(moved)) < 1e-4 * effect
+
+
+def test_gradients_reach_directions_that_activations_do_not():
+    generator = torch.Generator().manual_seed(1)
+    truth = orthogonal(6, generator)
+    seen = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
+    sent_back = torch.diag(torch.tensor([0.0, 0.0, 1.0, 5.0, 5.0, 5.0], dtype=torch.float64))
+    both = writing_rotation(truth @ seen, truth @ sent_back, 0.1)
+    assert torch.allclose(both, truth, atol=1e-6)
+    noisy = truth @ seen + 1e-6 * torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    assert (nearest_rotation(noisy) - truth).abs().max() > 0.1, "activations alone do not tell"
+    larger = writing_rotation(7 * truth @ seen, 1e-3 * truth @ sent_back, 0.1)
+    assert torch.allclose(larger, both, atol=1e-9), "sizes do not matter"
+
+
+@pytest.mark.parametrize("case", ["vit-classifier", "gpt2"])
+def test_what_is_read_and_what_it_predicts_do_not_depend_on_gradients(case, strangers):
+    """Held-out activations are predicted by the matrices that read."""
+    without, with_them = strangers(case), strangers(case, 1.0)
+    assert with_them.reading.maps == without.maps
+    assert with_them.maps != without.maps
+    axes = with_them.provenance.advice["axes"]
+    assert axes == without.provenance.advice["axes"]
+    rotations = [one for one in with_them.maps.values() if isinstance(one, Rotation)]
+    assert all(one.writing is not None for one in rotations)
+    note = f"used for {len(rotations)} of {len(rotations)} rotations"
+    assert with_them.provenance.advice["gradients"] == note
+    assert with_them.provenance.advice["text"].endswith(f"; gradients were {note}")
+    assert "gradients" not in without.provenance.advice
+
+
+def test_by_two_matrices_the_way_back_leads_home(strangers, made, tmp_path):
+    a, b, pi = made("vit-classifier", 1), made("vit-classifier", 2), strangers("vit-classifier", 1.0)
+    tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
+    there = transport(tuned, base=a, onto=b, via=pi, alpha=1.0).save(tmp_path / "there")
+    home = transport(there, base=b, onto=a, via=pi.inverse(), alpha=1.0).save(tmp_path / "home")
+    wanted = outputs(tuned)
+    assert largest_difference(wanted, outputs(home)) < 1e-4 * largest_difference(wanted, outputs(a))
+    wrong = transport(there, base=b, onto=a, via=pi.reading.inverse(), alpha=1.0).save(tmp_path / "wrong")
+    assert largest_difference(wanted, outputs(wrong)) > 0.1 * largest_difference(wanted, outputs(a))
+
+
+@pytest.mark.parametrize("case", often(["bert", "vit-masked", "open_clip"], ["bert"]))
+def test_a_pair_without_logits_is_aligned_without_gradients(case, cli, made, tmp_path):
+    a, b = made(case, 1), made(case, 2)
+    path = tmp_path / "pi.safetensors"
+    code, out, err = cli("align", a, b, "-o", path, "--method", "functional", "--gradients", 0.3)
+    assert code == 0, err
+    why = "gradients were not used: models without logits have no outputs in a space that both share"
+    assert why in " ".join(out.split())
+    found = Alignment.load(path)
+    assert not found.writes_apart
+    without = align(a, b, method="functional")
+    assert found.maps.keys() == without.maps.keys()
+    for id, map_ in found.maps.items():
+        assert torch.allclose(map_.to_tensor(), without.maps[id].to_tensor(), atol=1e-4)
+    assert found.provenance.options["functional"]["gradients"] == 0.3
+
+
+def test_other_classes_share_no_space(made, tmp_path):
+    a, b = made("vit-classifier", 1), shutil.copytree(made("vit-classifier", 2), tmp_path / "b")
+    config = json.loads((b / "config.json").read_text())
+    logits = len(Model.open(b).read("classifier.bias"))
+    other = {"id2label": {str(number): f"another {number}" for number in range(logits)}}
+    (b / "config.json").write_text(json.dumps({**config, **other}))
+    pi = align(a, b, method=preset("functional").changed(gradients=0.3, probes=16))
+    assert pi.provenance.advice["gradients"] == "not used: A and B have different classes"
+    assert not pi.writes_apart
+
+
+def test_outputs_of_other_sizes_share_no_space(made):
+    fewer = case("fewer-classes", "vit", "ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 4})
+    a, b = made("vit-classifier", 1), made(fewer, 2)
+    options = FunctionalOptions(probes=16, gradients=0.3)
+    with correspondence.run_on_probes(Model.open(a), Model.open(b), options) as probed:
+        assert probed.evidence.unshared == "A and B have different logits (logits of 7; logits of 4)"
+        assert not list(probed.evidence.gradients("layer.0.x"))
+
+
+def test_gradients_are_recorded_only_if_they_are_asked_for(made):
+    models = [Model.open(made("vit-classifier", seed)) for seed in (1, 2)]
+    for gradients in (0.0, 0.3):
+        options = FunctionalOptions(probes=16, gradients=gradients)
+        with correspondence.run_on_probes(*models, options) as probed:
+            for store in (probed.evidence.of_a, probed.evidence.of_b):
+                assert any(key.endswith("/gradient") for key in store.keys) is (gradients > 0)
+
+
+def test_gradients_are_those_of_the_library(made):
+    """Of the classifier's output, the cotangent itself; behind it, that times the weights."""
+    model = Model.open(made("vit-classifier", 1))
+    options = FunctionalOptions(probes=16, gradients=0.3)
+    with correspondence.run_on_probes(model, model, options) as probed:
+        pair = probed.evidence.pair("classifier", GRADIENT)
+        assert pair is not None
+        sent, again = pair
+        assert torch.equal(sent, again), "the same in every model"
+        assert 0.5 < float(sent.std()) < 2
+        assert len(torch.unique(sent)) == sent.numel(), "and another one for every batch"
+        norm = probed.evidence.pair("layernorm", GRADIENT)
+        assert norm is not None
+        rows = norm[0][norm[0].abs().sum(1) > 0]
+        reached = rows @ torch.linalg.pinv(model.read("classifier.weight").double())
+        assert len(rows) > 0
+        assert torch.allclose(reached @ model.read("classifier.weight").double(), rows, atol=1e-6)
 
 
 # ── what maps are worth ──────────────────────────────────────────────────────────────────────
@@ -546,7 +682,20 @@ def test_a_way_with_neurons_that_is_no_choice_is_refused_with_those_that_are():
     assert all(choice in caught.value.hint for choice in MlpSolver)
 
 
-CHOICES = ({"probes": 8}, {"samples": 100}, {"mlp": "rotated"}, {"weights": 0.5}, {"scaled": False})
+@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
+def test_a_weight_of_gradients_that_is_none_is_refused(weight):
+    with pytest.raises(SettingError, match="it must be a finite number of at least 0"):
+        preset("functional").changed(gradients=weight)
+
+
+CHOICES = (
+    {"probes": 8},
+    {"samples": 100},
+    {"mlp": "rotated"},
+    {"weights": 0.5},
+    {"scaled": False},
+    {"gradients": 0.3},
+)
 
 
 @pytest.mark.parametrize("choice", [*CHOICES, {"calibrate": "inputs"}], ids=str)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from test_maps import LAYOUTS, PARENTS, SIZES, all_maps, lineage_of, rows, shape_of
@@ -30,20 +32,27 @@ def orthogonal(size: int, rng: np.random.Generator) -> np.ndarray:
     return np.linalg.qr(rng.normal(size=(size, size)))[0]
 
 
-def random_rotation(name: str, rng: np.random.Generator, scaled: bool = True) -> Rotation:
+def matrices(name: str, rng: np.random.Generator) -> np.ndarray:
+    return np.stack([orthogonal(SIZES[name], rng) for _ in range(rows(name))])
+
+
+def random_rotation(
+    name: str, rng: np.random.Generator, scaled: bool = True, apart: bool = False
+) -> Rotation:
+    """A random rotation; with ``apart``, what is written has matrices of its own."""
     count = rows(name)
     scales = np.exp(rng.normal(size=(2, count))) if scaled else np.ones((2, count))
-    return Rotation(np.stack([orthogonal(SIZES[name], rng) for _ in range(count)]), *scales)
+    return Rotation(matrices(name, rng), *scales, matrices(name, rng) if apart else None)
 
 
 @st.composite
 def rotations_below_permutations(draw: st.DrawFn) -> dict[str, Map]:
     """A rotation for every axis that nothing lies within, a permutation for the others."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rng, apart = np.random.default_rng(draw(st.integers(0, 2**32 - 1))), draw(st.booleans())
     return {
         name: Permutation.random(size, rows(name), rng)
         if name in PARENTS.values()
-        else random_rotation(name, rng)
+        else random_rotation(name, rng, apart=apart)
         for name, size in SIZES.items()
     }
 
@@ -125,6 +134,43 @@ def test_a_change_of_weights_is_turned_at_both_ends_and_sized_by_what_is_written
     assert torch.allclose(moved @ of_b, made, rtol=1e-4, atol=1e-4)
     bias = move_tensor(tau @ inputs, parse("x"), maps, SIZES, PARENTS)
     assert torch.allclose(bias, made, rtol=1e-4, atol=1e-4), "what has no inputs is written"
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_what_is_written_may_have_a_matrix_of_its_own(seed):
+    """Δ_B = s_out · W_out τ Q_inᵀ / s_in: a writer goes by one matrix of an axis, a reader by the other."""
+    rng = np.random.default_rng(seed)
+    x, ffn = (random_rotation(name, rng, apart=True) for name in ("x", "ffn"))
+    maps = {"x": x, "ffn": ffn}
+    for out, given_, text in ((x, ffn, "x <- ffn"), (ffn, x, "ffn <- x")):
+        tau = torch.randn(out.size, given_.size, dtype=torch.float64)
+        wanted = float(out.produced[0] / given_.read[0]) * out.writing[0] @ tau.numpy() @ given_.matrix[0].T
+        moved = move_tensor(tau, parse(text), maps, SIZES, PARENTS)
+        assert np.allclose(moved, wanted, rtol=1e-5, atol=1e-5)
+        bias = move_tensor(tau[:, 0], parse(text.split()[0]), maps, SIZES, PARENTS)
+        assert np.allclose(bias, float(out.produced[0]) * out.writing[0] @ tau[:, 0].numpy(), atol=1e-5)
+    activations = torch.randn(x.size, 4, dtype=torch.float64)
+    wanted = float(x.produced[0]) * x.matrix[0] @ activations.numpy()
+    assert np.allclose(x.reading.apply(activations, 0), wanted, atol=1e-5)
+
+
+def test_a_matrix_of_its_own_that_is_the_same_is_none():
+    turn = random_rotation("vo", np.random.default_rng(0), apart=True)
+    same = replace(turn, writing=turn.matrix.copy())
+    assert same.writing is None
+    assert same == turn.reading != turn
+    assert same != turn
+    assert turn == replace(turn)
+
+
+@pytest.mark.parametrize(
+    ("writing", "why"),
+    [(2 * np.eye(3)[None], "not orthogonal"), (np.eye(2)[None], "reads by .* and writes by")],
+    ids=["not orthogonal", "another size"],
+)
+def test_a_matrix_of_its_own_must_fit(writing, why):
+    with pytest.raises(AlignmentError, match=why):
+        Rotation(np.eye(3)[None], [1], [1], writing)
 
 
 @some
@@ -228,31 +274,41 @@ def test_a_plan_is_no_rotation_and_a_rotation_no_plan():
 @some
 @given(seed=st.integers(0, 2**32 - 1))
 def test_its_numbers_make_it_again(seed):
-    for name in SIZES:
-        turn = random_rotation(name, np.random.default_rng(seed))
+    for name, apart in product(SIZES, (False, True)):
+        turn = random_rotation(name, np.random.default_rng(seed), apart=apart)
         again = KINDS["rotation"].from_tensor(turn.to_tensor())
         assert isinstance(again, Rotation)
         assert again == turn
         assert (again.rows, again.size) == (rows(name), SIZES[name])
         assert np.array_equal(again.produced, turn.produced)
         assert np.array_equal(again.read, turn.read)
+        assert np.array_equal(again.matrix, turn.matrix)
+        assert (again.writing is None) is not apart
+        assert not apart or np.array_equal(again.writing, turn.writing)
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (8, 6), (1, 6, 6), (1, 7, 6), (1, 13, 6), (0, 8, 6), (1, 2, 0)])
+def test_other_numbers_make_none(shape):
+    with pytest.raises(AlignmentError, match="are not matrices with their scales"):
+        Rotation.from_tensor(torch.zeros(shape))
 
 
 # ── in π, and in files ───────────────────────────────────────────────────────────────────────
 
+PROVENANCE = Provenance("tiny", "0" * 64, Policy(), "functional", {}, 0, "a", "1" * 64, "b", "2" * 64)
 FOLDS = {"layer.0.q.weight": NormFold("layer.0.norm"), "layer.0.up.weight": NormFold("layer.0.norm2", 1.0)}
 
 
-@pytest.fixture
-def pi() -> Alignment:
+@pytest.fixture(params=[False, True], ids=["together", "apart"])
+def pi(request) -> Alignment:
+    """With one matrix for each axis, and with two."""
     rng = np.random.default_rng(3)
     maps: dict[str, Map] = {
         "group": Permutation.random(2, 1, rng),
-        "vo": random_rotation("vo", rng),
-        "x": random_rotation("x", rng),
+        "vo": random_rotation("vo", rng, apart=request.param),
+        "x": random_rotation("x", rng, apart=request.param),
     }
-    provenance = Provenance("tiny", "0" * 64, Policy(), "functional", {}, 0, "a", "1" * 64, "b", "2" * 64)
-    return Alignment(maps, SIZES, PARENTS, provenance, FOLDS)
+    return Alignment(maps, SIZES, PARENTS, PROVENANCE, FOLDS)
 
 
 def test_a_file_holds_rotations_and_folds(pi, tmp_path):
@@ -261,6 +317,39 @@ def test_a_file_holds_rotations_and_folds(pi, tmp_path):
     assert again.folds == pi.folds
     assert again.digest == pi.digest
     assert again.provenance == pi.provenance
+
+
+def header_of(path) -> dict:
+    with safe_open(path, framework="pt") as opened:
+        return json.loads(opened.metadata()["transfusion"])
+
+
+def test_only_files_with_two_matrices_have_the_later_format(pi, tmp_path):
+    """So earlier versions read all others, and say of these that they are of another format."""
+    path = pi.save(tmp_path / "pi.safetensors")
+    assert header_of(path)["format"] == 1 + pi.writes_apart
+    assert load_file(path)["x"].shape == (1, 14 if pi.writes_apart else 8, 6)
+
+
+def test_a_file_of_the_first_format_is_read(tmp_path):
+    """Written here by hand, as the first version wrote it."""
+    pi = Alignment({"x": random_rotation("x", np.random.default_rng(0))}, SIZES, PARENTS, PROVENANCE)
+    header = header_of(pi.save(tmp_path / "now.safetensors"))
+    turn = pi.maps["x"]
+    lines = [np.full((1, 1, 6), float(scale[0])) for scale in (turn.produced, turn.read)]
+    values = np.concatenate([turn.matrix, *lines], axis=1)
+    save_file(
+        {"x": torch.from_numpy(values)}, tmp_path / "old.safetensors", {"transfusion": json.dumps(header)}
+    )
+    assert header["format"] == 1
+    assert Alignment.load(tmp_path / "old.safetensors").maps == {"x": turn}
+
+
+def test_the_first_format_has_no_second_matrix(tmp_path):
+    turn = random_rotation("x", np.random.default_rng(0), apart=True)
+    path = Alignment({"x": turn}, SIZES, PARENTS, PROVENANCE).save(tmp_path / "pi.safetensors")
+    with pytest.raises(TransfusionError, match="must be a rotation of shape .1, 8, 6.*damaged"):
+        Alignment.load(damaged(path, change_header=lambda header: header.update(format=1)))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +367,10 @@ def test_other_folds_have_another_digest(pi, folds):
     assert replace(pi, folds=folds).digest != pi.digest
 
 
-@pytest.mark.parametrize("scale", ["produced", "read", "matrix"])
+@pytest.mark.parametrize("scale", ["produced", "read", "matrix", "writing"])
 def test_other_numbers_have_another_digest(pi, scale):
-    other = replace(pi.maps["vo"], **{scale: -pi.maps["vo"].matrix if scale == "matrix" else np.ones(2)})
+    turned = scale in ("matrix", "writing")
+    other = replace(pi.maps["vo"], **{scale: -pi.maps["vo"].matrix if turned else np.ones(2)})
     assert replace(pi, maps={**pi.maps, "vo": other}).digest != pi.digest
 
 
@@ -322,11 +412,7 @@ def test_a_turn_keeps_what_is_written_at_its_size(pi):
 
 def damaged(path, change_tensors=lambda tensors: None, change_header=lambda provenance: None):
     """A file of π with other content under the same digest."""
-    from safetensors import safe_open
-
-    tensors = load_file(path)
-    with safe_open(path, framework="pt") as opened:
-        provenance = json.loads(opened.metadata()["transfusion"])
+    tensors, provenance = load_file(path), header_of(path)
     change_tensors(tensors)
     change_header(provenance)
     save_file(tensors, path, {"transfusion": json.dumps(provenance)})
@@ -378,9 +464,10 @@ def test_inspect_tells_what_is_turned(pi, cli, tmp_path):
     assert code == 0, err
     assert "method functional" in out
     assert "predicted: 99% of B's activations" in out
-    assert [line.split()[:4] for line in out.splitlines() if "rotation" in line] == [
-        ["vo", "rotation", "5", "2"],
-        ["x", "rotation", "6", "1"],
+    kind = ["rotation,", "writes", "apart"] if pi.writes_apart else ["rotation"]
+    assert [line.split() for line in out.splitlines() if "rotation" in line] == [
+        ["vo", *kind, "5", "2"],
+        ["x", *kind, "6", "1"],
     ]
     code, out, err = cli("inspect", path, "--json")
     assert code == 0, err
@@ -390,4 +477,5 @@ def test_inspect_tells_what_is_turned(pi, cli, tmp_path):
     assert {id: axis["kind"] for id, axis in described["axes"].items()} == {
         id: map_.kind for id, map_ in pi.maps.items()
     }
+    assert described["axes"]["x"]["writes_apart"] is pi.writes_apart
     assert described["axes"]["x"]["stays"] is None, "of what is turned, nothing has a place"

@@ -156,6 +156,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         moved, method="functional", real=True, heads="flat", mlp="rotated", scaled=False, weights=0.0
     ),
     "functional": partial(moved, method="functional"),
+    "functional, gradients": partial(moved, method="functional", gradients=1.0),
     "functional, α auto": partial(moved, method="functional", alpha="auto"),
     "functional, real": partial(moved, method="functional", real=True),
     "auto": partial(moved, method="auto"),

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation
-from transfusion.alignment.pi_file import FORMAT, KEY, damaged, read_pi_file
+from transfusion.alignment.pi_file import FORMAT, KEY, WRITING, damaged, read_pi_file
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture, Shortcut
@@ -88,6 +88,16 @@ class Alignment:
         rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
         ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}
         return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
+
+    @property
+    def writes_apart(self) -> bool:
+        """Whether some rotation has a matrix of its own for what is written."""
+        return any(isinstance(one, Rotation) and one.writing is not None for one in self.maps.values())
+
+    @property
+    def reading(self) -> Alignment:
+        """The alignment of activations: every axis by the map of those that read it."""
+        return replace(self, maps={id: map_.reading for id, map_ in self.maps.items()})
 
     def moves_by_rows(self, layout: Layout) -> bool:
         """Return whether `move_rows` can move a tensor of this layout."""
@@ -195,7 +205,7 @@ class Alignment:
         back.safetensors
         """
         header = {
-            "format": FORMAT,
+            "format": WRITING if self.writes_apart else FORMAT,
             "digest": self.digest,
             "kinds": {id: map_.kind for id, map_ in self.maps.items()},
             "sizes": dict(self.sizes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,6 +50,11 @@ class Map(ABC):
     @abstractmethod
     def after(self, first: Map, lineage: Index) -> Map:
         """Return the map that applies ``first``, then this one, whose ancestors have this ``lineage``."""
+
+    @property
+    def reading(self) -> Map:
+        """The map of activations: that of tensors which read the axis, for what is written as well."""
+        return self
 
     @abstractmethod
     def is_identity(self) -> bool:
@@ -226,24 +231,30 @@ class Rotation(_Matrices):
     """
 
     matrix: NDArray[np.floating[Any]]
+    """For activations, and for tensors that read the axis."""
     produced: NDArray[np.floating[Any]]
     """For each row, the scale of the outputs: how much larger they are in B."""
     read: NDArray[np.floating[Any]]
     """For each row, the scale of the inputs, by which tensors that read the axis are divided."""
+    writing: NDArray[np.floating[Any]] | None = None
+    """The matrices for tensors that write the axis; None if they are those that read."""
     kind: ClassVar[str] = "rotation"
 
     def __post_init__(self) -> None:
         precision: type[np.floating[Any]] = np.float64 if self.matrix.dtype == np.float64 else np.float32
-        matrix = np.ascontiguousarray(self.matrix, dtype=precision)
-        if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
-            raise AlignmentError(f"a rotation of shape {matrix.shape} is not a stack of square matrices")
-        product = matrix.astype(np.float64) @ matrix.astype(np.float64).transpose(0, 2, 1)
-        if not np.allclose(product, np.eye(matrix.shape[1]), atol=_SUM):
-            raise AlignmentError("a rotation has a matrix that is not orthogonal")
+        matrix = _orthogonal(self.matrix, precision)
+        if (writing := self.writing) is not None:
+            writing = _orthogonal(writing, precision)
+            if writing.shape != matrix.shape:
+                raise AlignmentError(
+                    f"a rotation reads by matrices of shape {matrix.shape} and writes by {writing.shape}"
+                )
+            writing = None if np.array_equal(writing, matrix) else writing
         scales = [np.ascontiguousarray(one, dtype=precision) for one in (self.produced, self.read)]
         if any(one.shape != matrix.shape[:1] or not (np.isfinite(one) & (one > 0)).all() for one in scales):
             raise AlignmentError("a rotation has scales that are not positive numbers, one for each row")
-        for name, value in zip(("matrix", "produced", "read"), (matrix, *scales), strict=True):
+        names = ("matrix", "produced", "read", "writing")
+        for name, value in zip(names, (matrix, *scales, writing), strict=True):
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -263,40 +274,85 @@ class Rotation(_Matrices):
             return False
         return np.array_equal(self.to_tensor().numpy(), Rotation.of(other).to_tensor().numpy())
 
+    @property
+    def _written(self) -> NDArray[np.floating[Any]]:
+        return self.matrix if self.writing is None else self.writing
+
+    @property
+    def reading(self) -> Rotation:
+        return replace(self, writing=None)
+
     def apply(
         self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
     ) -> Tensor:
-        scale = 1 / self.read if reads else self.produced
-        return _mixed(tensor, self.matrix * scale[:, None, None], (*ancestors, dim))
+        matrix, scale = (self.matrix, 1 / self.read) if reads else (self._written, self.produced)
+        return _mixed(tensor, matrix * scale[:, None, None], (*ancestors, dim))
 
     def inverse(self, lineage: Index) -> Rotation:
-        back = np.empty_like(self.matrix)
-        back[lineage] = self.matrix.transpose(0, 2, 1)
-        scales = [np.empty_like(self.produced), np.empty_like(self.read)]
-        for scale, own in zip(scales, (self.produced, self.read), strict=True):
-            scale[lineage] = 1 / own
-        return Rotation(back, *scales)
+        """Return the transposed matrices and inverted scales: what was written is written back by its own."""
+        produced, read = np.empty_like(self.produced), np.empty_like(self.read)
+        produced[lineage], read[lineage] = 1 / self.produced, 1 / self.read
+        writing = None if self.writing is None else _transposed(self.writing, lineage)
+        return Rotation(_transposed(self.matrix, lineage), produced, read, writing)
 
     def after(self, first: Map, lineage: Index) -> Rotation:
+        """Chain what is read with what is read, and what is written with what is written."""
         earlier = Rotation.of(first)
-        product = self.matrix.astype(np.float64) @ earlier.matrix[lineage].astype(np.float64)
-        matrix = product.astype(np.result_type(self.matrix, earlier.matrix))
-        return Rotation(matrix, self.produced * earlier.produced[lineage], self.read * earlier.read[lineage])
+        apart = self.writing is not None or earlier.writing is not None
+        return Rotation(
+            _chained(self.matrix, earlier.matrix[lineage]),
+            self.produced * earlier.produced[lineage],
+            self.read * earlier.read[lineage],
+            _chained(self._written, earlier._written[lineage]) if apart else None,
+        )
 
     def is_identity(self) -> bool:
         return self == Permutation.identity(self.size, self.rows)
 
     def to_tensor(self) -> Tensor:
-        """Return the matrices, each followed by a row of its output scale and a row of its input scale."""
+        """Return the matrices, each followed by a row of its output scale and a row of its input scale.
+
+        Matrices of their own for what is written come before the two rows.
+        """
         lines = np.stack([self.produced, self.read], axis=1)[:, :, None].repeat(self.size, axis=2)
-        return torch.from_numpy(np.concatenate([self.matrix, lines], axis=1))
+        matrices = [self.matrix] if self.writing is None else [self.matrix, self.writing]
+        return torch.from_numpy(np.concatenate([*matrices, lines], axis=1))
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> Rotation:
         values = tensor.numpy()
-        if values.ndim != 3 or values.shape[1] != values.shape[2] + 2 or not values.size:
+        size = values.shape[2] if values.ndim == 3 else 0
+        if not values.size or not size or values.shape[1] not in (size + 2, 2 * size + 2):
             raise AlignmentError(f"values of shape {values.shape} are not matrices with their scales")
-        return cls(values[:, :-2], values[:, -2, 0], values[:, -1, 0])
+        writing = values[:, size:-2] if values.shape[1] > size + 2 else None
+        return cls(values[:, :size], values[:, -2, 0], values[:, -1, 0], writing)
+
+
+def _orthogonal(
+    matrix: NDArray[np.floating[Any]], precision: type[np.floating[Any]]
+) -> NDArray[np.floating[Any]]:
+    """Return matrices in this precision; refuse any that are not orthogonal."""
+    matrix = np.ascontiguousarray(matrix, dtype=precision)
+    if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
+        raise AlignmentError(f"a rotation of shape {matrix.shape} is not a stack of square matrices")
+    product = matrix.astype(np.float64) @ matrix.astype(np.float64).transpose(0, 2, 1)
+    if not np.allclose(product, np.eye(matrix.shape[1]), atol=_SUM):
+        raise AlignmentError("a rotation has a matrix that is not orthogonal")
+    return matrix
+
+
+def _transposed(matrix: NDArray[np.floating[Any]], lineage: Index) -> NDArray[np.floating[Any]]:
+    """Return the transposed matrices, each in the row that it comes from."""
+    back = np.empty_like(matrix)
+    back[lineage] = matrix.transpose(0, 2, 1)
+    return back
+
+
+def _chained(
+    later: NDArray[np.floating[Any]], earlier: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]]:
+    product: NDArray[np.floating[Any]] = later.astype(np.float64) @ earlier.astype(np.float64)
+    return product.astype(np.result_type(later, earlier))
 
 
 def _mixed(tensor: Tensor, matrix: NDArray[np.floating[Any]], places: tuple[int, ...]) -> Tensor:

@@ -18,6 +18,8 @@ from transfusion.errors import AlignmentError, listing
 from transfusion.runtime.untrusted_files import parse_json, validate
 
 FORMAT = 1
+WRITING = 2
+"""The format of files with rotations that write by other matrices than they read by."""
 KEY = "transfusion"
 """The key of the header in the metadata of a safetensors file."""
 _NESTED = 16
@@ -71,9 +73,11 @@ def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
         what = "a safetensors file, but not one of π"
         raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
     info = parse_json(metadata[KEY], f"{path}: its metadata cannot be read", AlignmentError)
-    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] != FORMAT:
+    known = (FORMAT, WRITING)
+    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] not in known:
         raise AlignmentError(
-            f"{path}: written in format {info['format']}, but this version reads format {FORMAT}",
+            f"{path}: written in format {info['format']}, but this version reads format"
+            f" {' and '.join(map(str, known))}",
             hint="make it again with this version, or install the version that wrote it",
         )
     where = f"{path}: its metadata cannot be read, the file is damaged"
@@ -105,6 +109,8 @@ def _require_shapes(path: str | Path, provenance: AlignmentHeader, opened: Any) 
         wanted = {"permutation": (rows, size), "plan": (rows, size, size), "rotation": (rows, size + 2, size)}
         found = opened.get_slice(id)
         shape, type = tuple(found.get_shape()), found.get_dtype()
+        if kind == "rotation" and provenance["format"] == WRITING and shape[1:2] == (2 * size + 2,):
+            wanted[kind] = (rows, 2 * size + 2, size)
         if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
             raise damaged(
                 path, f"{id} must be a {kind} of shape {wanted[kind]}, but is {type} of shape {shape}"

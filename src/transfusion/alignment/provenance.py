@@ -75,6 +75,7 @@ class AdviceInfo(TypedDict, total=False):
     margins: dict[str, MarginInfo]
     axes: dict[str, PredictionInfo]
     probes: str
+    gradients: str
     chosen: str
     predicted_by: dict[str, Number]
     not_tried: dict[str, str]

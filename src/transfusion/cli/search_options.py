@@ -205,6 +205,17 @@ MlpOption = Annotated[
         rich_help_panel=_ACTIVATIONS,
     ),
 ]
+GradientsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gradients",
+        min=0,
+        show_default="0",
+        help="How much gradients count beside activations, for tensors that write an axis; 1, for example."
+        " For models with logits of the same classes or vocabulary.",
+        rich_help_panel=_ACTIVATIONS,
+    ),
+]
 
 
 def aligning(
@@ -234,6 +245,7 @@ def chosen_method(
     probes: ProbesOption = None,
     samples: Samples = None,
     mlp: MlpOption = None,
+    gradients: GradientsOption = None,
 ) -> Method:
     """Return the preset with the user's changes."""
     return preset(method or DEFAULT).changed(
@@ -254,4 +266,5 @@ def chosen_method(
         probes=probes,
         samples=samples,
         mlp=mlp,
+        gradients=gradients,
     )

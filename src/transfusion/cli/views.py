@@ -98,7 +98,8 @@ def alignment(description: dict[str, Any]) -> RenderableType:
     for id, axis in description["axes"].items():
         share = axis["stays"]
         bar = "" if share is None else f"{share:6.1%} {'█' * round(20 * share)}"
-        axes.add_row(id, axis["kind"], str(axis["size"]), str(axis["maps"]), bar)
+        kind = f"{axis['kind']}, writes apart" if axis.get("writes_apart") else axis["kind"]
+        axes.add_row(id, kind, str(axis["size"]), str(axis["maps"]), bar)
     heads = Table("heads", "B's place ← A's head", box=None, header_style="bold")
     for id, places in description["heads"].items():
         heads.add_row(id, " ".join(f"{to}←{source}" for to, source in enumerate(places)))

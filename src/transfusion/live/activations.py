@@ -1,4 +1,4 @@
-"""The recorder of activations: what the modules of a live model are given and put out.
+"""The recorder of activations: what the modules of a live model are given and put out, and gradients.
 
 `on_module_calls` registers the hooks. `record_outputs` keeps whole activations in memory, for `verify` and
 optimal transport. `record_activations` keeps samples on disk, for `functional`: the two models are then never
@@ -24,7 +24,7 @@ from transfusion.layouts import ANONYMOUS, Layout, Name
 from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
 
-INPUT, OUTPUT = "input", "output"
+INPUT, OUTPUT, GRADIENT = "input", "output", "gradient"
 HELD_OUT = 5
 """One batch in this number is held out: the last ones."""
 
@@ -107,6 +107,8 @@ class ActivationStore:
     """For every module whose input is the output of a norm, the norm."""
     shown: frozenset[str] = frozenset()
     """The norms whose outputs are outputs of the model."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """The outputs that gradients were sent back from, and their sizes; empty without gradients."""
     held_out: bool = False
     """Whether `samples` returns the held-out samples."""
 
@@ -116,12 +118,13 @@ class ActivationStore:
         return replace(self, held_out=True)
 
     def samples(self, module: str, side: str) -> Tensor | None:
-        """Return the inputs or outputs of a module: (samples, units), in float64.
+        """Return the inputs or outputs of a module, or the gradients of its outputs: (samples, units), in
+        float64.
 
         Of a module that the library has in parts: the outputs of all parts, and the input of the first.
         """
         keys = [key for key in (f"{module}/{side}", f"{module}[0]/{side}") if key in self.keys][:1]
-        while side == OUTPUT and keys and (key := f"{module}[{len(keys)}]/{side}") in self.keys:
+        while side in (OUTPUT, GRADIENT) and keys and (key := f"{module}[{len(keys)}]/{side}") in self.keys:
             keys.append(key)
         if not keys:
             return None
@@ -142,24 +145,35 @@ def _read(file: Path, key: str) -> Tensor:
 
 
 def record_activations(
-    model: Model, module: nn.Module, probes: Sequence[Mapping[str, Tensor]], folder: Path, samples: int
+    model: Model,
+    module: nn.Module,
+    probes: Sequence[Mapping[str, Tensor]],
+    folder: Path,
+    samples: int,
+    *,
+    gradients: bool = False,
 ) -> ActivationStore:
-    """Run a model on all probes and keep samples; of each batch, the same rows are kept in every model."""
-    sampler = _Sampler(model, samples // max(1, len(probes)))
+    """Run a model on all probes and keep samples; of each batch, the same rows are kept in every model.
+
+    With ``gradients``, one random cotangent per batch, the same in every model, is sent back from the logits.
+    """
+    sampler = _Sampler(model, samples // max(1, len(probes)), gradients)
     files: list[Path] = []
     with on_module_calls(sampler.modules(module), sampler.keep_call):
         for number, inputs in enumerate(probes):
             sampler.begin(number)
-            sampler.end(run_model(module, model.family, inputs, double=False))
+            sampler.end(run_model(module, model.family, inputs, double=False, gradients=gradients))
             files.append(folder / f"{number}.safetensors")
             write_tensors(files[-1], {key: torch.cat(parts) for key, parts in sampler.kept.items()})
-    return ActivationStore(tuple(files), frozenset(sampler.kept), sampler.fed_by, frozenset(sampler.shown))
+    return ActivationStore(
+        tuple(files), frozenset(sampler.kept), sampler.fed_by, frozenset(sampler.shown), sampler.ends
+    )
 
 
 class _Sampler:
     """Samples the activations of every module that owns a tensor of the table."""
 
-    def __init__(self, model: Model, per_batch: int) -> None:
+    def __init__(self, model: Model, per_batch: int, gradients: bool = False) -> None:
         self.naming = Naming(model.family, live=True)
         self.architecture = model.architecture
         self.per_batch = max(1, per_batch)
@@ -167,9 +181,13 @@ class _Sampler:
         """Of this batch."""
         self.fed_by: dict[str, str] = {}
         self.shown: set[str] = set()
+        self.ends: dict[str, int] = {}
+        self._gradients = gradients
         self._batch = 0
         self._normed: list[tuple[int, str, Tensor]] = []
         """Outputs of norms in this batch: kept, so that no other tensor can get their place in memory."""
+        self._written: list[tuple[str, Tensor]] = []
+        """Outputs of modules in this batch, whose gradients are wanted."""
 
     def modules(self, module: nn.Module) -> dict[str, nn.Module]:
         owners = {name.rpartition(".")[0] for name in self.architecture.tensors}
@@ -177,7 +195,7 @@ class _Sampler:
         return {name: part for name, part in named if without_part(name)[0] in owners}
 
     def begin(self, number: int) -> None:
-        self._batch, self._normed, self.kept = number, [], {}
+        self._batch, self._normed, self._written, self.kept = number, [], [], {}
 
     def end(self, outputs: Mapping[str, Tensor]) -> None:
         places = {_place(one) for one in outputs.values()}
@@ -185,12 +203,31 @@ class _Sampler:
         for name, one in outputs.items():
             if _is_activation(one):
                 self._keep(f"{name}/{OUTPUT}", one)
-        self._normed = []
+        if self._gradients:
+            self._send_back(outputs)
+        self._normed, self._written = [], []
+
+    def _send_back(self, outputs: Mapping[str, Tensor]) -> None:
+        """Keep the gradients of a random weighting of the logits, the same in every model."""
+        ends = {
+            name: one
+            for name, one in sorted(outputs.items())
+            if self._is_shared(name) and _is_activation(one) and one.requires_grad
+        }
+        self.ends = {name: one.shape[-1] for name, one in ends.items()}
+        if not ends:
+            return
+        generator = torch.Generator().manual_seed(self._batch)
+        cotangents = [torch.randn(one.shape, generator=generator).to(one) for one in ends.values()]
+        written = [one for _, one in self._written]
+        found = torch.autograd.grad([*ends.values()], written, cotangents, allow_unused=True)
+        for (name, one), gradient in zip(self._written, found, strict=True):
+            value = torch.zeros_like(one) if gradient is None else gradient
+            self._keep(f"{name}/{GRADIENT}", value.movedim(1, -1) if self._convolves(name) else value)
 
     def keep_call(self, name: str, given: list[Tensor], output: Any) -> None:
         whole, _ = without_part(name)
-        weight = self.architecture.tensors.get(f"{whole}.weight")
-        convolves = weight is not None and len(weight.inputs) > 1
+        weight, convolves = self._weight(name), self._convolves(name)
         inputs = [one for one in given if _is_activation(one)]
         for number, one in enumerate(inputs[:3] if weight is None else inputs[:1]):
             self._keep(f"{name}/{INPUT}{number or ''}", one.movedim(1, -1) if convolves else one)
@@ -201,8 +238,24 @@ class _Sampler:
         first = output[0] if weight is not None and isinstance(output, tuple) else output
         if _is_activation(first):
             self._keep(f"{name}/{OUTPUT}", first.movedim(1, -1) if convolves else first)
+            if self._gradients and first.requires_grad:
+                self._written.append((name, first))
             if f"{whole}.weight" in self.architecture.scales:
                 self._normed.append((_place(first), name, first))
+
+    def _is_shared(self, name: str) -> bool:
+        """Return whether an output is one of logits, which two models may share; embeddings are not shared.
+
+        The only output of a module without names is one of logits, unless it lies on an axis of the table.
+        """
+        return ("logits" in name or name == "output") and name not in self.architecture.outputs
+
+    def _weight(self, name: str) -> Layout | None:
+        return self.architecture.tensors.get(f"{without_part(name)[0]}.weight")
+
+    def _convolves(self, name: str) -> bool:
+        weight = self._weight(name)
+        return weight is not None and len(weight.inputs) > 1
 
     def _keep(self, key: str, value: Tensor) -> None:
         rows = value.detach().reshape(-1, value.shape[-1])

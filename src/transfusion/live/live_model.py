@@ -188,10 +188,11 @@ class LiveModel:
     def expected(self, alignment: Alignment, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs that the moved model should have; those on an axis that moves are moved."""
         moved: dict[str, Tensor] = {}
+        reading = alignment.reading
         for name, value in outputs.items():
             space = self.architecture.outputs.get(name, "")
             if space is not None:
-                moved[name] = self._along(alignment, space, value) if space else value
+                moved[name] = self._along(reading, space, value) if space else value
         return moved
 
 

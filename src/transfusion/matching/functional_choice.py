@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Map
+from transfusion.alignment.maps import Map, Rotation
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Architecture, HeadPolicy
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
@@ -40,7 +40,8 @@ def align_functional(
     """Align by activations, with a rotation for every axis that allows one."""
     with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
         found = _best_heads(probed, options, on_step)
-    return found.alignment(replace(metadata, advice=_advice_of(found.quality, probed)))
+    advice = _with_note(_advice_of(found.quality, probed), _gradient_note(found, probed, options))
+    return found.alignment(replace(metadata, advice=advice))
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,12 @@ def align_auto(
                 FUNCTIONAL: found.quality,
             }
             info = {name: _advice_of(quality, probed) for name, quality in ways.items()}
+            note = _gradient_note(found, probed, options)
     except (AlignmentError, ArchitectureError, LibraryError) as error:
         text = f"{metadata.advice['text']}; functional was not tried: {error}"
-        note = {**metadata.advice, "chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}, "text": text}
-        return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=note))
+        tried = {"chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}, "text": text}
+        advice = {**metadata.advice, **tried}
+        return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=advice))
     predicted = {name: mean_quality(quality).found for name, quality in ways.items()}
     chosen = next(name for name in predicted if predicted[name] >= NEARLY * max(predicted.values()))
     by_weights = dict(metadata.advice)
@@ -117,10 +120,9 @@ def align_auto(
         return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=advice))
     text = _compared(chosen, predicted)
     advice = {**info[chosen], **compared, "text": text, "by_weights": by_weights}
-    metadata = replace(metadata, advice=advice)
     if chosen == IDENTITY:
-        return Alignment.of({}, weights.architecture, metadata)
-    return found.alignment(metadata)
+        return Alignment.of({}, weights.architecture, replace(metadata, advice=advice))
+    return found.alignment(replace(metadata, advice=_with_note(advice, note)))
 
 
 def _advice_of(quality: Mapping[str, PredictionQuality], probed: ProbedPair) -> dict[str, Any]:
@@ -133,6 +135,22 @@ def _advice_of(quality: Mapping[str, PredictionQuality], probed: ProbedPair) -> 
         "axes": {id: asdict(one) for id, one in quality.items()},
         "probes": probed.about,
     }
+
+
+def _gradient_note(found: _FunctionalResult, probed: ProbedPair, options: FunctionalOptions) -> str:
+    """Return what gradients were used for, or why they were not; nothing, if they were not asked for."""
+    if not options.gradients:
+        return ""
+    if (why := probed.evidence.unshared) is not None:
+        return f"not used: {why}"
+    rotations = [map_ for map_ in found.found.maps.values() if isinstance(map_, Rotation)]
+    written = sum(map_.writing is not None for map_ in rotations)
+    return f"used for {written} of {len(rotations)} rotations"
+
+
+def _with_note(advice: dict[str, Any], note: str) -> dict[str, Any]:
+    text = f"{advice['text']}; gradients were {note}"
+    return {**advice, "gradients": note, "text": text} if note else advice
 
 
 def _compared(chosen: str, predicted: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
@@ -122,6 +123,8 @@ class FunctionalOptions:
     """How much the weights that read or write a point of the stream count beside its activations, which may
     not span all directions.
     """
+    gradients: float = 0.0
+    """How much gradients count beside activations in the maps of what is written; 0 records none."""
     scaled: bool = True
     """Whether maps also scale A's activations to the size of B's."""
     freely: bool = True
@@ -136,6 +139,11 @@ class FunctionalOptions:
                     f"{name} = {value}: too few to fit maps and to measure them",
                     hint=f"give at least {least}",
                 )
+        if not 0 <= self.gradients < inf:  # also refuses NaN
+            raise SettingError(
+                f"gradients = {self.gradients}: it must be a finite number of at least 0",
+                hint="for example 1.0",
+            )
 
 
 @dataclass(frozen=True)

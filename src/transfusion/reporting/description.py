@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment, fixed_points
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.alignment.pi_file import is_alignment
 from transfusion.architecture.architecture import Space
 from transfusion.model.model import Model, Reference
@@ -74,7 +74,7 @@ def describe_model(model: Model) -> dict[str, Any]:
 def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     """Describe a π: the share of units in place per axis, the heads, the objective."""
     metadata = alignment.provenance
-    axes = {}
+    axes: dict[str, dict[str, Any]] = {}
     for id in alignment.sizes:
         if (map_ := alignment.maps.get(id)) is None:
             continue
@@ -86,6 +86,8 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
             "within": alignment.parents.get(id),
             "stays": sum(stays) / len(stays) if stays else None,
         }
+        if isinstance(map_, Rotation):
+            axes[id]["writes_apart"] = map_.writing is not None
     parents = set(alignment.parents.values())
     heads = {
         id: map_.index[0].tolist()

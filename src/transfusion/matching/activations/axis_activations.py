@@ -14,7 +14,7 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Policy
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
-from transfusion.live.activations import INPUT, OUTPUT, ActivationStore
+from transfusion.live.activations import GRADIENT, INPUT, OUTPUT, ActivationStore
 from transfusion.model.model import Model
 
 
@@ -26,7 +26,7 @@ class AxisPiece:
     a: Tensor
     b: Tensor
     side: str
-    """Whether they are inputs or outputs of a module."""
+    """Whether they are inputs or outputs of a module, or gradients of outputs."""
 
 
 class AxisActivations:
@@ -49,6 +49,18 @@ class AxisActivations:
     def _is_recorded(self, module: str) -> bool:
         """Return whether the outputs of a module were recorded in both models."""
         return f"{module}/{OUTPUT}" in self.of_a.keys & self.of_b.keys
+
+    @cached_property
+    def unshared(self) -> str | None:
+        """Why gradients of A and B cannot be compared; None if both come from logits of one meaning."""
+        ends = self.of_a.ends, self.of_b.ends
+        if not all(ends):
+            return "models without logits have no outputs in a space that both share"
+        if ends[0] != ends[1]:
+            listed = (", ".join(f"{name} of {size}" for name, size in one.items()) for one in ends)
+            return f"A and B have different logits ({'; '.join(listed)})"
+        labels = [(model.config or {}).get("id2label") for model in (self.a, self.b)]
+        return None if labels[0] == labels[1] else "A and B have different classes"
 
     # ── norms ────────────────────────────────────────────────────────────────────────────────
 
@@ -139,6 +151,7 @@ class AxisActivations:
         Only weights whose other axes are mapped already, or never move, count.
         """
         total: Tensor | None = None
+        reading = {id: map_.reading for id, map_ in maps.items()}
         for name, layout in self.architecture.tensors.items():
             if layout.arrow is None or name not in self.b.architecture.tensors:
                 continue
@@ -147,8 +160,8 @@ class AxisActivations:
             free = {one for one in others if one in self._free}
             if len(dims) != 1 or free - maps.keys() or self.a.info(name).shape != self.b.info(name).shape:
                 continue
-            a = move_tensor(self._scaled(self.a, name), layout, maps, self.sizes, self.architecture.parents)
-            b = self._scaled(self.b, name)
+            a, b = (self._scaled(model, name) for model in (self.a, self.b))
+            a = move_tensor(a, layout, reading, self.sizes, self.architecture.parents)
             flat = [one.movedim(dims[0], 0).flatten(1) for one in (b, a)]
             size = torch.linalg.vector_norm(flat[0]) * torch.linalg.vector_norm(flat[1])
             table = flat[0] @ flat[1].T / size.clamp(min=1e-30)
@@ -199,6 +212,20 @@ class AxisActivations:
         for output, space in self.architecture.outputs.items():
             if space == id and (pair := self.pair(output, OUTPUT)) is not None:
                 yield AxisPiece((id,), pair[0].T, pair[1].T, INPUT)
+
+    def gradients(self, id: str) -> Iterator[AxisPiece]:
+        """Yield the gradients of the outputs of all modules that produce an axis; none, if A and B do not
+        share an output space.
+        """
+        for name, layout in self.architecture.tensors.items() if self.unshared is None else ():
+            module, _, leaf = name.rpartition(".")
+            if len(layout.outputs) != 1 or leaf != "weight":
+                continue
+            item = layout.items[dim := layout.outputs[0]]
+            if id in names_in(item):
+                pair = self.pair(module, GRADIENT)
+                if pair is not None and pair[0].shape[1] == self._extent(name, dim):
+                    yield from self._cut(item, id, pair, GRADIENT)
 
     def _extent(self, name: str, dim: int) -> int:
         return self.a.info(name).shape[dim]

@@ -95,9 +95,8 @@ def run_on_probes(a: Model, b: Model, options: FunctionalOptions, seed: int = 0)
                     else synthetic_probes
                 )
                 probes = make(model, module, options.probes, seed)
-            stores.append(
-                record_activations(model, module, split_batches(probes.batches), place, options.samples)
-            )
+            batches, asked = split_batches(probes.batches), options.gradients > 0
+            stores.append(record_activations(model, module, batches, place, options.samples, gradients=asked))
             del module
         assert probes is not None
         of_a, of_b = stores

@@ -15,7 +15,7 @@ from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Index
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.procrustes import nearest, norm_ratio, unit
+from transfusion.matching.activations.procrustes import nearest, norm_ratio, unit, writing_rotation
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign
 
@@ -94,10 +94,15 @@ def match_heads(
     heads = order.index[0].tolist()
     queries = _query_maps(views, heads)
     maps.update({axis: map_ for axis, map_ in queries.items() if axis in members})
+    gradients = [
+        _HeadActivations(piece, members.get(piece.axes[-1], Symmetry.FIXED))
+        for piece in (evidence.gradients(id) if options.gradients else ())
+        if piece.axes[0] == id and len(piece.axes) in (2, 3)
+    ]
     for child in sorted(members.keys() - queries.keys()):
-        mine = [view for view in views if view.piece.axes[-1] == child]
+        mine, back = ([view for view in some if view.piece.axes[-1] == child] for some in (views, gradients))
         if mine:
-            maps[child] = _unit_rotation(mine, heads, queries, options)
+            maps[child] = _unit_rotation(mine, back, heads, queries, options)
     return maps
 
 
@@ -116,7 +121,7 @@ def _with_known(piece: AxisPiece, known: Mapping[str, Map]) -> AxisPiece:
     map_ = known.get(piece.axes[-1])
     if map_ is None or map_.rows != 1:
         return piece
-    return replace(piece, a=map_.apply(piece.a, piece.a.ndim - 2))
+    return replace(piece, a=map_.reading.apply(piece.a, piece.a.ndim - 2))
 
 
 def _query_maps(views: Sequence[_HeadActivations], heads: Sequence[int]) -> dict[str, Permutation]:
@@ -132,21 +137,37 @@ def _query_maps(views: Sequence[_HeadActivations], heads: Sequence[int]) -> dict
 
 def _unit_rotation(
     views: Sequence[_HeadActivations],
+    gradients: Sequence[_HeadActivations],
     heads: Sequence[int],
     queries: dict[str, Permutation],
     options: FunctionalOptions,
 ) -> Rotation:
     """Return the rotation of the units within every head of B, from those of its head of A."""
+    group = views[0].group
     matrices: list[Tensor] = []
+    writing: list[Tensor] = []
     sizes: list[float] = []
     for i, j in enumerate(heads):
-        together = torch.zeros(())
-        ratios: list[float] = []
-        for view in views:
-            query: Index = queries[view.sharing].index[i] if view.sharing else np.zeros(1, dtype=np.int64)
-            for r, s in enumerate(query.tolist()):
-                together = together + view.covariances[i, r, j, s]
-            ratios.append(norm_ratio(view.piece.b[i], view.piece.a[j]))
-        matrices.append(nearest(together, views[0].group))
+        together = _of_heads(views, i, j, queries)
+        matrices.append(nearest(together, group))
+        if gradients:
+            back = _of_heads(gradients, i, j, queries)
+            writing.append(writing_rotation(together, back, options.gradients, group))
+        ratios = [norm_ratio(view.piece.b[i], view.piece.a[j]) for view in views]
         sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
-    return Rotation(torch.stack(matrices).float().numpy(), np.array(sizes), np.array(sizes))
+    return Rotation(
+        torch.stack(matrices).float().numpy(),
+        np.array(sizes),
+        np.array(sizes),
+        torch.stack(writing).float().numpy() if writing else None,
+    )
+
+
+def _of_heads(views: Sequence[_HeadActivations], i: int, j: int, queries: dict[str, Permutation]) -> Tensor:
+    """Return the covariance of the units of B's head i and A's head j, over all queries of both."""
+    together = torch.zeros(())
+    for view in views:
+        query: Index = queries[view.sharing].index[i] if view.sharing else np.zeros(1, dtype=np.int64)
+        for r, s in enumerate(query.tolist()):
+            together = together + view.covariances[i, r, j, s]
+    return together

@@ -68,7 +68,7 @@ def _pieces(evidence: AxisActivations, id: str) -> Iterator[AxisPiece]:
 
 def _moved(evidence: AxisActivations, piece: AxisPiece, maps: Mapping[str, Map]) -> Tensor:
     layout = Layout((*map(Name, piece.axes), Name(ANONYMOUS)))
-    here = {id: maps[id] for id in piece.axes if id in maps}
+    here = {id: maps[id].reading for id in piece.axes if id in maps}
     return (
         move_tensor(piece.a, layout, here, evidence.sizes, evidence.architecture.parents) if here else piece.a
     )

@@ -41,6 +41,18 @@ def norm_ratio(b: Tensor, a: Tensor) -> float:
     return float(torch.linalg.vector_norm(b) / torch.linalg.vector_norm(a).clamp(min=1e-30))
 
 
+def writing_rotation(
+    activations: Tensor, gradients: Tensor, weight: float, group: Symmetry = Symmetry.PERMUTATION
+) -> Tensor:
+    """Return the nearest matrix to two covariances together, each divided by its nuclear norm."""
+    return nearest(_by_nuclear_norm(activations) + weight * _by_nuclear_norm(gradients), group)
+
+
+def _by_nuclear_norm(covariances: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.matrix_norm(covariances, ord="nuc", keepdim=True)
+    return covariances / size.clamp(min=1e-30)
+
+
 def solve_stream(
     evidence: AxisActivations, id: str, options: FunctionalOptions, maps: Mapping[str, Map]
 ) -> dict[str, Map]:
@@ -58,7 +70,21 @@ def solve_stream(
     together = covariance(b, a)
     if options.weights and (by_weights := evidence.weight_covariance(id, maps)) is not None:
         together = unit(together) + options.weights * unit(by_weights)
-    return {id: _rotation(nearest_rotation(together)[None], [produced], [read], options)}
+    writing = _writing(evidence, id, together, options)
+    return {id: _rotation(nearest_rotation(together)[None], [produced], [read], options, writing)}
+
+
+def _writing(
+    evidence: AxisActivations, id: str, activations: Tensor, options: FunctionalOptions
+) -> Tensor | None:
+    """Return the matrix for tensors that write an axis, by gradients as well; None without gradients."""
+    if not options.gradients:
+        return None
+    found = [covariance(piece.b, piece.a) for piece in evidence.gradients(id) if piece.axes == (id,)]
+    if not found:
+        return None
+    group = evidence.architecture.spaces[id].group
+    return writing_rotation(activations, torch.stack(found).sum(0), options.gradients, group)[None]
 
 
 def _sizes(evidence: AxisActivations, id: str, seen: float) -> tuple[float, float]:
@@ -81,12 +107,14 @@ def solve_axis(evidence: AxisActivations, id: str, options: FunctionalOptions) -
     gated = sides.count(OUTPUT) > 1 and INPUT in sides  # unlike q and k, which no module reads
     produced, read = (_mean_size(pieces, side) for side in (OUTPUT, INPUT))
     if (group := evidence.architecture.spaces[id].group).rotates_pairs:
-        return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options)}
+        writing = _writing(evidence, id, b @ a.T, options)
+        return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options, writing)}
     if options.mlp is MlpSolver.ASSIGNED or (
         options.mlp is MlpSolver.AUTO and (gated or _is_rank_deficient(a))
     ):
         return {id: assign((normalise_units(b) @ normalise_units(a).T)[None])}
-    return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options)}
+    writing = _writing(evidence, id, b @ a.T, options)
+    return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options, writing)}
 
 
 def _is_rank_deficient(values: Tensor) -> bool:
@@ -106,11 +134,20 @@ def _mean_size(pieces: list[AxisPiece], side: str) -> float:
 
 
 def _rotation(
-    matrix: Tensor, produced: list[float], read: list[float], options: FunctionalOptions
+    matrix: Tensor,
+    produced: list[float],
+    read: list[float],
+    options: FunctionalOptions,
+    writing: Tensor | None = None,
 ) -> Rotation:
     if not options.scaled:
         produced, read = [1.0] * len(produced), [1.0] * len(read)
-    return Rotation(matrix.float().numpy(), np.array(produced), np.array(read))
+    return Rotation(
+        matrix.float().numpy(),
+        np.array(produced),
+        np.array(read),
+        None if writing is None else writing.float().numpy(),
+    )
 
 
 def unit(values: Tensor) -> Tensor:

@@ -88,6 +88,23 @@ class MethodOptionsInfo(TypedDict, total=False):
     functional: dict[str, Any] | None
 
 
+class VocabularyInfo(TypedDict):
+    """Two vocabularies that were compared token by token."""
+
+    source: str
+    """The SHA-256 of A's tokens."""
+    target: str
+    tokens: list[Annotated[int, Field(ge=0)]]
+    common: Annotated[int, Field(ge=0)]
+    share: Number
+    moved: bool
+    """Whether some token has another row in B than in A, or none."""
+    dropped: Annotated[int, Field(ge=0)]
+    dropped_first: list[str]
+    new: Annotated[int, Field(ge=0)]
+    digits: NotRequired[str]
+
+
 class ProvenanceInfo(TypedDict):
     """A provenance in a file."""
 
@@ -105,6 +122,7 @@ class ProvenanceInfo(TypedDict):
     advice: NotRequired[AdviceInfo | EmptyInfo]
     gap: NotRequired[Number]
     version: NotRequired[str]
+    vocabulary: NotRequired[VocabularyInfo | EmptyInfo]
     run: NotRequired[RunInfo | EmptyInfo]
 
 
@@ -133,6 +151,8 @@ class Provenance:
     """The largest share by which a better assignment of any one axis may exist, given all others: a bound
     from dual prices. Small axes are assigned exactly."""
     version: str = __version__
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    """The vocabularies of A and B, if both were compared; see `VocabularyInfo`."""
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
 

@@ -26,6 +26,7 @@ from transfusion.cli.options import (
     TrustBase,
     Verbose,
     Via,
+    VocabularyShare,
     computing,
 )
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
@@ -110,6 +111,7 @@ def transport(
     config: Config = None,
     architecture: ArchitectureFile = None,
     new_tokens: NewTokensOption = "refuse",
+    vocabulary_share: VocabularyShare = None,
     trust_base: TrustBase = False,
     dtype: StoredDtype = None,
 ) -> None:
@@ -136,6 +138,7 @@ def transport(
             dtype=dtype,
             full=full,
             new_tokens=new_tokens,
+            vocabulary_share=vocabulary_share,
             trust_base=trust_base,
             seed=seed,
             config=config,

@@ -314,6 +314,7 @@ class DenseTransport(OutputModel[TensorAction]):
             },
             "alignment": self.alignment.digest,
             "merging": self.merging.as_json(),
+            **({"vocabulary": metadata.vocabulary["source"]} if metadata.vocabulary.get("moved") else {}),
         }
 
     def metadata(self) -> dict[str, Any]:

@@ -52,11 +52,11 @@ class TransportPlan:
     @classmethod
     def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
         """Return the plan of an alignment, checked against both models."""
-        a, b = open_bases(base, onto)
+        a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
         alignment = via if isinstance(via, Alignment) else Alignment.load(via)
         plan = cls.planned(a, b, alignment)
         take_hashes(a, b)
-        alignment.require_between(source=a, target=b)
+        plan.alignment.require_between(source=a, target=b)
         return plan
 
     @classmethod
@@ -74,7 +74,10 @@ class TransportPlan:
         Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
         as much memory as a real one. Only headers are read, unless A is ``hashed``.
         """
-        if alignment is None:
+        if alignment is not None:
+            alignment = alignment.fitted(a.architecture.under(alignment.provenance.policy))
+            alignment.require_vocabulary(a)
+        else:
             policy = Policy()
             content = a.digest if hashed else PLANNED
             digest = a.architecture.under(policy).digest()
@@ -118,13 +121,19 @@ class TransportPlan:
         """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             return FoldedAdapter(self.adapter(finetuned, alpha, trust_base=trust_base))
-        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-        tuned = tuned.under(self.alignment.provenance.policy)
+        tuned = self.opened(finetuned).under(self.alignment.provenance.policy)
         if not trust_base:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
         lot = NewTokens(new_tokens)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
         return DenseSource(vector, self.alignment, self.b, alpha)
+
+    def opened(self, finetuned: Finetune) -> Model:
+        """Open a fine-tuned model; in B's vocabulary, if that is another one than A's."""
+        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+        if self.a.vocabulary is None or tuned.vocabulary is not None:
+            return tuned
+        return tuned.in_vocabulary(self.a.vocabulary, self.b.checkpoint.config)
 
     def adapter(
         self,
@@ -139,6 +148,8 @@ class TransportPlan:
         adapter = Adapter.open(reference)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
+        if self.a.vocabulary is not None:
+            adapter = adapter.in_vocabulary(self.a)
         return AdapterTransport(
             adapter, self.a, self.b, self.alignment, alpha, dtype, output_record or OutputRecord()
         )
@@ -213,8 +224,7 @@ class TransportPlan:
             folded = TransportPlan.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
             assert isinstance(folded, DenseTransport)
             return folded.module()
-        opened = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-        return build(opened, torch.float32)
+        return build(self.opened(finetuned), torch.float32)
 
     def _tried(
         self,

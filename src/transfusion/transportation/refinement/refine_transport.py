@@ -142,7 +142,7 @@ class RefineTransport:
         return Refiner(
             plan.a,
             plan.b,
-            self.finetuned if isinstance(self.finetuned, Model) else plan.a,
+            plan.opened(self.finetuned) if isinstance(self.finetuned, Model) else plan.a,
             plan.alignment,
             plan.tuned_module(self.finetuned).float(),
             build(plan.a, torch.float32),

@@ -15,6 +15,9 @@ from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Polic
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 
+TokenCount: TypeAlias = Annotated[int, Field(ge=0, le=2**31)]
+
+
 EmptyInfo: TypeAlias = Annotated[dict[str, Any], Field(max_length=0)]
 
 
@@ -94,14 +97,17 @@ class VocabularyInfo(TypedDict):
     source: str
     """The SHA-256 of A's tokens."""
     target: str
-    tokens: list[Annotated[int, Field(ge=0)]]
-    common: Annotated[int, Field(ge=0)]
+    tokens: Annotated[list[TokenCount], Field(min_length=2, max_length=2)]
+    """The number of tokens of A, and of B."""
+    common: TokenCount
     share: Number
     moved: bool
     """Whether some token has another row in B than in A, or none."""
-    dropped: Annotated[int, Field(ge=0)]
-    dropped_first: list[str]
-    new: Annotated[int, Field(ge=0)]
+    dropped: TokenCount
+    """The number of tokens of A that B lacks."""
+    dropped_first: Annotated[list[str], Field(max_length=16)]
+    new: TokenCount
+    """The number of tokens of B that A lacks."""
     digits: NotRequired[str]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.checkpoint.tensor_files import Rows
 
 NOWHERE = -1
 """The number of a row that is not stored."""
+_AT_ONCE = 2**22
+"""The numbers of a stored tensor that are read at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,28 +32,36 @@ class RowSelection:
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         return (*stored[: self.dim], len(self.rows), *stored[self.dim + 1 :])
 
-    def of(self, stored: Tensor) -> Tensor:
-        """Return the selected rows of a whole tensor."""
-        return self._filled(stored.index_select(self.dim, self._stored), self.rows, self.dim)
-
-    @property
-    def _stored(self) -> Tensor:
-        return self.rows[self.rows != NOWHERE]
-
-    def _filled(self, found: Tensor, wanted: Tensor, dim: int) -> Tensor:
-        """Return stored rows at their places among the wanted ones, and the fill elsewhere."""
-        there = (wanted != NOWHERE).nonzero().flatten()
-        if len(there) == len(wanted):
-            return found
-        shape = (*found.shape[:dim], len(wanted), *found.shape[dim + 1 :])
-        return torch.full(shape, self.fill, dtype=found.dtype).index_copy_(dim, there, found)
-
     def read(self, checkpoint: Checkpoint, name: str, rows: Rows | None) -> Tensor:
-        """Read the view of a tensor, or some of its rows; only their stored rows are read."""
-        if rows is None or self.dim:
-            return self.of(checkpoint.read(name, rows))
+        """Read the view of a tensor, or some of its rows."""
+        if self.dim:
+            stored = checkpoint.read(name, rows)
+            return self._placed(stored.shape, stored.dtype, self.rows, [(0, stored)])
+        info = checkpoint.tensors[name]
+        if rows is None:  # in the order of the file, block by block: the stored tensor is never held whole
+            cuts = row_blocks(info.shape, _AT_ONCE)
+            blocks = ((block.start, checkpoint.read(name, block)) for block in cuts)
+            return self._placed(info.shape, info.dtype, self.rows, blocks)
         wanted = self.rows[rows]
-        return self._filled(checkpoint.read(name, wanted[wanted != NOWHERE]), wanted, 0)
+        there = wanted != NOWHERE
+        found = torch.full((len(wanted), *info.shape[1:]), self.fill, dtype=info.dtype)
+        found[there] = checkpoint.read(name, wanted[there])
+        return found
+
+    def _placed(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        wanted: Tensor,
+        blocks: Iterable[tuple[int, Tensor]],
+    ) -> Tensor:
+        """Return the wanted rows, from blocks of stored rows and the number of the first of each."""
+        found = torch.full(self.shape(tuple(shape)), self.fill, dtype=dtype)
+        for start, block in blocks:
+            size = block.shape[self.dim]
+            here = ((wanted >= start) & (wanted < start + size)).nonzero().flatten()
+            found.index_copy_(self.dim, here, block.index_select(self.dim, wanted[here] - start))
+        return found
 
 
 @dataclass

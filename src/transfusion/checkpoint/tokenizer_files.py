@@ -19,7 +19,7 @@ from transfusion.runtime.untrusted_files import path_inside, read_json, read_tex
 
 BYTES, PIECES, WORDPIECE, PLAIN = "byte-level", "sentencepiece", "WordPiece", "plain"
 """The kinds of spelling: ``Ġthe``, ``▁the``, ``the`` before ``##re``, and texts as they are."""
-_MOST_ROWS = 2**24
+_MOST_ROWS = 2**22
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
 _MODELS = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model", "source.spm")
 _AGAIN = "fetch the tokenizer again"

@@ -93,7 +93,7 @@ def bits_per_byte(folder: Path, tokenizer: dict[str, Any], held_out: list[str]) 
     rows = ids[: len(ids) // CONTEXT * CONTEXT].reshape(-1, CONTEXT)
     total = 0.0
     with torch.no_grad():
-        for batch in rows.split(32):
+        for batch in torch.split(rows, 32):
             total += float(model(input_ids=batch, labels=batch).loss) * (CONTEXT - 1) * len(batch)
     per_token = total / ((CONTEXT - 1) * len(rows)) / math.log(2)
     return per_token * len(ids) / sum(len(text.encode()) for text in held_out)
@@ -138,7 +138,7 @@ def measure(root: Path, seed: int, steps: tuple[int, int, int]) -> dict[str, Any
         of_b = train(begun, encoded(tokenizer, reviews[half:]), steps[1], seed + 10)
         b = saved(of_b, root / name / "b", tokenizer)
         best = train(copied(of_b), encoded(tokenizer, domain), steps[2], seed)
-        scores = {
+        scores: dict[str, Any] = {
             "B": bits_per_byte(b, tokenizer, held_out),
             "B fine-tuned": bits_per_byte(saved(best, root / name / "best", tokenizer), tokenizer, held_out),
         }

@@ -40,8 +40,11 @@ def with_rows(
         value = opened.read(name)
         layout = opened.architecture.tensors.get(name)
         for dim in layout.dims_with("vocab") if layout else ():
-            fresh = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            parts = [(fresh if row is None else value).select(dim, row or 0) for row in rows]
+            shape = value.select(dim, 0).shape
+            fresh = [torch.randn(shape, generator=generator, dtype=value.dtype) for _ in rows]
+            parts = [
+                one if row is None else value.select(dim, row) for one, row in zip(fresh, rows, strict=True)
+            ]
             value = torch.stack(parts, dim)
         tensors[opened.names[name].names[0]] = value.contiguous()
     folder.mkdir(parents=True)

@@ -134,10 +134,13 @@ class VocabularyMap:
         return {int(row): place for place, row in enumerate(self.rows) if row != NOWHERE}
 
     def shared_logits(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return outputs, of logits over B's vocabulary only those of common tokens."""
+        """Return outputs, of logits over the vocabulary only those of common tokens.
+
+        Rows of tokens that a fine-tune added, at the end, are left out as well.
+        """
         return {
             name: value.index_select(-1, self.shared)
-            if "logits" in name and value.ndim >= 2 and value.shape[-1] == self.size
+            if "logits" in name and value.ndim >= 3 and value.shape[-1] >= self.size
             else value
             for name, value in outputs.items()
         }

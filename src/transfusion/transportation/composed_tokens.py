@@ -87,9 +87,7 @@ class ComposedTokens:
             )
         there = _spellings(table)
         kept = {row: token for row, token in new.items() if token not in there}
-        return cls(
-            tuned, onto, vocabulary, torch.tensor([*kept]), tuple(kept.values()), len(table.tokens)
-        )
+        return cls(tuned, onto, vocabulary, torch.tensor([*kept]), tuple(kept.values()), len(table.tokens))
 
     @property
     def growth(self) -> int:
@@ -164,7 +162,8 @@ def _spellings(table: TokenTable) -> set[str]:
 
 
 def _directions(rows: Tensor) -> Tensor:
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-12)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / lengths.clamp(min=1e-12)
 
 
 def pursue(atoms: Tensor, wanted: Tensor, most: int = ATOMS) -> tuple[Tensor, Tensor]:

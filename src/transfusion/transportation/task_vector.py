@@ -101,21 +101,13 @@ class TaskVector:
     def _require_choice(self, name: str, now: tuple[int, ...], was: tuple[int, ...]) -> None:
         """Refuse another shape, except that of new tokens which the user keeps or drops."""
         label, added = self.finetuned.label, self.added(name)
-        if added and self.new_tokens is NewTokens.KEEP and self.base.vocabulary is not None:
-            raise MismatchError(
-                f"{label} has {added} token(s) more than its base {self.base.label}, and B has other tokens"
-                " than A: their rows do not follow those of B",
-                hint='`new_tokens="drop"` drops them; train them anew on B',
-            )
         if added and self.new_tokens is not NewTokens.REFUSE:
             return
         if added:
             raise MismatchError(
                 f"{label} has {added} token(s) more than its base {self.base.label}: {name} has shape"
                 f" {now}, and {was} in the base",
-                hint='`new_tokens="keep"` appends their rows to those of B, `new_tokens="drop"` drops them'
-                if self.base.vocabulary is None
-                else '`new_tokens="drop"` drops them',
+                hint='`new_tokens="keep"` appends their rows to those of B, `new_tokens="drop"` drops them',
             )
         shorter = "vocab" in self.finetuned.architecture.tensors[name].names()
         raise MismatchError(

@@ -16,16 +16,18 @@ from transfusion.alignment.maps import Rotation
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
 from transfusion.checkpoint.tensor_files import FLOATS
-from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError
+from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError, listing
 from transfusion.live.building import build
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, Reference, take_hashes
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
+from transfusion.transportation.composed_tokens import ComposedTokens, added_tokens
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
@@ -126,7 +128,22 @@ class TransportPlan:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
         lot = NewTokens(new_tokens)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
-        return DenseSource(vector, self.alignment, self.b, alpha)
+        composed = self._composed(tuned, lot) if self.a.vocabulary is not None else None
+        return DenseSource(vector, self.alignment, self.b, alpha, composed)
+
+    def _composed(self, tuned: Model, new_tokens: NewTokens) -> ComposedTokens | None:
+        """Return the new tokens of a fine-tune to be composed for B; refuse them if nothing was said."""
+        grown = tuned.architecture.sizes[VOCABULARY] > self.a.architecture.sizes[VOCABULARY]
+        found = added_tokens(tuned, self.a)
+        if new_tokens is NewTokens.DROP or not (found or grown):
+            return None
+        if new_tokens is NewTokens.REFUSE:
+            raise MismatchError(
+                f"{tuned.label} has {len(found)} token(s) that its base {self.a.label} lacks:"
+                f" {listing(map(repr, found.values()))}",
+                hint='`new_tokens="keep"` composes their rows of those of B, `new_tokens="drop"` drops them',
+            )
+        return ComposedTokens.of(tuned, self.a, self.b)
 
     def opened(self, finetuned: Finetune) -> Model:
         """Open a fine-tuned model; in B's vocabulary, if that is another one than A's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -148,6 +149,19 @@ def test_equal_tokenizers_change_nothing(shuffled, tmp_path):
     assert all(torch.equal(files[0][name], other[name]) for other in files[1:] for name in files[0])
 
 
+def test_other_processes_read_the_same_rows(pair):
+    a, b = pair("gpt2")
+    view = open_bases(a, b)[0]
+    again = pickle.loads(pickle.dumps(view))
+    assert view.digest == again.digest == Model.open(a).digest
+    whole = view.read("wte.weight")
+    assert torch.equal(again.read("wte.weight"), whole)
+    assert torch.equal(again.read("wte.weight", slice(3, 9)), whole[3:9])
+    some = torch.tensor([30, 2, 7])
+    assert torch.equal(again.read("wte.weight", some), whole[some])
+    assert not whole[places_of_new()].any()
+
+
 # ── refusals and notes ───────────────────────────────────────────────────────────────────────
 
 
@@ -254,6 +268,8 @@ def test_a_rerun_repeats_it(cli, pair, tmp_path):
     assert "27 tokens in common" in said
     assert "'word3', 'word11', 'word17'" in said
     assert "word11" in (tmp_path / "moved" / "README.md").read_text()
+    assert cli("report", tmp_path / "moved", "-o", tmp_path / "page.html")[0] == 0
+    assert "word11" in (tmp_path / "page.html").read_text()
     again = ("transport", "--from", tmp_path / "moved" / "transfusion.json", "-o", tmp_path / "again")
     assert cli(*again)[0] == 0
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("moved", "again"))

@@ -197,7 +197,7 @@ def _with_tokens_of(config: Config, other: Config, size: int) -> Config:
     for key in ("vocab_size", "decoder_vocab_size"):
         if key in found:
             found[key] = size
-    for key in ("text_config", "decoder", "encoder"):
+    for key in ("text_config", "decoder", "encoder", "model_cfg", "text_cfg"):
         if isinstance(found.get(key), Mapping):
             within = other.get(key)
             found[key] = _with_tokens_of(found[key], within if isinstance(within, Mapping) else {}, size)

@@ -18,7 +18,7 @@ from transfusion.architecture.architecture import Policy
 from transfusion.checkpoint.tensor_files import FLOATS
 from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError, listing
 from transfusion.live.building import build
-from transfusion.model.bases import open_bases
+from transfusion.model.bases import open_bases, with_common_tokens
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
@@ -102,7 +102,7 @@ class TransportPlan:
         ``"auto"`` goes by the weights alone here. Rotated units have B's scale already, so their α is 1.
         """
         if asked == AUTO:
-            return Alpha() if self._rotates else balanced_alpha(self.a, self.b)
+            return Alpha() if self._rotates else balanced_alpha(*with_common_tokens(self.a, self.b))
         chosen = Alpha.of(asked)
         chosen.require_used(self.a.architecture.tensors)
         return chosen

@@ -121,10 +121,12 @@ class ProbedModel:
                 return one
         return None
 
-    @property
+    @cached_property
     def unknown(self) -> frozenset[int]:
-        """The tokens of the tokenizer that the model has no row for; no probe may have them."""
-        return frozenset() if self.model.vocabulary is None else self.model.vocabulary.unshared
+        """The tokens that only one of A and B has; no probe may have them."""
+        if (found := self.model.vocabulary) is None:
+            return frozenset()
+        return found.unshared | frozenset(range(found.size, self.vocabulary))
 
     @cached_property
     def special(self) -> frozenset[int]:

@@ -185,6 +185,9 @@ def test_tokenizers_that_cannot_be_compared_are_noted(cli, shuffled, tmp_path):
     assert code == 0
     assert "the vocabularies were not compared" in " ".join(messages.split())
     assert "no tokenizer in this folder" in " ".join(messages.split())
+    tuned = finetuned(CASES["gpt2"], a, tmp_path / "tuned")
+    _, _, messages = cli("transport", tuned, "--base", base, "--onto", b, "-o", tmp_path / "moved")
+    assert messages.count("were not compared") == 1
 
 
 def test_little_in_common_is_refused_unless_told(cli, shuffled, tmp_path):
@@ -213,6 +216,25 @@ def test_kinds_that_cannot_be_compared_are_refused(shuffled, tmp_path):
     )
     with pytest.raises(MismatchError, match="plain and WordPiece tokenizers cannot be compared"):
         align(base, onto, vocabulary_share=0)
+
+
+def test_digits_that_are_split_differently_are_noted(cli, shuffled, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folders = []
+    for model, name, digits in zip(shuffled("gpt2"), "ab", (["42"], ["4", "##2"]), strict=True):
+        tokens = ["[UNK]", *digits, *WORDS[:28]]
+        made = Tokenizer(
+            models.WordPiece({token: row for row, token in enumerate(tokens)}, unk_token="[UNK]")
+        )
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        folders.append(copied(model, tmp_path / name))
+        made.save(str(folders[-1] / "tokenizer.json"))
+    code, _, messages = cli("align", *folders, "-o", tmp_path / "pi.safetensors", "--dry-run")
+    said = " ".join(messages.split())
+    assert code == 0
+    assert "29 tokens in common: 96.7 % of A's 30, 93.5 % of B's 31" in said
+    assert "digits are split differently: 42 is 42 in A and 4·2 in B" in said
 
 
 def test_a_pi_for_other_vocabularies_is_refused(pair, tmp_path):

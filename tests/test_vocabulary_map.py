@@ -218,6 +218,15 @@ def test_kinds_that_cannot_be_compared_are_refused(shuffled, tmp_path):
         align(base, onto, vocabulary_share=0)
 
 
+def test_positions_behind_another_padding_token_are_refused(pair, tmp_path):
+    a, b = pair("roberta-masked")
+    onto = copied(b, tmp_path / "b")
+    config = json.loads((onto / "config.json").read_text())
+    (onto / "config.json").write_text(json.dumps({**config, "pad_token_id": 3}))
+    with pytest.raises(MismatchError, match="count positions from behind their padding tokens"):
+        align(a, onto)
+
+
 def test_digits_that_are_split_differently_are_noted(cli, shuffled, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 

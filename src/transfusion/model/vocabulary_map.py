@@ -54,27 +54,21 @@ class VocabularyMap:
     @classmethod
     def between(cls, a: TokenTable, b: TokenTable, folder: Path | None = None) -> VocabularyMap:
         """Compare two tables token by token; each has as many rows as the tables of its model."""
+        counts = (sum(one is not None for one in a.tokens), sum(one is not None for one in b.tokens))
+        digests, kinds = (a.digest, b.digest), (a.kind, b.kind)
+        if a.tokens == b.tokens:
+            same = np.arange(len(b.tokens))
+            return cls(same, len(same), *digests, counts, kinds=kinds, folder=folder)
         names, wanted = _comparable_names(a, b)
         places: dict[object, int] = {}
         for row, name in enumerate(names):
             if name is not None:
                 places.setdefault(name, row)
-        same = a.tokens == b.tokens
-        found = [NOWHERE if name is None else places.get(name, NOWHERE) for name in wanted]
-        rows = np.arange(len(found)) if same else np.array(found, dtype=np.int64)
-        taken = set(found)
-        dropped = (token for row, token in enumerate(a.tokens) if token is not None and row not in taken)
-        return cls(
-            rows,
-            len(a.tokens),
-            a.digest,
-            b.digest,
-            (sum(one is not None for one in a.tokens), sum(one is not None for one in b.tokens)),
-            () if same else tuple(dropped),
-            any(name is not None for name in names),
-            (a.kind, b.kind),
-            folder,
-        )
+        rows = [NOWHERE if name is None else places.get(name, NOWHERE) for name in wanted]
+        taken, comparable = set(rows), bool(places)
+        dropped = tuple(t for row, t in enumerate(a.tokens) if t is not None and row not in taken)
+        found = np.array(rows, dtype=np.int64)
+        return cls(found, len(a.tokens), *digests, counts, dropped, comparable, kinds, folder)
 
     @property
     def size(self) -> int:

@@ -33,17 +33,16 @@ TOKENIZER = "tokenizer.json"
 
 def added_tokens(tuned: Model, base: Model) -> dict[int, str]:
     """Return the tokens that a fine-tune has in rows in which its base has none, as far as both are known."""
-    own, home = tuned.original or tuned, base.original or base
-    tables = [tokens_in(model.tokenizer_folder)[0] for model in (own, home)]
-    if any(table is None for table in tables):
-        return {}
-    of_tuned, of_base = (
-        table.resized(own.architecture.sizes[VOCABULARY]) for table in tables if table is not None
-    )
-    known = of_base.resized(home.architecture.sizes[VOCABULARY]).tokens
+    tables = []
+    for model in (tuned.original or tuned, base.original or base):
+        table, _ = tokens_in(model.tokenizer_folder)
+        if table is None:
+            return {}
+        tables.append(table.resized(model.architecture.sizes[VOCABULARY]).tokens)
+    ours, known = tables
     return {
         row: token
-        for row, token in enumerate(of_tuned.tokens)
+        for row, token in enumerate(ours)
         if token is not None and (row >= len(known) or known[row] is None)
     }
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import transfusion
+from transfusion.data.probes.synthetic_texts import corpus
 from transfusion.runtime.optional_libraries import install_hint
 
 try:
     import peft
+    import tokenizers
     import transformers
 except ImportError as error:
     raise SystemExit(f"error: {error}\nhint: {install_hint('demo')}") from error
 
+TOKENS = 512
 LLAMA = transformers.LlamaConfig(
     hidden_size=128,
     num_hidden_layers=4,
@@ -31,7 +34,7 @@ LLAMA = transformers.LlamaConfig(
     num_key_value_heads=2,
     head_dim=16,
     intermediate_size=256,
-    vocab_size=512,
+    vocab_size=TOKENS,
     max_position_embeddings=128,
 )
 CLIP = transformers.CLIPConfig(
@@ -48,7 +51,7 @@ CLIP = transformers.CLIPConfig(
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "intermediate_size": 128,
-        "vocab_size": 512,
+        "vocab_size": TOKENS,
         "max_position_embeddings": 32,
         "bos_token_id": 510,
         "eos_token_id": 511,
@@ -67,8 +70,24 @@ def changed(model: Any, amount: float, seed: int) -> Any:
     return model
 
 
-def make(folder: Path, model_class: Any, config: Any) -> Iterator[Path]:
-    """Save a base, a shuffled successor and a fine-tune."""
+def tokenizer(first: Sequence[str], last: Sequence[str]) -> Any:
+    """Return a byte-level tokenizer of the bundled corpus, with special tokens in the first and last rows."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=TOKENS - len(last),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(first),
+        show_progress=False,
+    )
+    made.train_from_iterator([text for texts in corpus().values() for text in texts], trainer)
+    made.add_special_tokens(list(last))
+    return made
+
+
+def make(folder: Path, model_class: Any, config: Any, reader: Any) -> Iterator[Path]:
+    """Save a base, a shuffled successor and a fine-tune, each with its tokenizer."""
     torch.manual_seed(1)
     changed(model_class(config), 0.1, seed=1).save_pretrained(folder / "a")
     yield folder / "a"
@@ -78,6 +97,8 @@ def make(folder: Path, model_class: Any, config: Any) -> Iterator[Path]:
         yield transfusion.apply(shuffle, plain).save(folder / "b")
     changed(model_class.from_pretrained(folder / "a"), 0.1, seed=4).save_pretrained(folder / "tuned")
     yield folder / "tuned"
+    for name in ("a", "b", "tuned"):
+        reader.save(str(folder / name / "tokenizer.json"))
 
 
 def make_adapter(base: Path, folder: Path) -> Path:
@@ -100,10 +121,11 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     if folder.exists():
         parser.error(f"{folder} exists already; give another place, or remove it")
-    for made in make(folder / "llama", transformers.LlamaForCausalLM, LLAMA):
+    of_llama, of_clip = tokenizer(["<unk>", "<s>", "</s>"], []), tokenizer([], ["<start>", "<end>"])
+    for made in make(folder / "llama", transformers.LlamaForCausalLM, LLAMA, of_llama):
         print(made)
     print(make_adapter(folder / "llama" / "a", folder / "llama" / "lora"))
-    for made in make(folder / "clip", transformers.CLIPModel, CLIP):
+    for made in make(folder / "clip", transformers.CLIPModel, CLIP, of_clip):
         print(made)
 
 

@@ -24,6 +24,7 @@ from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout, names_in
 from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
 
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
@@ -154,6 +155,7 @@ class Alignment:
                 source_digest=provenance.target_digest,
                 target=provenance.source,
                 target_digest=provenance.source_digest,
+                vocabulary=_swapped(provenance.vocabulary),
             ),
         )
 
@@ -180,6 +182,7 @@ class Alignment:
             method=f"{first.provenance.method}, then {self.provenance.method}",
             source=first.provenance.source,
             source_digest=first.provenance.source_digest,
+            vocabulary=_chained(first.provenance.vocabulary, self.provenance.vocabulary),
         )
         return replace(self, maps=maps, provenance=provenance, folds={**first.folds, **self.folds})
 
@@ -262,6 +265,39 @@ class Alignment:
                 hint="align these two models first",
             )
 
+    def fitted(self, architecture: Architecture) -> Alignment:
+        """Return the alignment for a model whose vocabulary has another size.
+
+        Only a π between two vocabularies fits both: tokens are matched by their spelling, and not by π.
+        """
+        size = architecture.sizes.get(VOCABULARY)
+        if not self.provenance.vocabulary.get("moved") or size in (None, self.sizes.get(VOCABULARY)):
+            return self
+        if self.provenance.architecture != architecture.resized(VOCABULARY, self.sizes[VOCABULARY]).digest():
+            return self  # another architecture altogether, which `require_for` refuses
+        made = replace(self.provenance, architecture=architecture.digest())
+        return replace(self, sizes={**self.sizes, VOCABULARY: size}, provenance=made)
+
+    def require_vocabulary(self, a: Model) -> None:
+        """Refuse an alignment that was made for other vocabularies than those between which A is read."""
+        then, now = self.provenance.vocabulary, a.vocabulary
+        if now is None and not then.get("moved"):
+            return
+        if now is not None and (then.get("source"), then.get("target")) == (now.source, now.target):
+            return
+        why = (
+            "the tokenizers were not compared then"
+            if not then
+            else "the tokenizers cannot be compared now"
+            if now is None
+            else "the tokenizers were others then"
+        )
+        raise AlignmentError(
+            f"this π was made for other vocabularies of {self.provenance.source} and"
+            f" {self.provenance.target}: {why}",
+            hint="align these two models first, with the tokenizer.json of each in its folder",
+        )
+
     def require_between(self, *, source: Model | None = None, target: Model | None = None) -> None:
         """Refuse an alignment that was made from or for other weights."""
         provenance = self.provenance
@@ -275,6 +311,24 @@ class Alignment:
                     f" {model.label} has other weights ({model.digest[:12]}…)",
                     hint="align these two models first, or give the π that belongs to them",
                 )
+
+
+def _swapped(vocabulary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of two vocabularies, seen from the other one."""
+    if not vocabulary:
+        return {}
+    (of_a, of_b), common = vocabulary["tokens"], vocabulary["common"]
+    other = {"source": vocabulary["target"], "target": vocabulary["source"], "tokens": [of_b, of_a]}
+    lost = {"dropped": max(0, of_b - common), "dropped_first": [], "new": max(0, of_a - common)}
+    return {**vocabulary, **other, **lost}
+
+
+def _chained(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of the two ends of a chain of vocabularies; the counts are those of one step."""
+    if not first or not second:
+        return {}
+    step, ends = second if second["moved"] else first, (first["source"], second["target"])
+    return {**step, "source": ends[0], "target": ends[1], "moved": ends[0] != ends[1]}
 
 
 def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:

@@ -15,6 +15,9 @@ from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Polic
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 
+TokenCount: TypeAlias = Annotated[int, Field(ge=0, le=2**31)]
+
+
 EmptyInfo: TypeAlias = Annotated[dict[str, Any], Field(max_length=0)]
 
 
@@ -89,6 +92,26 @@ class MethodOptionsInfo(TypedDict, total=False):
     functional: dict[str, Any] | None
 
 
+class VocabularyInfo(TypedDict):
+    """Two vocabularies that were compared token by token."""
+
+    source: str
+    """The SHA-256 of A's tokens."""
+    target: str
+    tokens: Annotated[list[TokenCount], Field(min_length=2, max_length=2)]
+    """The number of tokens of A, and of B."""
+    common: TokenCount
+    share: Number
+    moved: bool
+    """Whether some token has another row in B than in A, or none."""
+    dropped: TokenCount
+    """The number of tokens of A that B lacks."""
+    dropped_first: Annotated[list[str], Field(max_length=16)]
+    new: TokenCount
+    """The number of tokens of B that A lacks."""
+    digits: NotRequired[str]
+
+
 class ProvenanceInfo(TypedDict):
     """A provenance in a file."""
 
@@ -106,6 +129,7 @@ class ProvenanceInfo(TypedDict):
     advice: NotRequired[AdviceInfo | EmptyInfo]
     gap: NotRequired[Number]
     version: NotRequired[str]
+    vocabulary: NotRequired[VocabularyInfo | EmptyInfo]
     run: NotRequired[RunInfo | EmptyInfo]
 
 
@@ -134,6 +158,8 @@ class Provenance:
     """The largest share by which a better assignment of any one axis may exist, given all others: a bound
     from dual prices. Small axes are assigned exactly."""
     version: str = __version__
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    """The vocabularies of A and B, if both were compared; see `VocabularyInfo`."""
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
 

@@ -161,6 +161,12 @@ class Architecture:
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def resized(self, id: str, size: int) -> Architecture:
+        """Return the architecture with another size of one space."""
+        if id not in self.spaces or self.spaces[id].size == size:
+            return self
+        return replace(self, spaces={**self.spaces, id: replace(self.spaces[id], size=size)})
+
     def under(self, policy: Policy) -> Architecture:
         """Return the architecture under a policy: spaces that must move together become one."""
         whole = self if policy.heads is HeadPolicy.MATCHED else _without_heads(self, policy.heads)

@@ -21,6 +21,7 @@ from transfusion.cli.options import (
     Output,
     Quiet,
     Verbose,
+    VocabularyShare,
     computing,
 )
 from transfusion.cli.search_options import AdviceOption, InnerOption, ResidualOption, Seed, chosen_method
@@ -48,6 +49,7 @@ def align(
     inner: InnerOption = None,
     advice: AdviceOption = True,
     seed: Seed = 0,
+    vocabulary_share: VocabularyShare = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Dtype = "float32",
@@ -57,6 +59,7 @@ def align(
     from transfusion.matching.alignment_run import plan_align
 
     common: dict[str, Any] = {"method": method, "residual": residual, "inner": inner, "dtype": dtype}
+    common |= {"vocabulary_share": vocabulary_share}
     common |= {"config": config, "output": output, "force": force, "resources": resources}
     common |= {"progress": Messages(quiet=quiet, verbose=verbose)}
     if dry_run:
@@ -88,6 +91,7 @@ def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
         "objective": list(trace),
         "assignment_gap": metadata.gap,
         "advice": dict(metadata.advice) or None,
+        **({"vocabulary": dict(metadata.vocabulary)} if metadata.vocabulary else {}),
         "run": dict(metadata.run),
     }
     lines = [f"{metadata.advice['verdict']}: {metadata.advice['text']}"] if metadata.advice else []

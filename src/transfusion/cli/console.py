@@ -37,10 +37,12 @@ class Messages(Progress):
 
     def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
+        self._printed: set[str] = set()
 
     def note(self, text: str) -> None:
-        """Print a note."""
-        if not self.quiet:
+        """Print a note, once: a run may open its models several times."""
+        if not self.quiet and text not in self._printed:
+            self._printed.add(text)
             err.print(one_line(in_options(text)), style="dim", markup=False)
 
     def detail(self, text: str) -> None:

@@ -25,6 +25,7 @@ from transfusion.cli.options import (
     Quiet,
     TrustBase,
     Via,
+    VocabularyShare,
     measuring,
 )
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
@@ -95,6 +96,7 @@ def fewshot(
     calibrate: CalibrateOption = None,
     batch: BatchOption = None,
     new_tokens: NewTokensOption = "refuse",
+    vocabulary_share: VocabularyShare = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Dtype = "float32",
@@ -121,6 +123,7 @@ def fewshot(
         dtype=dtype,
         trust_base=trust_base,
         new_tokens=new_tokens,
+        vocabulary_share=vocabulary_share,
         calibrate=calibrate,
         config=config,
         output=output,

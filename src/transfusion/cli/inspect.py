@@ -19,6 +19,15 @@ def inspect(
             metavar="MODEL", show_default=False, help="A folder, a file, a hub id; or a file of π."
         ),
     ],
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="B",
+            show_default=False,
+            help="Another base: show how many tokens the vocabularies of both have in common.",
+        ),
+    ] = None,
     propose: Annotated[
         bool,
         typer.Option(
@@ -46,7 +55,7 @@ def inspect(
     from transfusion.cli import views
     from transfusion.reporting.description import inspect as describe
 
-    description = describe(model, config=config)
+    description = describe(model, beside=beside, config=config)
     if as_json:
         print_json(description)
     else:

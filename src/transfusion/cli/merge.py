@@ -24,6 +24,7 @@ from transfusion.cli.options import (
     TrustBase,
     Verbose,
     Via,
+    VocabularyShare,
     computing,
 )
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
@@ -89,6 +90,7 @@ def merge(
     config: Config = None,
     architecture: ArchitectureFile = None,
     new_tokens: NewTokensOption = "refuse",
+    vocabulary_share: VocabularyShare = None,
     trust_base: TrustBase = False,
     dtype: StoredDtype = None,
 ) -> None:
@@ -118,6 +120,7 @@ def merge(
             dtype=dtype,
             full=full,
             new_tokens=new_tokens,
+            vocabulary_share=vocabulary_share,
             trust_base=trust_base,
             seed=seed,
             config=config,

@@ -103,6 +103,17 @@ NewTokensOption = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+VocabularyShare = Annotated[
+    float | None,
+    typer.Option(
+        "--vocabulary-share",
+        min=0.0,
+        max=1.0,
+        show_default="0.5",
+        help="The least share of tokens that A and B must have in common, if their vocabularies differ.",
+        rich_help_panel=_MODELS,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(

@@ -25,6 +25,7 @@ from transfusion.cli.options import (
     Quiet,
     TrustBase,
     Vias,
+    VocabularyShare,
     measuring,
 )
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
@@ -64,6 +65,7 @@ def sweep(
     calibrate: CalibrateOption = None,
     batch: BatchOption = None,
     new_tokens: NewTokensOption = "refuse",
+    vocabulary_share: VocabularyShare = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Dtype = "float32",
@@ -87,6 +89,7 @@ def sweep(
         dtype=dtype,
         trust_base=trust_base,
         new_tokens=new_tokens,
+        vocabulary_share=vocabulary_share,
         calibrate=calibrate,
         seed=seed,
         config=config,

@@ -26,6 +26,7 @@ from transfusion.cli.options import (
     TrustBase,
     Verbose,
     Via,
+    VocabularyShare,
     computing,
 )
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
@@ -110,6 +111,7 @@ def transport(
     config: Config = None,
     architecture: ArchitectureFile = None,
     new_tokens: NewTokensOption = "refuse",
+    vocabulary_share: VocabularyShare = None,
     trust_base: TrustBase = False,
     dtype: StoredDtype = None,
 ) -> None:
@@ -136,6 +138,7 @@ def transport(
             dtype=dtype,
             full=full,
             new_tokens=new_tokens,
+            vocabulary_share=vocabulary_share,
             trust_base=trust_base,
             seed=seed,
             config=config,
@@ -202,6 +205,7 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
     """Return the metadata of an output, line by line; the verdict on π last."""
+    from transfusion.model.vocabulary_map import describe_vocabulary
     from transfusion.transportation.alpha import Alpha
     from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
@@ -221,6 +225,8 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
         lines.append(f"{metadata['new_tokens']} new token(s) of the fine-tune follow those of B")
     if metadata.get("lost_tokens"):
         lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
+    if (metadata.get("vocabulary") or {}).get("moved"):
+        lines.append(f"vocabularies: {describe_vocabulary(metadata['vocabulary'])}")
     lines += _shift(metadata.get("output_shift") or {})
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))

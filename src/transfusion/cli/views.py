@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from transfusion.model.vocabulary_map import describe_vocabulary
+
 
 def size(count: int) -> str:
     """Return a number of parameters or bytes with a unit."""
@@ -34,6 +36,10 @@ def model(description: dict[str, Any]) -> RenderableType:
     if description["heads"]:
         heads = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in description["heads"]))
         tree.add(Text(f"heads       {', '.join(heads)}"))
+    if about := description.get("vocabulary"):
+        tree.add(Text(f"vocabulary  compared with {about['with']}: {about['text']}"))
+        if about.get("digits"):
+            tree.add(Text(f"digits      split differently: {about['digits']}"))
     groups = {
         "[green]axes that may move[/]": ("permutation",),
         "[green]axes whose units rotate in pairs[/]": ("rotary", "interleaved"),
@@ -87,6 +93,8 @@ def alignment(description: dict[str, Any]) -> RenderableType:
         ("objective", _objective(description["objective"])),
     ):
         about.add_row(Text(name, style="bold"), Text(value))
+    if vocabulary := description["vocabulary"]:
+        about.add_row(Text("tokens", style="bold"), Text(describe_vocabulary(vocabulary)))
     parts: list[RenderableType] = [about, ""]
     if advice := description["advice"]:
         about.add_row(Text("advice", style="bold"), Text(f"{advice['verdict']}: {advice['text']}"))

@@ -137,6 +137,7 @@ def sweep(
     dtype: torch.dtype | str = torch.float32,
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    vocabulary_share: float | None = None,
     calibrate: str | Path | None = None,
     seed: int = 0,
     config: ConfigArgument = None,
@@ -157,7 +158,7 @@ def sweep(
     ``seed``, ``calibrate`` and ``aligning`` passed on to `align`.
     ``alphas`` are the values of α.
     ``batch`` is the number of examples at a time, ``dtype`` the type to compute in.
-    ``trust_base``, ``new_tokens`` and ``config`` are those of `transport`.
+    ``trust_base``, ``new_tokens``, ``vocabulary_share`` and ``config`` are those of `transport`.
     ``output`` is a file to write to, or several: a figure (.png, .svg, .pdf) or .json; with ``force``,
     existing files are replaced.
     ``resources`` are threads and device; ``progress`` follows the run.
@@ -184,7 +185,7 @@ def sweep(
             "`support`: it has a task head of its own, and one model is measured on both",
             hint="give the support without a task head, or sweep it on its own",
         )
-    a, b = open_bases(base, onto, config, progress)
+    a, b = open_bases(base, onto, config, progress, vocabulary_share)
     tuned = open_finetune(finetuned, a, b, config, progress)
     with resources.in_process():
         lines = AlphaLines.of(

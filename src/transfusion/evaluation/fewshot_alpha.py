@@ -136,6 +136,7 @@ def fewshot(
     dtype: torch.dtype | str = torch.float32,
     trust_base: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    vocabulary_share: float | None = None,
     calibrate: str | Path | None = None,
     config: ConfigArgument = None,
     output: str | Path | None = None,
@@ -161,7 +162,7 @@ def fewshot(
     ``shots`` is the number of examples of every class, ``epochs`` the number of passes over them, ``rate``
     the step size of Adam, ``start`` the first value of every coefficient, ``seed`` that of the draw.
     ``batch`` is the number of examples at a time, ``dtype`` the type to compute in.
-    ``trust_base``, ``new_tokens`` and ``config`` are those of `transport`.
+    ``trust_base``, ``new_tokens``, ``vocabulary_share`` and ``config`` are those of `transport`.
     ``output`` is the file of coefficients of π(τ), ``naive_output`` that of τ; ``results`` are files for all
     that was measured: a figure (.png, .svg, .pdf) or .json. With ``force``, existing files are replaced.
     ``resources`` are threads and device; ``progress`` follows the run.
@@ -192,7 +193,7 @@ def fewshot(
     files = ResultFiles.checked(results, force=force, inputs=read, draw=draw_fewshot)
     learned = [Path(path) for path in (output, naive_output) if path is not None]
     require_places([*learned, *files.paths], read, force=force)
-    a, b = open_bases(base, onto, config, progress)
+    a, b = open_bases(base, onto, config, progress, vocabulary_share)
     tuned = open_finetune(finetuned, a, b, config, progress)
     with resources.in_process():
         lines = AlphaLines.of(

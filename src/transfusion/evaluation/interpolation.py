@@ -26,6 +26,7 @@ from transfusion.errors import AlignmentError, MismatchError, SettingError, list
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.model_comparison import DataReference
 from transfusion.live.live_model import LiveModel
+from transfusion.model.bases import compare_vocabularies
 from transfusion.model.model import Model, Reference, require_same_shape
 from transfusion.runtime.devices import as_precision
 
@@ -156,6 +157,7 @@ def barrier(
     alignment = via if isinstance(via, Alignment | None) else Alignment.load(via)
     chosen = _shortcuts(shortcuts, alignment)
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (a, b))
+    _require_one_vocabulary(a, b)
     require_same_shape(a, b)
     if alignment is not None:
         alignment.require_for(a.architecture.under(alignment.provenance.policy))
@@ -245,6 +247,16 @@ class _Interpolation:
             else:
                 with self.live.rotated_shortcuts(self.alignment, self.shortcuts.share(alpha)):
                     yield
+
+
+def _require_one_vocabulary(a: Model, b: Model) -> None:
+    """Refuse two vocabularies: a model between the two would read tokens that it has half a row for."""
+    found, _ = compare_vocabularies(a.original or a, b)
+    if found is not None and not found.is_identity:
+        raise MismatchError(
+            f"{a.label} and {b.label} have different vocabularies: there are no models between them",
+            hint="measure what arrives instead, with transport and evaluate",
+        )
 
 
 def _alphas(points: int | Sequence[float]) -> list[float]:

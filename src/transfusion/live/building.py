@@ -23,7 +23,8 @@ from transfusion.runtime.optional_libraries import require_library
 
 def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Build the model in its own library, ready to run."""
-    made = (_from_memory if model.checkpoint.in_memory else _from_folder)(model).to(dtype).eval()
+    whole = model.checkpoint.in_memory or model.original is not None
+    made = (_from_memory if whole else _from_folder)(model).to(dtype).eval()
     naming = Naming(model.family, live=True)
     for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:

@@ -8,7 +8,7 @@ The evidence is in the folders `weights` and `activations`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
@@ -31,7 +31,13 @@ from transfusion.matching.search import UNMOVED, Search, Step, Trial
 from transfusion.matching.search_journal import SearchJournal
 from transfusion.matching.search_memory import plan_memory, within_memory
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.model.bases import ConfigArgument, input_files, open_bases
+from transfusion.model.bases import (
+    ConfigArgument,
+    compare_vocabularies,
+    input_files,
+    open_bases,
+    with_common_tokens,
+)
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Progress
@@ -56,6 +62,7 @@ def align(
     seed: int = 0,
     dtype: torch.dtype | str = torch.float32,
     advice: bool = True,
+    vocabulary_share: float | None = None,
     config: ConfigArgument = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -77,6 +84,8 @@ def align(
     ``seed`` is for everything that is drawn at random.
     ``dtype`` is the type to compute in: float32 or float64.
     ``advice`` compares the result with a null, and says whether to move a task vector by it.
+    ``vocabulary_share`` is the least share of tokens that both vocabularies must have, if they differ; the
+    default is 0.5.
     ``config`` is the configuration of weights that come without one.
     ``output`` is a file to write π to; with ``force``, an existing file is replaced. An interrupted run with
     the same ``output`` is resumed from a journal beside it.
@@ -94,17 +103,18 @@ def align(
     if seed < 0:
         raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
     dtype = as_precision(dtype)
-    models = open_bases(a, b, config, progress)
+    models = open_bases(a, b, config, progress, vocabulary_share)
     if output is not None:
         output = Path(output)
         require_writable(output, force=force, inputs=input_files(*models), folder=False)
         journal = journal or path_beside(output, ".journal")
     if journal is not None and Path(journal).exists():
         progress.note(f"note: going on from {journal}, if it belongs to the same models and method")
-    a, b = (model.under(chosen.policy) for model in models)
+    vocabulary = _compared_vocabulary(*models)
+    a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
     weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
     with _followed(on_step, progress) as following:
-        found = _align(weights, chosen, seed, advice, journal, resources, following)
+        found = _align(weights, chosen, seed, advice, journal, resources, following, vocabulary)
     if summary := weights.clock.summary():
         progress.detail(summary)
     found = replace(found, provenance=replace(found.provenance, run=record.run()))
@@ -121,6 +131,7 @@ def plan_align(
     residual: Residual | str | None = None,
     inner: InnerPolicy | str | None = None,
     dtype: torch.dtype | str = torch.float32,
+    vocabulary_share: float | None = None,
     config: ConfigArgument = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -129,7 +140,7 @@ def plan_align(
 ) -> dict[str, Any]:
     """Return how much `align` would read, and in how much memory; only headers are read."""
     chosen = method if isinstance(method, Method) else preset(method)
-    models = open_bases(a, b, config, progress)
+    models = open_bases(a, b, config, progress, vocabulary_share)
     if output is not None:
         require_writable(Path(output), force=force, inputs=input_files(*models), folder=False)
     return plan_memory(
@@ -150,6 +161,7 @@ def _align(
     journal: str | Path | None,
     resources: Resources,
     on_step: Callable[[Step], None],
+    vocabulary: Mapping[str, Any],
 ) -> Alignment:
     """Align two models by a method."""
     a, b, dtype = weights.a, weights.b, weights.place["dtype"]
@@ -170,6 +182,7 @@ def _align(
             source_digest=a.digest,
             target=b.label,
             target_digest=b.digest,
+            vocabulary=vocabulary,
         )
         deciding = json.dumps({**asdict(metadata), "source": "", "target": "", "dtype": dtype}, default=str)
         notes = SearchJournal(Path(journal), deciding) if journal else None
@@ -203,6 +216,12 @@ def _align(
         trial = Trial(UNMOVED, {}, trial.trace[:1])
     metadata = replace(metadata, objective=tuple(trial.trace), advice=recorded_as)
     return Alignment.of(trial.maps, a.architecture, metadata)
+
+
+def _compared_vocabulary(a: Model, b: Model) -> dict[str, Any]:
+    """Return what is known of the two vocabularies; nothing, if they were not compared."""
+    found = a.vocabulary or compare_vocabularies(a, b)[0]
+    return {} if found is None else found.about()
 
 
 @contextmanager

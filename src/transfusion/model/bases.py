@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from transfusion.errors import listing
+from transfusion.checkpoint.tokenizer_files import tokens_in
+from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.model.model import Model, Reference, differing_settings, require_same_shape
+from transfusion.model.vocabulary_map import (
+    LEAST_SHARE,
+    VOCABULARY,
+    VocabularyMap,
+    describe_vocabulary,
+    differing_digits,
+)
 from transfusion.runtime.progress import SILENT, Progress
 
 ConfigArgument: TypeAlias = str | Path | Mapping[str, Any] | None
@@ -25,18 +34,125 @@ def open_bases(
     b: Model | Reference,
     config: ConfigArgument = None,
     progress: Progress = SILENT,
+    vocabulary_share: float | None = None,
 ) -> tuple[Model, Model]:
-    """Open two bases of one architecture; note how they were recognised and which settings differ."""
+    """Open two bases of one architecture; note how they were recognised and which settings differ.
+
+    If the tokenizers differ, A is returned in B's vocabulary. ``vocabulary_share`` is the least share of
+    tokens that both must have.
+    """
     models = open_model(a, config), open_model(b, config)
     for model in models:
         if model.checkpoint.config is None:
             progress.note(f"note: {model.label}: recognised by {model.why}")
         else:
             progress.detail(f"{model.label}: {model.family.name}, because {model.why}")
+    models = in_one_vocabulary(*models, vocabulary_share, progress), models[1]
     require_same_shape(*models)
     if differing := differing_settings(*models):
         progress.note(f"note: the two bases have different settings: {listing(differing)}")
     return models
+
+
+def in_one_vocabulary(
+    a: Model, b: Model, vocabulary_share: float | None = None, progress: Progress = SILENT
+) -> Model:
+    """Return A in B's vocabulary: A itself, if both have the same tokens in the same rows.
+
+    Note tokens that are dropped, and vocabularies that cannot be compared. Refuse those that have little in
+    common, and those of different sizes that cannot be compared.
+    """
+    least = LEAST_SHARE if vocabulary_share is None else vocabulary_share
+    if not 0 <= least <= 1:
+        raise SettingError(
+            f"`vocabulary_share` = {vocabulary_share}: it must be between 0 and 1", hint="for example 0.5"
+        )
+    own = a.original or a
+    found, reason = compare_vocabularies(own, b)
+    if found is None:
+        if reason:
+            require_same_shape(own, b, uncompared=reason)
+            progress.note(f"note: the vocabularies were not compared, and are taken to be the same: {reason}")
+        return own
+    if found.is_identity:
+        return own
+    known = a.vocabulary
+    if known is not None and (known.source, known.target) == (found.source, found.target):
+        return a
+    found = replace(found, digits=differing_digits(own.tokenizer_folder, b.tokenizer_folder))
+    progress.note(f"note: the vocabularies differ: {describe_vocabulary(found.about())}")
+    if found.digits:
+        progress.note(
+            f"note: digits are split differently: {found.digits}; what the fine-tune learned about numbers"
+            " may not arrive"
+        )
+    _require_share(own, b, found, least)
+    _require_same_first_position(own, b)
+    return own.in_vocabulary(found, b.checkpoint.config)
+
+
+def with_common_tokens(a: Model, b: Model) -> tuple[Model, Model]:
+    """Return both models with 0 in the rows of tokens that only B has, so that those rows do not count."""
+    if a.vocabulary is None:
+        return a, b
+    return a, b.in_vocabulary(a.vocabulary.within_target(), b.checkpoint.config)
+
+
+def compare_vocabularies(a: Model, b: Model) -> tuple[VocabularyMap | None, str]:
+    """Compare the tokenizers of two models token by token; or return None and the reason.
+
+    There is no reason if nothing is to be compared: one of the two has no vocabulary outside its heads, both
+    are of different families, or both use the tokenizer of open_clip.
+    """
+    both = all(VOCABULARY in model.architecture.backbone_spaces for model in (a, b))
+    if not both or a.family.name != b.family.name:
+        return None, ""
+    tables = []
+    for model in (a, b):
+        table, reason = tokens_in(model.tokenizer_folder)
+        if table is None and all(one.family.library == "open_clip" for one in (a, b)):
+            return None, ""
+        if table is None:
+            return None, reason if model.tokenizer_folder else f"{model.label}: {reason}"
+        tables.append(table.resized(model.architecture.sizes[VOCABULARY]))
+    of_a, of_b = tables
+    return VocabularyMap.between(of_a, of_b, b.tokenizer_folder), ""
+
+
+def _require_share(a: Model, b: Model, found: VocabularyMap, least: float) -> None:
+    """Refuse vocabularies that have little in common."""
+    if found.share >= least and found.common:
+        return
+    kinds = (
+        ""
+        if found.comparable
+        else f": tokens of {found.kinds[0]} and {found.kinds[1]} tokenizers cannot be compared"
+    )
+    raise MismatchError(
+        f"{a.label} and {b.label} have {found.share:.0%} of their tokens in common ({found.common} of"
+        f" {found.tokens[0]} and {found.tokens[1]}), and {least:.0%} are wanted{kinds}",
+        hint="fine-tune B anew"
+        + (
+            f"; or insist with a smaller `vocabulary_share`, such as {max(found.share - 0.005, 0):.2f}"
+            if found.common
+            else ""
+        ),
+    )
+
+
+_AFTER_PADDING = frozenset(["roberta", "mpnet"])
+"""Families whose positions are counted from behind the row of the padding token."""
+
+
+def _require_same_first_position(a: Model, b: Model) -> None:
+    """Refuse models whose positions start at another row, because their padding tokens have other rows."""
+    first, second = ((model.checkpoint.config or {}).get("pad_token_id", 1) for model in (a, b))
+    if a.family.name in _AFTER_PADDING and first != second:
+        raise MismatchError(
+            f"{a.label} and {b.label} count positions from behind their padding tokens, which are {first} and"
+            f" {second}: their position embeddings do not correspond",
+            hint="give bases whose padding tokens have the same row",
+        )
 
 
 def input_files(*inputs: object) -> list[Path]:

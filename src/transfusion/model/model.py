@@ -18,16 +18,21 @@ from transfusion.architecture.config_schema import WRONG_FILE, settings_of
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.selected_rows import CheckpointView
 from transfusion.checkpoint.tensor_content import content, row_blocks
 from transfusion.checkpoint.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.model.in_memory import InMemory, hold_in_memory
 from transfusion.model.recognition import recognise
 from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
+from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
 from transfusion.runtime.engines import Engine, open_engine
 
 Reference: TypeAlias = str | Path | InMemory
 """A reference to a model: a path, a hub id, or the model itself in memory."""
+
+
+_TOKEN_ID = re.compile(r".*_token_ids?")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,10 @@ class Model:
     why: str
     """How the family was recognised."""
     _digests: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    vocabulary: VocabularyMap | None = field(default=None, repr=False, compare=False)
+    """Where the rows of the vocabulary come from, if the model is read in another one than its own."""
+    original: Model | None = field(default=None, repr=False, compare=False)
+    """The model in its own vocabulary, if this is not it."""
 
     @classmethod
     def open(cls, reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> Model:
@@ -105,6 +114,46 @@ class Model:
         return replace(self, architecture=self.architecture.under(policy))
 
     @property
+    def tokenizer_folder(self) -> Path | None:
+        """The folder with the model's tokenizer, if there is one."""
+        root = self.checkpoint.root
+        if self.checkpoint.in_memory or root.is_dir():
+            return self.checkpoint.auxiliary_folder if self.checkpoint.in_memory else root
+        return root.parent if self.checkpoint.config_name else None
+
+    def in_vocabulary(self, vocabulary: VocabularyMap, config: Config | None = None) -> Model:
+        """Return the same model with the rows of another vocabulary; its digests stay.
+
+        ``config`` is the configuration of a model with that vocabulary, for the ids of special tokens.
+        Rows that this model has beyond those of the map follow at the end.
+        """
+        size = self.architecture.sizes.get(VOCABULARY, 0)
+        if size < vocabulary.source_size:
+            raise MismatchError(
+                f"{self.label} has {size} rows for tokens, and its base {vocabulary.source_size}",
+                hint="the fine-tune cut or rearranged its vocabulary: its token ids mean other tokens",
+            )
+        layouts = self.architecture.tensors.items()
+        dims = {name: dim for name, layout in layouts for dim in layout.dims_with(VOCABULARY)}
+        rows = {piece: dim for name, dim in dims.items() for piece in self.names[name].names}
+        selections = {piece: vocabulary.selection(size, dim) for piece, dim in rows.items()}
+        total = vocabulary.size + size - vocabulary.source_size
+        stored = self.checkpoint.config
+        return replace(
+            self,
+            checkpoint=CheckpointView.over(
+                self.checkpoint,
+                selections,
+                stored and dict(_with_tokens_of(stored, config or {}, total)),
+                {piece for one in self.names.values() for piece in one.names},  # tied tensors once
+            ),
+            config=_with_tokens_of(self.config, config or {}, total),
+            architecture=self.architecture.resized(VOCABULARY, total),
+            vocabulary=vocabulary,
+            original=self,
+        )
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of all tensors, sorted by canonical name."""
         total = hashlib.sha256()
@@ -117,6 +166,8 @@ class Model:
 
         NaN and infinite values are refused if ``checked``; otherwise the caller must look for them.
         """
+        if self.original is not None:
+            return self.original.digest_of(name, checked=checked)
         read = self.read if checked else self.raw
         if name not in self._digests:
             info = self.info(name)
@@ -137,6 +188,20 @@ class Model:
                 f"{self.label}: weights in types that cannot be moved: {listing(odd)}",
                 hint="quantised checkpoints cannot be moved; use the original weights",
             )
+
+
+def _with_tokens_of(config: Config, other: Config, size: int) -> Config:
+    """Return a configuration with another size of the vocabulary, and the special tokens of another one."""
+    found: dict[str, Any] = {key: value for key, value in config.items() if not _TOKEN_ID.fullmatch(key)}
+    found |= {key: value for key, value in other.items() if _TOKEN_ID.fullmatch(key)}
+    for key in ("vocab_size", "decoder_vocab_size"):
+        if key in found:
+            found[key] = size
+    for key in ("text_config", "decoder", "encoder", "model_cfg", "text_cfg"):
+        if isinstance(found.get(key), Mapping):
+            within = other.get(key)
+            found[key] = _with_tokens_of(found[key], within if isinstance(within, Mapping) else {}, size)
+    return found
 
 
 def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
@@ -214,8 +279,11 @@ def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
 # ── two bases ───────────────────────────────────────────────────────────────────────────────
 
 
-def require_same_shape(a: Model, b: Model) -> None:
-    """Refuse two bases that are not two sets of weights of one architecture."""
+def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
+    """Refuse two bases that are not two sets of weights of one architecture.
+
+    ``uncompared`` says why their vocabularies could not be compared token by token.
+    """
     if a.family.name != b.family.name:
         raise MismatchError(
             f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
@@ -232,11 +300,11 @@ def require_same_shape(a: Model, b: Model) -> None:
         shape_a, shape_b = a.info(name).shape, b.info(name).shape
         if shape_a != shape_b:
             layout = a.architecture.tensors[name]
-            vocabulary = "vocab" in layout.names()
+            vocabulary, why = VOCABULARY in layout.names(), uncompared and f" ({uncompared})"
             raise MismatchError(
                 f"{name} ('{layout}') has shape {shape_a} in {a.label} and {shape_b} in {b.label}",
-                hint="the vocabularies differ, so a token id means different tokens; both bases need the"
-                " same tokenizer"
+                hint=f"the vocabularies differ, and their tokens cannot be compared{why};"
+                " put the tokenizer.json of each base into its folder"
                 if vocabulary
                 else "both bases must have the same architecture and size",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,22 @@ from transfusion.alignment.alignment import Alignment, fixed_points
 from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.alignment.pi_file import is_alignment
 from transfusion.architecture.architecture import Space
+from transfusion.errors import SettingError
+from transfusion.model.bases import compare_vocabularies
 from transfusion.model.model import Model, Reference
+from transfusion.model.vocabulary_map import describe_vocabulary, differing_digits
 
 
-def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
+def inspect(
+    reference: Reference,
+    *,
+    beside: Reference | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Describe a model or a file of π: the data behind ``transfusion inspect``.
 
-    ``reference`` is a model's folder, file or hub id, or a file of π. ``config`` replaces the config.json.
+    ``reference`` is a model's folder, file or hub id, or a file of π. ``beside`` is another base, whose
+    vocabulary is compared with the model's. ``config`` replaces the config.json.
 
     >>> about = transfusion.inspect("models/a")
     >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
@@ -26,8 +36,24 @@ def inspect(reference: Reference, *, config: str | Path | Mapping[str, Any] | No
     'guarded'
     """
     if isinstance(reference, str | Path) and is_alignment(reference):
+        if beside is not None:
+            raise SettingError("`beside`: a file of π has no vocabulary of its own", hint="give a model")
         return describe_alignment(Alignment.load(reference))
-    return describe_model(Model.open(reference, config=config))
+    model = Model.open(reference, config=config)
+    if beside is None:
+        return describe_model(model)
+    return {**describe_model(model), "vocabulary": _vocabularies(model, Model.open(beside, config=config))}
+
+
+def _vocabularies(a: Model, b: Model) -> dict[str, Any]:
+    """Compare two vocabularies token by token, or say why they cannot be compared."""
+    found, reason = compare_vocabularies(a, b)
+    if found is None:
+        text = reason or "one of the two models has no vocabulary, or both are of different families"
+        return {"with": b.label, "text": f"not compared: {text}"}
+    digits = "" if found.is_identity else differing_digits(a.tokenizer_folder, b.tokenizer_folder)
+    about = replace(found, digits=digits).about()
+    return {"with": b.label, "text": describe_vocabulary(about), **about}
 
 
 def describe_model(model: Model) -> dict[str, Any]:
@@ -108,6 +134,7 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
         "sha256": alignment.digest,
         "objective": list(metadata.objective),
         "advice": dict(metadata.advice) or None,
+        "vocabulary": dict(metadata.vocabulary) or None,
         "axes": axes,
         "heads": heads,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.reporting.change_shares import TensorGroup
 from transfusion.reporting.charts.map_charts import HeatMap
 from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
@@ -36,6 +37,8 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
         rows.append(("change of B's outputs, compared with A's", f"{info}, on {output_shift['probes']}"))
     if text := describe_refinement(metadata.get("refinement")):
         rows.append(("refinement", text))
+    if (vocabulary := metadata.get("vocabulary") or {}).get("moved"):
+        rows.append(("vocabularies", describe_vocabulary(vocabulary)))
     what = "an adapter" if metadata.get("kind") == "adapter" else "a model"
     refined = ", refined," if "refinement" in metadata else ","
     lead = f"B + α·π(τ){refined} written as {what} that loads wherever B does."

@@ -9,6 +9,7 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import MismatchError, TransfusionError
+from transfusion.model.bases import in_one_vocabulary
 from transfusion.model.model import Model, require_same_shape, take_hashes
 from transfusion.reporting.report_inputs import ReportInputs
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
@@ -35,6 +36,7 @@ class Bases:
         a, b = models["base"], models["onto"]
         if a is not None and b is not None:
             try:
+                a = in_one_vocabulary(a, b, 0.0)
                 require_same_shape(a, b)
             except MismatchError as error:
                 return cls(notes=(*notes, f"{error.message}."))

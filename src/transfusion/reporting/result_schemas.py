@@ -8,7 +8,14 @@ from typing import Annotated, Any, NotRequired, TypeAlias
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
-from transfusion.alignment.provenance import AdviceInfo, EmptyInfo, Number, PredictionInfo, RunInfo
+from transfusion.alignment.provenance import (
+    AdviceInfo,
+    EmptyInfo,
+    Number,
+    PredictionInfo,
+    RunInfo,
+    VocabularyInfo,
+)
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**63)]
 Place: TypeAlias = Annotated[str, StringConstraints(max_length=4_000, pattern=r"^[^\x00]*$")]
@@ -217,6 +224,7 @@ class TransportSchema(ResultInfo):
     output_shift: NotRequired[OutputShiftSchema | None]
     refinement: NotRequired[RefinementSchema]
     repeatable: NotRequired[bool]
+    vocabulary: NotRequired[VocabularyInfo]
     moved: NotRequired[Count]
     unchanged: NotRequired[Count]
     new_tokens: NotRequired[Count]

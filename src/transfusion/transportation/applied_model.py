@@ -115,6 +115,7 @@ def apply(
     to = None if output is None else Path(output)
     if to is not None:
         require_writable(to, force=force, inputs=input_files(via, model))
+    alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     soft = [id for id, map_ in alignment.maps.items() if not isinstance(map_, Permutation)]

@@ -22,6 +22,7 @@ from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transportation.composed_tokens import TOKENIZER
 from transfusion.transportation.magnitude_counts import count_magnitudes
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_memory import OutputMemory, streaming_bytes
@@ -123,6 +124,11 @@ class DenseTransport(OutputModel[TensorAction]):
     def _require_tokens_of(self, lead: TaskVectorSource) -> None:
         """Refuse to keep the new tokens of any fine-tune but the lead."""
         others = [source for source in self.sources if source is not lead]
+        if len(self.sources) > 1 and any(source.composed_tokens for source in self.sources):
+            raise MismatchError(
+                "new tokens of fine-tunes cannot be merged onto a B with another vocabulary than A's",
+                hint='`new_tokens="drop"` drops them',
+            )
         grown = [one for one in others if any(one.changes(name) and one.added(name) for name in one.names)]
         if grown:
             raise MismatchError(
@@ -277,7 +283,12 @@ class DenseTransport(OutputModel[TensorAction]):
                 config.pop(key, None)  # a key that the fine-tune lacks has its default there
                 if key in theirs:
                     config[key] = theirs[key]
-        if self._grown:
+        if self._grown and self.lead.composed_tokens is not None:
+            size = self.lead.composed_tokens.vocabulary.size + self.lead.composed_tokens.growth
+            for ours in (config, config.get("text_config")):
+                if ours and "vocab_size" in ours:
+                    ours["vocab_size"] = size
+        elif self._grown:
             for ours, other in ((config, theirs), (config.get("text_config"), theirs.get("text_config"))):
                 if ours and other and "vocab_size" in other:
                     ours["vocab_size"] = other["vocab_size"]
@@ -294,7 +305,9 @@ class DenseTransport(OutputModel[TensorAction]):
     def auxiliary_files(self) -> list[Path]:
         """Return the other files of B's folder. With new tokens the tokenizer is the fine-tune's."""
         ours = {path.name: path for path in self.onto.checkpoint.auxiliary_files()}
-        if self._grown:
+        if self.lead.composed_tokens is not None:
+            ours.pop(TOKENIZER, None)  # written with the new tokens
+        elif self._grown:
             ours |= {path.name: path for path in self.lead.auxiliary_files() if _is_tokenizer(path.name)}
         return list(ours.values())
 
@@ -314,6 +327,7 @@ class DenseTransport(OutputModel[TensorAction]):
             },
             "alignment": self.alignment.digest,
             "merging": self.merging.as_json(),
+            **({"vocabulary": metadata.vocabulary["source"]} if metadata.vocabulary.get("moved") else {}),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -325,12 +339,21 @@ class DenseTransport(OutputModel[TensorAction]):
             "unchanged": len(self.unchanged),
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
-            "new_tokens": max((entry.added for entry in self.entries), default=0),
+            "new_tokens": self._new_tokens,
             "lost_tokens": max((source.dropped_tokens() for source in self.sources), default=0),
         }
 
+    @property
+    def _new_tokens(self) -> int:
+        if (composed := self.lead.composed_tokens) is not None:
+            return len(composed.tokens)
+        return max((entry.added for entry in self.entries), default=0)
+
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:
-        return self.output_record.texts({**self.metadata(), "files": dict(files)})
+        found = self.output_record.texts({**self.metadata(), "files": dict(files)})
+        if (composed := self.lead.composed_tokens) is not None:
+            found[TOKENIZER] = composed.tokenizer()
+        return found
 
 
 def _is_zero(change: Tensor) -> bool:

@@ -22,6 +22,7 @@ from transfusion.matching.search_memory import SearchMemory
 from transfusion.matching.weights.gain_products import BLOCK
 from transfusion.matching.weights.gains import gain_bytes
 from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.bases import in_one_vocabulary
 from transfusion.model.model import Model, require_same_shape
 from transfusion.runtime.machine import Machine
 from transfusion.runtime.memory_budget import MemoryBudget
@@ -167,6 +168,7 @@ def plan(
         raise SettingError(f"method {chosen.name} does not search: no estimate", hint=f"one of {known}")
     one = open_headers(a)
     other = one if b is None else open_headers(b)
+    one = in_one_vocabulary(one, other, 0.0)
     require_same_shape(one, other)
     found = (
         machine if isinstance(machine, Machine) else Machine.load(machine) if machine else Machine.measure()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
 from transfusion.transportation.refinement.refinement_settings import describe_refinement
@@ -169,6 +170,7 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
         "SHA-256 of π": _code(pi.get("sha256")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
         "change of B's outputs, compared with A's": _output_shift(metadata.get("output_shift") or {}),
+        "vocabularies": _vocabulary(metadata.get("vocabulary") or {}),
         "refinement": _plain(describe_refinement(metadata.get("refinement"))),
         "dtype": _plain(metadata.get("dtype")),
         "combined by": _plain(metadata.get("how")),
@@ -185,6 +187,10 @@ def _output_shift(info: Mapping[str, Any]) -> str:
         return ""
     probes = shareable_text(str(info["probes"]))
     return _plain(f"cosine {info['direction']}, size {info['size']}, on {probes}")
+
+
+def _vocabulary(info: Mapping[str, Any]) -> str:
+    return _plain(describe_vocabulary(info)) if info.get("moved") else ""
 
 
 def _share(value: float | None) -> str:

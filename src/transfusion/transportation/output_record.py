@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.provenance import AdviceInfo, EmptyInfo
+from transfusion.alignment.provenance import AdviceInfo, EmptyInfo, VocabularyInfo
 from transfusion.checkpoint.checkpoint import MEMORY
 from transfusion.errors import CheckpointError
 from transfusion.model.model import Model
@@ -84,6 +84,7 @@ class OutputRecord:
                 "seed": info.seed,
                 "advice": dict(info.advice),
             },
+            **({"vocabulary": dict(info.vocabulary)} if info.vocabulary else {}),
             "alpha": sources[0].alpha.as_json(),
             **merged,  # with an α of its own
             "settings": dict(self.settings),
@@ -185,6 +186,7 @@ class RunSettingsInfo(TypedDict, total=False):
     head: Annotated[int, Field(ge=0, le=2**31)] | None
     rank: Count | None
     refinement: RefinementInfo | None
+    vocabulary_share: Annotated[float, Field(ge=0, le=1)] | None
 
 
 class TransportMetadata(TypedDict):
@@ -202,6 +204,7 @@ class TransportMetadata(TypedDict):
     dtype: str | None
     files: dict[str, str]
     output_shift: NotRequired[dict[str, Any] | None]
+    vocabulary: NotRequired[VocabularyInfo]
     repeatable: NotRequired[bool]
 
 

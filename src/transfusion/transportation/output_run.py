@@ -110,6 +110,7 @@ class OutputRun(Generic[OutputT]):
         return align(
             self.a,
             self.b,
+            vocabulary_share=0.0,  # compared when both were opened
             journal=journal,
             resources=self.to.resources,
             progress=self.to.progress,
@@ -130,7 +131,8 @@ class OutputRun(Generic[OutputT]):
         """A hash of everything that decides π."""
         method = chosen_method(self.aligning.get("method", DEFAULT))
         asked = {**self.aligning, "method": asdict(method), "device": self.to.resources.device}
-        text = json.dumps([asked, self.a.digest, self.b.digest], default=str)
+        vocabulary = self.a.vocabulary and [self.a.vocabulary.source, self.a.vocabulary.target]
+        text = json.dumps([asked, self.a.digest, self.b.digest, *(vocabulary or ())], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -80,7 +80,7 @@ class AlphaSearch:
         seed: int = 0,
     ) -> None:
         """``tuned`` builds the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1."""
-        self.family = a.family
+        self.family, self.vocabulary = a.family, a.vocabulary
         module = build(a, torch.float32)
         wanted = (a, module, PROBES, seed)
         self.probes: Probes = (
@@ -154,7 +154,11 @@ class AlphaSearch:
 
     def _run(self, module: nn.Module) -> dict[str, Tensor]:
         """Return all outputs on all probes, concatenated over the batches."""
-        parts = [run_model(module, self.family, inputs, double=False) for inputs in self.probes.batches]
+        parts: list[Outputs] = [
+            run_model(module, self.family, inputs, double=False) for inputs in self.probes.batches
+        ]
+        if self.vocabulary is not None:
+            parts = [self.vocabulary.shared_logits(part) for part in parts]
         sizes = [len(next(iter(inputs.values()))) for inputs in self.probes.batches]
         return {
             name: torch.cat([part[name].float() for part in parts])

@@ -227,6 +227,7 @@ class Rerun:
                 seed=info["seed"],
                 dtype=info["options"]["dtype"],
                 advice=bool(info["advice"]),
+                vocabulary_share=self.metadata["settings"].get("vocabulary_share"),
                 resources=resources,
                 progress=progress,
             )

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment, NormFold
 from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.layouts import Layout
 from transfusion.model.model import Model, take_hashes
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.composed_tokens import ComposedTokens
 from transfusion.transportation.norm_folding import NormFolding
 from transfusion.transportation.output_model import OutputShape
-from transfusion.transportation.task_vector import NewTokens, TaskVector
+from transfusion.transportation.task_vector import NewTokens, TaskVector, wide
 
 
 class TaskVectorSource(ABC):
@@ -127,6 +129,11 @@ class TaskVectorSource(ABC):
         """Return the number of new tokens that are dropped."""
         return 0
 
+    @property
+    def composed_tokens(self) -> ComposedTokens | None:
+        """The new tokens whose rows are composed of B's, if there are any."""
+        return None
+
     def auxiliary_files(self) -> list[Path]:
         """Return its tokenizer and other files."""
         return []
@@ -140,6 +147,8 @@ class DenseSource(TaskVectorSource):
     alignment: Alignment
     onto: Model
     alpha: Alpha = field(default_factory=Alpha)
+    composed: ComposedTokens | None = None
+    """The new tokens of the fine-tune, if they are composed of B's."""
 
     @property
     def model(self) -> Model:
@@ -210,6 +219,39 @@ class DenseSource(TaskVectorSource):
         return fold.is_part(name) or fold.is_rotated_scale(name, self.model.architecture)
 
     def change(self, name: str, rows: slice) -> Tensor:
+        change = self._change(name, rows)
+        if self.composed is None or not self.composed.covers(name):
+            return change
+        start = rows.start if self.by_rows(name) else 0
+        first, last = max(self.composed.first, start), min(self._end_of_tokens, start + len(change))
+        if first < last:  # rows of B without a token, which new ones get
+            new = self._composed_rows(name)[first - self.composed.first : last - self.composed.first]
+            change = change.to(torch.float64)
+            change[first - start : last - start] = new - wide(self.onto.raw(name, slice(first, last)))
+        return change
+
+    @property
+    def _end_of_tokens(self) -> int:
+        assert self.composed is not None
+        return min(self.composed.first + len(self.composed.tokens), self.composed.vocabulary.size)
+
+    def _composed_rows(self, name: str) -> Tensor:
+        assert self.composed is not None
+        return self.composed.rows(name, partial(self._arrived, name))
+
+    def _arrived(self, name: str, rows: Tensor) -> Tensor:
+        """Return some rows of B + α·π(τ)."""
+        own = wide(self.onto.raw(name, rows))
+        if not self.by_rows(name):
+            return own + self._change(name, slice(0, 0))[rows]
+        found = torch.empty_like(own)
+        for block in row_blocks(self.onto.info(name).shape):
+            here = (rows >= block.start) & (rows < block.stop)
+            if bool(here.any()):
+                found[here] = own[here] + self._change(name, block)[rows[here] - block.start]
+        return found
+
+    def _change(self, name: str, rows: slice) -> Tensor:
         if self._is_special(name):
             return self._special_change(name)
         alpha, whole = self.alpha.at(name), not self.by_rows(name)
@@ -238,6 +280,9 @@ class DenseSource(TaskVectorSource):
         return alpha * fold.scale(self.onto, name) * self.alignment.rotate(difference, layout)
 
     def own(self, name: str, rows: slice) -> Tensor:
+        if self.composed is not None and self.composed.covers(name) and self.changes(name):
+            first = self.composed.first
+            return self._composed_rows(name)[rows.start - first : rows.stop - first]
         if (fold := self._fold(name)) is None:
             return self._moved(partial(self.model.raw, name), name, rows)
         moved = self._moved(lambda some: self._folding.scaled(self.model, name, fold, some), name, rows)
@@ -253,7 +298,13 @@ class DenseSource(TaskVectorSource):
         self.vector.require_finite(name)
 
     def added(self, name: str) -> int:
+        if self.composed is not None:
+            return self.composed.growth if self.composed.covers(name) else 0
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
+
+    @property
+    def composed_tokens(self) -> ComposedTokens | None:
+        return self.composed
 
     @property
     def _covered(self) -> list[str]:

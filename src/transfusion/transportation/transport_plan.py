@@ -16,16 +16,18 @@ from transfusion.alignment.maps import Rotation
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
 from transfusion.checkpoint.tensor_files import FLOATS
-from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError
+from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError, listing
 from transfusion.live.building import build
-from transfusion.model.bases import open_bases
+from transfusion.model.bases import open_bases, with_common_tokens
 from transfusion.model.model import Model, Reference, take_hashes
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
+from transfusion.transportation.composed_tokens import ComposedTokens, added_tokens
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
@@ -52,11 +54,11 @@ class TransportPlan:
     @classmethod
     def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
         """Return the plan of an alignment, checked against both models."""
-        a, b = open_bases(base, onto)
+        a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
         alignment = via if isinstance(via, Alignment) else Alignment.load(via)
         plan = cls.planned(a, b, alignment)
         take_hashes(a, b)
-        alignment.require_between(source=a, target=b)
+        plan.alignment.require_between(source=a, target=b)
         return plan
 
     @classmethod
@@ -74,7 +76,10 @@ class TransportPlan:
         Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
         as much memory as a real one. Only headers are read, unless A is ``hashed``.
         """
-        if alignment is None:
+        if alignment is not None:
+            alignment = alignment.fitted(a.architecture.under(alignment.provenance.policy))
+            alignment.require_vocabulary(a)
+        else:
             policy = Policy()
             content = a.digest if hashed else PLANNED
             digest = a.architecture.under(policy).digest()
@@ -97,7 +102,7 @@ class TransportPlan:
         ``"auto"`` goes by the weights alone here. Rotated units have B's scale already, so their α is 1.
         """
         if asked == AUTO:
-            return Alpha() if self._rotates else balanced_alpha(self.a, self.b)
+            return Alpha() if self._rotates else balanced_alpha(*with_common_tokens(self.a, self.b))
         chosen = Alpha.of(asked)
         chosen.require_used(self.a.architecture.tensors)
         return chosen
@@ -118,13 +123,34 @@ class TransportPlan:
         """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             return FoldedAdapter(self.adapter(finetuned, alpha, trust_base=trust_base))
-        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-        tuned = tuned.under(self.alignment.provenance.policy)
+        tuned = self.opened(finetuned).under(self.alignment.provenance.policy)
         if not trust_base:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
         lot = NewTokens(new_tokens)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
-        return DenseSource(vector, self.alignment, self.b, alpha)
+        composed = self._composed(tuned, lot) if self.a.vocabulary is not None else None
+        return DenseSource(vector, self.alignment, self.b, alpha, composed)
+
+    def _composed(self, tuned: Model, new_tokens: NewTokens) -> ComposedTokens | None:
+        """Return the new tokens of a fine-tune to be composed for B; refuse them if nothing was said."""
+        grown = tuned.architecture.sizes[VOCABULARY] > self.a.architecture.sizes[VOCABULARY]
+        found = added_tokens(tuned, self.a)
+        if new_tokens is NewTokens.DROP or not (found or grown):
+            return None
+        if new_tokens is NewTokens.REFUSE:
+            raise MismatchError(
+                f"{tuned.label} has {len(found)} token(s) that its base {self.a.label} lacks:"
+                f" {listing(map(repr, found.values()))}",
+                hint='`new_tokens="keep"` composes their rows of those of B, `new_tokens="drop"` drops them',
+            )
+        return ComposedTokens.of(tuned, self.a, self.b)
+
+    def opened(self, finetuned: Finetune) -> Model:
+        """Open a fine-tuned model; in B's vocabulary, if that is another one than A's."""
+        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+        if self.a.vocabulary is None or tuned.vocabulary is not None:
+            return tuned
+        return tuned.in_vocabulary(self.a.vocabulary, self.b.checkpoint.config)
 
     def adapter(
         self,
@@ -139,6 +165,8 @@ class TransportPlan:
         adapter = Adapter.open(reference)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
+        if self.a.vocabulary is not None:
+            adapter = adapter.in_vocabulary(self.a)
         return AdapterTransport(
             adapter, self.a, self.b, self.alignment, alpha, dtype, output_record or OutputRecord()
         )
@@ -213,8 +241,7 @@ class TransportPlan:
             folded = TransportPlan.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
             assert isinstance(folded, DenseTransport)
             return folded.module()
-        opened = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
-        return build(opened, torch.float32)
+        return build(self.opened(finetuned), torch.float32)
 
     def _tried(
         self,

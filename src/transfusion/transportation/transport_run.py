@@ -56,6 +56,7 @@ def transport(
     dtype: torch.dtype | str | None = None,
     full: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    vocabulary_share: float | None = None,
     trust_base: bool = False,
     seed: int = 0,
     config: ConfigArgument = None,
@@ -90,6 +91,8 @@ def transport(
     ``dtype`` is the type to store; the default is B's.
     ``full`` writes an adapter as part of the whole model.
     ``new_tokens`` says what becomes of tokens that the fine-tune added: ``"refuse"``, ``"keep"``, ``"drop"``.
+    ``vocabulary_share`` is the least share of tokens that the vocabularies of A and B must have in common, if
+    they differ; the default is 0.5.
     ``trust_base`` skips the check that the fine-tune descends from A.
     ``config`` is the configuration of weights that come without one.
     ``architecture`` is the file of your own table, to be recorded with the output.
@@ -132,7 +135,7 @@ def transport(
         alpha = 1.0  # the refinement chooses its start by what it measures
     tried = alpha == AUTO or keep_support is not None or refinement is not None
     aligning = calibrated(calibrate, via, aligning, used=tried)
-    a, b = open_bases(base, onto, config, progress)
+    a, b = open_bases(base, onto, config, progress, vocabulary_share)
     tuned = open_finetune(finetuned, a, b, config, progress)
     pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
     to.require_writable([tuned], a, b, via)
@@ -145,6 +148,7 @@ def transport(
         calibrate=calibrate,
         keep_support=keep_support,
         refinement=refinement and asdict(refinement),
+        vocabulary_share=vocabulary_share,
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
 
@@ -191,6 +195,7 @@ def merge(
     dtype: torch.dtype | str | None = None,
     full: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    vocabulary_share: float | None = None,
     trust_base: bool = False,
     seed: int = 0,
     config: ConfigArgument = None,
@@ -230,7 +235,7 @@ def merge(
     if via is not None:
         refuse_beside_via(aligning)
     aligning = calibrated(calibrate, via, aligning)
-    a, b = open_bases(base, onto, config, progress)
+    a, b = open_bases(base, onto, config, progress, vocabulary_share)
     tuned = [open_finetune(one, a, b, config, progress) for one in finetuned]
     pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
     to.require_writable(tuned, a, b, via)
@@ -242,6 +247,7 @@ def merge(
         new_tokens=str(new_tokens),
         config=config,
         architecture=architecture,
+        vocabulary_share=vocabulary_share,
     )
     output_record = OutputRecord("merge", command=record.command, settings=settings, record=record)
 

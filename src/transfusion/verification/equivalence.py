@@ -25,7 +25,7 @@ from transfusion.matching.activations.prediction_quality import (
     prediction_qualities,
 )
 from transfusion.matching.methods import FunctionalOptions
-from transfusion.model.bases import ConfigArgument, open_model
+from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
 from transfusion.runtime.run_record import RunRecord
@@ -105,6 +105,7 @@ def verify(
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
     model = open_model(a, config).under(metadata.policy)
+    alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     found = compare(LiveModel.of(model), alignment, tolerance)
@@ -217,8 +218,10 @@ def predict(
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, b, via))
     alignment = via if isinstance(via, Alignment) else Alignment.load(via)
     metadata = alignment.provenance
-    models = [open_model(one, config) for one in (a, metadata.target if b is None else b)]
-    source, target = (model.under(metadata.policy) for model in models)
+    models = open_bases(a, metadata.target if b is None else b, config, vocabulary_share=0.0)
+    source, target = (model.under(metadata.policy) for model in with_common_tokens(*models))
+    alignment = alignment.fitted(source.architecture)
+    alignment.require_vocabulary(source)
     alignment.require_for(source.architecture)
     alignment.require_between(source=source, target=target)
     own = str(Path(calibrate).resolve()) if calibrate else None

@@ -122,6 +122,11 @@ def _texts(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[dic
 def _tensors(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     tensors = read_tensors(path)
     tensors.pop(LABELS, None)
+    if subject.model.vocabulary is not None and any(name.endswith("input_ids") for name in tensors):
+        raise DataError(
+            f"{path}: token ids, which mean different tokens in A and B",
+            hint="give a file of texts, which are tokenized for both",
+        )
     template = subject.template()
     needs = next(iter(template))
     takes = set(template)

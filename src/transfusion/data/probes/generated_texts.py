@@ -36,7 +36,7 @@ def _first(subject: ProbedModel, count: int, generator: torch.Generator) -> Tens
 
 
 def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator) -> Tensor:
-    forbidden = torch.tensor(sorted(subject.special), dtype=torch.int64)
+    forbidden = torch.tensor(sorted(subject.special | subject.unknown), dtype=torch.int64)
     past: Any = None
     with torch.no_grad(), plain_experts(subject.module):
         while ids.shape[1] < subject.length:
@@ -60,7 +60,7 @@ def frequent_tokens(subject: ProbedModel, count: int, generator: torch.Generator
 
 def ordinary_tokens(subject: ProbedModel, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Draw tokens by Zipf's law: most vocabularies are sorted by frequency."""
-    special = {*subject.special, *(id for ids in _around(subject) for id in ids)}
+    special = {*subject.special, *subject.unknown, *(id for ids in _around(subject) for id in ids)}
     start = WORDPIECE.get(subject.vocabulary, 0)
     ids = torch.tensor([id for id in range(start, subject.vocabulary) if id not in special])
     flattened = len(ids) / 100  # the first tokens are often single letters or bytes

@@ -79,6 +79,11 @@ class ProbedModel:
         root = self.model.checkpoint.root
         return root if root.is_dir() else self.model.checkpoint.auxiliary_folder
 
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        """The folder with the tokenizer whose ids the model reads: B's, if it is read in B's vocabulary."""
+        return self.folder if self.model.vocabulary is None else self.model.vocabulary.folder
+
     def info(self, file: str) -> dict[str, Any]:
         """Read a file of JSON in the folder; empty, if there is none."""
         if self.folder is None or not exists(self.folder / file):
@@ -112,9 +117,16 @@ class ProbedModel:
         for name in names:
             info = self.settings.get(f"{name}_token_id")
             one = info[0] if isinstance(info, list) and info else info
-            if isinstance(one, int) and 0 <= one < self.vocabulary:
+            if isinstance(one, int) and 0 <= one < self.vocabulary and one not in self.unknown:
                 return one
         return None
+
+    @cached_property
+    def unknown(self) -> frozenset[int]:
+        """The tokens that only one of A and B has; no probe may have them."""
+        if (found := self.model.vocabulary) is None:
+            return frozenset()
+        return found.unshared | frozenset(range(found.size, self.vocabulary))
 
     @cached_property
     def special(self) -> frozenset[int]:

@@ -36,10 +36,19 @@ class Tokenizer:
     def framed(self, ids: Sequence[int]) -> list[int]:
         return [*self.before, *ids, *self.after]
 
+    def without(self, tokens: frozenset[int]) -> Tokenizer:
+        """Return the same tokenizer, which leaves out these tokens."""
+
+        def known(ids: Sequence[int]) -> list[int]:
+            return [id for id in ids if id not in tokens]
+
+        before, after = (tuple(known(ids)) for ids in (self.before, self.after))
+        return Tokenizer(lambda text: known(self.encode(text)), before, after, self.unknown)
+
 
 def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
     """Return the tokenizer; or None and the reason."""
-    settings, folder = subject.settings, subject.folder
+    settings, folder = subject.settings, subject.tokenizer_folder
     present = folder is not None and any((folder / name).exists() for name in FILES)
     bundled = subject.model.family.library == "open_clip" and not settings.get("hf_tokenizer_name")
     if not present and not bundled:
@@ -53,6 +62,8 @@ def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
     highest = max(found.framed(found.encode(_SENTENCE)))
     if highest >= subject.vocabulary:
         return None, f"the tokenizer has token {highest}, and the model knows {subject.vocabulary}"
+    if subject.unknown:
+        return found.without(subject.unknown), ""
     return found, ""
 
 

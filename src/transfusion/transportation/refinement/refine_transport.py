@@ -62,6 +62,8 @@ class RefineTransport:
         sources = (moved,) if isinstance(moved, AdapterTransport) else moved.sources
         inputs = [(one.digest, one.alpha.as_json()) for one in sources]
         digests = [plan.a.digest, plan.b.digest, plan.alignment.digest]
+        if (vocabulary := plan.a.vocabulary) is not None:
+            digests += [vocabulary.source, vocabulary.target]
         text = json.dumps([__version__, asdict(self.settings), own, inputs, digests, type(moved).__name__])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -142,7 +144,7 @@ class RefineTransport:
         return Refiner(
             plan.a,
             plan.b,
-            self.finetuned if isinstance(self.finetuned, Model) else plan.a,
+            plan.opened(self.finetuned) if isinstance(self.finetuned, Model) else plan.a,
             plan.alignment,
             plan.tuned_module(self.finetuned).float(),
             build(plan.a, torch.float32),

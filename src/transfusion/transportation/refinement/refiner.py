@@ -237,6 +237,8 @@ class Refiner:
 
     def _run(self, module: nn.Module, inputs: Inputs, *, gradients: bool = False) -> dict[str, Tensor]:
         outputs = run_model(module, self.b.family, inputs, double=False, gradients=gradients)
+        if self.a.vocabulary is not None:
+            outputs = self.a.vocabulary.shared_logits(outputs)
         return with_similarities(outputs)
 
     def wanted(self, inputs: Inputs, *, gradients: bool = False) -> Outputs:

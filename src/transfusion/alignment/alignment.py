@@ -98,6 +98,8 @@ class Alignment:
     @property
     def reading(self) -> Alignment:
         """The alignment of activations: every axis by the map of those that read it."""
+        if not self.writes_apart:
+            return self
         return replace(self, maps={id: map_.reading for id, map_ in self.maps.items()})
 
     def moves_by_rows(self, layout: Layout) -> bool:

@@ -280,7 +280,7 @@ class Rotation(_Matrices):
 
     @property
     def reading(self) -> Rotation:
-        return replace(self, writing=None)
+        return self if self.writing is None else replace(self, writing=None)
 
     def apply(
         self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False

@@ -244,7 +244,11 @@ class Refiner:
     def wanted(self, inputs: Inputs, *, gradients: bool = False) -> Outputs:
         """Return the fine-tune's outputs; vectors in B's basis."""
         live = LiveModel(self.teacher, self.a.family, self.tuned.architecture, {})
-        return live.expected(self.alignment, self._run(self.teacher, inputs, gradients=gradients))
+        return live.expected(self._reading, self._run(self.teacher, inputs, gradients=gradients))
+
+    @cached_property
+    def _reading(self) -> Alignment:
+        return self.alignment.reading
 
     @cached_property
     def batch(self) -> int:

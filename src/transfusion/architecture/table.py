@@ -136,6 +136,8 @@ class Family:
     the part 1 of a concatenation that files keep whole and a live module keeps apart. ``ours#{}`` is a
     member, by its number, of a stack along a first dimension that files keep apart and a live module
     keeps whole; ``ours#{}[1]`` is the part 1 of that member, if it is in parts of one size, too."""
+    positions_after_padding: bool = False
+    """Whether positions are counted from behind the row of the padding token."""
     computed: tuple[str, ...] = ()
     """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()

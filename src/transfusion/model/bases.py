@@ -140,14 +140,10 @@ def _require_share(a: Model, b: Model, found: VocabularyMap, least: float) -> No
     )
 
 
-_AFTER_PADDING = frozenset(["roberta", "mpnet"])
-"""Families whose positions are counted from behind the row of the padding token."""
-
-
 def _require_same_first_position(a: Model, b: Model) -> None:
     """Refuse models whose positions start at another row, because their padding tokens have other rows."""
     first, second = ((model.checkpoint.config or {}).get("pad_token_id", 1) for model in (a, b))
-    if a.family.name in _AFTER_PADDING and first != second:
+    if a.family.positions_after_padding and first != second:
         raise MismatchError(
             f"{a.label} and {b.label} count positions from behind their padding tokens, which are {first} and"
             f" {second}: their position embeddings do not correspond",

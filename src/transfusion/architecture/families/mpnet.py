@@ -68,6 +68,7 @@ FAMILIES = (
         ),
         model_types=("mpnet",),
         inputs=("tokens",),
+        positions_after_padding=True,
         prefixes=("mpnet.",),
         known_keys=HARMLESS | bert.SIZES | {"max_position_embeddings", "relative_attention_num_buckets"},
         required=PLAIN,

@@ -56,6 +56,7 @@ FAMILIES = (
         fits=lambda shapes: bert.segments(shapes) == 1 and not bert.narrow(shapes),
         model_types=("roberta", "xlm-roberta", "camembert"),
         inputs=("tokens",),
+        positions_after_padding=True,
         prefixes=("roberta.",),
         aliases=bert.ALIASES,
         known_keys=HARMLESS | bert.SIZES | {"max_position_embeddings", "type_vocab_size"},

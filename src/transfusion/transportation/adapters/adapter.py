@@ -178,8 +178,7 @@ class Adapter:
 
     def _require_rows_apart(self, factor: AdapterTensor) -> None:
         """Refuse a factor whose value for one token depends on all tokens."""
-        embedded = factor.part.name.startswith("lora_embedding")
-        if self.kind.name in ("DELORA", "HRA") or (self.kind.name == "DORA" and embedded):
+        if factor.part.name.startswith(self.kind.over_all_units):
             raise AdapterError(
                 f"{self.label}: {factor.key} of a {self.kind.name} adapter depends on all tokens together,"
                 " and A and B have different ones",

@@ -106,6 +106,8 @@ class AdapterKind:
     """The rank that the configuration gives."""
     scalable: bool = True
     """Whether α other than 1 is possible."""
+    over_all_units: tuple[str, ...] = ()
+    """The beginnings of the names of parts whose values for one unit depend on all units of the axis."""
     prompt: bool = False
     """Whether it changes the inputs of the model and no weight, so that it cannot be merged."""
 
@@ -173,6 +175,7 @@ DORA = replace(
     together=tuple(pair | {_MAGNITUDE.name} for pair in LORA.together),
     added=None,
     changed=adapter_formulas.dora,
+    over_all_units=("lora_embedding",),
 )
 """LoRA with trained row norms. Its configuration is that of LoRA with ``use_dora``."""
 
@@ -201,6 +204,7 @@ _ALL = (
     ),
     AdapterKind(
         "DELORA",
+        over_all_units=("delora",),
         parts=(
             AdapterPart("delora_A", "rank I", rigid=True),
             AdapterPart("delora_B", "O rank", rigid=True),
@@ -232,6 +236,7 @@ _ALL = (
     ),
     AdapterKind(
         "HRA",
+        over_all_units=("hra",),
         parts=(AdapterPart("hra_u", "I rank", rigid=True),),
         settings=words("apply_GS"),
         changed=adapter_formulas.hra,

@@ -14,7 +14,7 @@ from families import CASES, finetuned
 from test_adapter import train_adapter
 from transfusion import align, rerun, transport
 from transfusion.data.probes.corruptions import corrupted_images, recombined_texts
-from transfusion.data.probes.inverted_inputs import REACH, harder, invert, roughness
+from transfusion.data.probes.gradient_inputs import REACH, adversarial, invert, roughness
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import MismatchError, SettingError
 from transfusion.live.building import build
@@ -428,14 +428,14 @@ def test_inversion_finds_what_a_model_is_sure_of():
     assert found.abs().max() <= 3
 
 
-def test_harder_inputs_raise_the_loss_and_stay_near():
+def test_adversarial_inputs_raise_the_loss_and_stay_near():
     weight = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
     start = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(2))
 
     def loss(pixels: torch.Tensor) -> torch.Tensor:
         return (pixels.flatten(1) @ weight).square().mean()
 
-    found = harder(start, loss, torch.Generator().manual_seed(0))
+    found = adversarial(start, loss, torch.Generator().manual_seed(0))
     assert loss(found) > 1.05 * loss(start)
     assert (found - start).abs().max() <= REACH + 1e-6
     reaches = (found - start).abs().flatten(1).amax(1)

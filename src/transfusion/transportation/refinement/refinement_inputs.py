@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from transfusion.data.probes import calibration_probes, synthetic_probes
 from transfusion.data.probes.corruptions import corrupted_images, noisy, recombined_texts
-from transfusion.data.probes.inverted_inputs import harder, invert
+from transfusion.data.probes.gradient_inputs import adversarial, invert
 from transfusion.data.probes.probed_model import ProbedModel, Probes, seeded_generator
 from transfusion.model.model import Model
 
@@ -78,16 +78,16 @@ class RefinementInputs:
         """Draw inputs for one step that are not corrupted."""
         return self._plain(step, count, torch.Generator().manual_seed(FRESH * self.seed + step))
 
-    def made_harder(
+    def made_adversarial(
         self, inputs: Inputs, loss: Callable[[Inputs], Tensor], step: int, share: float = 1.0
     ) -> Inputs:
-        """Change a share of continuous inputs so that the loss rises; return other inputs unchanged."""
+        """Make a share of continuous inputs adversarial: the loss rises. Other inputs stay."""
         if (name := self.continuous) is None:
             return inputs
         count = round(share * len(inputs[name]))
         some = {key: one[:count] for key, one in inputs.items()}
         generator = torch.Generator().manual_seed(FRESH * (self.seed + 3) + step)
-        changed = harder(some[name], lambda pixels: loss({**some, name: pixels}), generator)
+        changed = adversarial(some[name], lambda pixels: loss({**some, name: pixels}), generator)
         return {**inputs, name: torch.cat([changed, inputs[name][count:]])}
 
     def _plain(self, step: int, count: int, generator: torch.Generator) -> Inputs:

@@ -53,8 +53,8 @@ UNSURE = 1.0
 """Inverted inputs are those of whose class A is not sure: its log-likelihood is below minus this number."""
 OTHER_WEIGHT = 0.3
 """The weight of that in the inversion."""
-HARDER_SHARE = 0.5
-"""The share of the fine-tune's continuous inputs that are made harder for the student; of B's inputs, all."""
+ADVERSARIAL_SHARE = 0.5
+"""The share of the fine-tune's continuous inputs that are adversarial to the student; of B's, all are."""
 BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The shares of the way from B that are tried in the end."""
 GAIN_KEPT = 0.85
@@ -282,11 +282,11 @@ class Refiner:
             return kept.loss(inputs, kept.of_b(inputs, gradients=True))
 
         made, *own = self.inputs.draw(step, self.batch)
-        drawn = [self.inputs.made_harder(made, distance, step, HARDER_SHARE), *own]
+        drawn = [self.inputs.made_adversarial(made, distance, step, ADVERSARIAL_SHARE), *own]
         total = torch.stack([distance(inputs) for inputs in drawn]).mean()
         if self.settings.keep:
             inputs = self.inputs_of_b.draw_plain(step, self.batch // 2)
-            inputs = self.inputs_of_b.made_harder(inputs, lost, step)
+            inputs = self.inputs_of_b.made_adversarial(inputs, lost, step)
             total = total + self.settings.keep * lost(inputs)
         return total
 

@@ -1,4 +1,4 @@
-"""Inputs changed by gradient: inverted until a model answers in a wanted way, or made harder for a student.
+"""Inputs changed by gradient: inverted until a model answers in a wanted way, or adversarial to a student.
 
 Images, spectrograms and waveforms can be changed. Two priors keep inverted ones like real inputs: neighbours
 are similar, and the answer must hold when the input is shifted a little.
@@ -18,7 +18,7 @@ SMOOTHNESS = 0.05
 RANGE = 3.0
 """The largest absolute value of an inverted input."""
 REACH = 0.2
-"""The largest change of an input that is made harder, in the same units."""
+"""The largest change of an adversarial input, in the same units."""
 
 Loss = Callable[[Tensor], Tensor]
 """How far the answers to inputs are from the wanted ones, as one number."""
@@ -36,7 +36,7 @@ def invert(inputs: Tensor, loss: Loss, steps: int, generator: torch.Generator) -
     return pixels.detach().clamp(-RANGE, RANGE)
 
 
-def harder(inputs: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
+def adversarial(inputs: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
     """Change inputs by one step along the sign of the gradient, so that the loss rises."""
     pixels = inputs.detach().clone().requires_grad_()
     (slope,) = torch.autograd.grad(loss(pixels), pixels)

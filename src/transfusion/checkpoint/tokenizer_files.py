@@ -22,6 +22,8 @@ BYTES, PIECES, WORDPIECE, PLAIN = "byte-level", "sentencepiece", "WordPiece", "p
 _MOST_ROWS = 2**22
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
 _MODELS = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model", "source.spm")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *_MODELS)
+"""The files of which one holds the tokens of a tokenizer."""
 _AGAIN = "fetch the tokenizer again"
 _SPACE = "▁"
 
@@ -79,7 +81,7 @@ def tokens_in(folder: Path | None) -> tuple[TokenTable | None, str]:
 
 def _stamps(folder: Path) -> tuple[tuple[str, Stamp], ...]:
     """Return the files of a tokenizer, and a stamp of each."""
-    names = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", *_ADDED, *_MODELS)
+    names = (*VOCABULARIES, "merges.txt", *_ADDED)
     there = (folder / name for name in names if (folder / name).exists())
     return tuple((path.name, stamp(require_regular(path_inside(folder, path)))) for path in there)
 

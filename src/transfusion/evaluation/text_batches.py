@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfusion.checkpoint.tokenizer_files import VOCABULARIES
 from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.data.probes.tokenizers import FILES, Tokenizer, tokenizer_of
+from transfusion.data.probes.tokenizers import Tokenizer, tokenizer_of
 from transfusion.errors import DataError
 from transfusion.runtime.optional_libraries import require_library
 
@@ -90,7 +91,7 @@ class TextTokenizer:
 def _bundled(subject: ProbedModel) -> bool:
     """Whether the tokenizer is the one that comes with open_clip."""
     folder = subject.folder
-    present = folder is not None and any((folder / name).exists() for name in FILES)
+    present = folder is not None and any((folder / name).exists() for name in VOCABULARIES)
     return subject.model.family.library == "open_clip" and not present
 
 

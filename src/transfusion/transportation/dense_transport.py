@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.tensor_content import row_blocks, tensor_digest
+from transfusion.checkpoint.tokenizer_files import VOCABULARIES
 from transfusion.errors import MismatchError, listing
 from transfusion.live.building import module_of
 from transfusion.model.model import Model
@@ -32,7 +33,6 @@ from transfusion.transportation.task_vector import wide
 from transfusion.transportation.task_vector_sources import TaskVectorSource
 
 _HEAD_KEYS = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
-_TOKENIZER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model")
 
 
 class Action(StrEnum):
@@ -361,4 +361,4 @@ def _is_zero(change: Tensor) -> bool:
 
 
 def _is_tokenizer(file: str) -> bool:
-    return "token" in file or file in _TOKENIZER_FILES
+    return "token" in file or file in (*VOCABULARIES, "merges.txt")

@@ -7,19 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transfusion.checkpoint.tokenizer_files import VOCABULARIES
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.runtime.optional_libraries import require_library
 
-FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-)
 _SENTENCE = "The sun was low, and we walked home along the river."
 
 
@@ -49,7 +40,7 @@ class Tokenizer:
 def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
     """Return the tokenizer; or None and the reason."""
     settings, folder = subject.settings, subject.tokenizer_folder
-    present = folder is not None and any((folder / name).exists() for name in FILES)
+    present = folder is not None and any((folder / name).exists() for name in VOCABULARIES)
     bundled = subject.model.family.library == "open_clip" and not settings.get("hf_tokenizer_name")
     if not present and not bundled:
         where = "the model's folder" if folder else f"{subject.model.label}, which is no folder"

@@ -76,7 +76,9 @@ class Case:
         }
 
 
-def moved(case: Case, method: str, alpha: float | str = 1.0, *, real: bool = False, **choices: Any) -> Any:
+def moved(
+    case: Case, method: str, alpha: float | str | None = 1.0, *, real: bool = False, **choices: Any
+) -> Any:
     """Transport by a method of the package; one alignment serves all tasks of a pair. ``real``: from what
     both bases compute on unlabelled inputs of theirs, instead of synthetic ones.
     """
@@ -157,6 +159,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     ),
     "functional": partial(moved, method="functional"),
     "functional, gradients": partial(moved, method="functional", gradients=1.0),
+    "functional, default α": partial(moved, method="functional", alpha=None),
     "functional, α auto": partial(moved, method="functional", alpha="auto"),
     "functional, real": partial(moved, method="functional", real=True),
     "auto": partial(moved, method="auto"),
@@ -177,8 +180,8 @@ All but B and the ceiling take the strength ``alpha`` of what arrives as well.
 """
 
 ENDS = ("B", "ceiling")
-AUTOMATIC = "functional, α auto"
-"""Has its own strength."""
+AUTOMATIC = ("functional, default α", "functional, α auto")
+"""Have a strength of their own."""
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 LOSS = 2.0
 """Points of B's support that a matched strength may cost."""
@@ -201,7 +204,7 @@ def measured(case: Case, methods: list[str], alphas: tuple[float, ...] = ()) -> 
 
     for name, scores in found.items():
         scores["share"] = share(scores)
-        if alphas and name not in (*ENDS, AUTOMATIC):
+        if alphas and name not in (*ENDS, *AUTOMATIC):
             tried = {alpha: scored(case, METHODS[name](case, alpha=alpha)) for alpha in alphas}
             enough = found["B"]["support"] - LOSS
             harmless = {alpha: some for alpha, some in tried.items() if some["support"] >= enough}
@@ -266,7 +269,7 @@ def draw_means(results: Results, methods: list[str], *, matched: bool = False) -
     how = f", α matched to a loss of support of at most {LOSS:g} points (mean α below)" if matched else ""
     table = Table(title=f"share of the gap, mean over tasks and seeds ± standard deviation over seeds{how}")
     table.add_column("pair")
-    named = [name for name in methods if name not in ENDS and not (matched and name == AUTOMATIC)]
+    named = [name for name in methods if name not in ENDS and not (matched and name in AUTOMATIC)]
     for name in named:
         table.add_column(name, justify="right")
     groups = {pair: list(rows.values()) for pair, rows in results.items()}

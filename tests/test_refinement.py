@@ -24,6 +24,8 @@ from transfusion.runtime.resources import Resources
 from transfusion.transportation.output_shift import AlphaSearch, OutputShift
 from transfusion.transportation.refinement import refinement_inputs, refiner
 from transfusion.transportation.refinement.output_targets import OutputTargets, with_similarities
+from transfusion.transportation.refinement.refinement_inputs import RefinementInputs
+from transfusion.transportation.refinement.refinement_settings import describe_refinement
 from transfusion.transportation.refinement.training_state import TrainingState
 from transfusion.transportation.transport_plan import TransportPlan
 
@@ -146,7 +148,29 @@ def test_own_inputs_are_used(inputs, tmp_path):
     pixels = torch.randn(20, *_image_shape(given["base"]))
     save_file({"pixel_values": pixels}, tmp_path / "own.safetensors")
     moved = transport(**given, refine=True, refine_steps=3, calibrate=tmp_path / "own.safetensors")
-    assert any("20 examples of" in one for one in moved.metadata()["refinement"]["inputs"])
+    record = moved.metadata()["refinement"]
+    assert any("20 examples of" in one for one in record["inputs"])
+    assert "own" in record["before"].keys() & record["after"].keys()
+    assert "of your inputs" in describe_refinement(record)
+
+
+@pytest.mark.parametrize(("case", "shape"), [(VIT, None), ("bert-classifier", (20, 12))])
+def test_some_own_inputs_are_held_out(case, shape, made):
+    model = Model.open(made(case))
+    module = build(model, torch.float32)
+    if shape is None:
+        own = {"pixel_values": torch.arange(20.0)[:, None, None, None] * torch.ones(_image_shape(made(case)))}
+    else:
+        own = {"input_ids": torch.arange(20)[:, None].expand(shape)}
+    name = next(iter(own))
+    inputs = RefinementInputs(model, module, 0).extended(None, own, "20 examples")
+    held = inputs.held_out()["own"][name]
+    assert held.flatten(1)[:, 0].tolist() == [0, 5, 10, 15]
+    drawn = torch.cat([inputs.draw(step, 32)[1][name] for step in range(4)])
+    alone = [one for one in drawn.flatten(1) if len(one.unique()) == 1]
+    assert alone, "some are as they were given"
+    assert not {float(one[0]) for one in alone} & {0.0, 5.0, 10.0, 15.0}
+    assert len(drawn.flatten(1).unique(dim=0)) > 16, "others are mixed"
 
 
 def _image_shape(folder) -> tuple[int, int, int]:

@@ -33,8 +33,10 @@ HELD_OUT = 128
 """The number of held-out inputs of each kind."""
 CONTINUOUS = ("pixel_values", "input_features", "input_values")
 """The names of inputs that can be inverted."""
-SYNTHETIC, CORRUPTED, BLENDED = "synthetic", "corrupted", "blended"
+SYNTHETIC, CORRUPTED, BLENDED, OWN = "synthetic", "corrupted", "blended", "own"
 """The kinds of held-out inputs."""
+OWN_HELD_OUT = 5
+"""Every so many-th of the user's inputs is held out."""
 FRESH, POOLED, TESTS = 1_000_000, 2_000_000, 900_000
 """Seeds: every user's seed has a million of its own, one for each step, and one for the held-out inputs."""
 
@@ -48,7 +50,7 @@ class RefinementInputs:
     seed: int
     inverted: Inputs | None = None
     own: Inputs | None = None
-    """The user's inputs."""
+    """The user's inputs; some are held out."""
     about: tuple[str, ...] = ("synthetic inputs",)
 
     def extended(
@@ -72,7 +74,7 @@ class RefinementInputs:
         """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any."""
         generator = torch.Generator().manual_seed(FRESH * self.seed + step)
         made = self._corrupted(self._plain(step, count, generator), generator)
-        return [made] if self.own is None else [made, _some(self.own, count, generator)]
+        return [made] if self.own is None else [made, self._mixed(self.own, count, generator)]
 
     def draw_plain(self, step: int, count: int) -> Inputs:
         """Draw inputs for one step that are not corrupted."""
@@ -96,6 +98,15 @@ class RefinementInputs:
         if self.inverted is not None:
             parts.append(_some(self.inverted, inverted, generator))
         return _joined(parts)
+
+    def _mixed(self, own: Inputs, count: int, generator: torch.Generator) -> Inputs:
+        """Draw the user's inputs; every second one is mixed with another one, so that few serve as many."""
+        first = _some({name: _trained(one) for name, one in own.items()}, count, generator)
+        if (name := self.continuous) is None:
+            return self._corrupted(first, generator)
+        second = first[name].roll(1, 0)
+        share = torch.rand(count, *[1] * (second.ndim - 1), generator=generator)
+        return {**first, name: _alternating(first[name], torch.lerp(first[name], second, share))}
 
     def _synthetic(self, step: int, count: int, generator: torch.Generator) -> Inputs:
         if self.continuous is None:
@@ -121,13 +132,16 @@ class RefinementInputs:
         return {key: _alternating(inputs[key], mixed.get(key, inputs[key])) for key in inputs}
 
     def held_out(self) -> dict[str, Inputs]:
-        """Return inputs that no step draws, by kind. No step draws any inputs of the last kind."""
+        """Return inputs that no step draws, by kind. No step draws any blended inputs."""
         generator = seeded_generator(self.seed, 8)
         synthetic = _whole(
             synthetic_probes(self.model, self.module, HELD_OUT, FRESH * (self.seed + 1) + TESTS)
         )
         kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, generator)}
-        return {**kinds, BLENDED: self._blended(synthetic)}
+        kinds[BLENDED] = self._blended(synthetic)
+        if self.own is not None:
+            kinds[OWN] = {name: one[::OWN_HELD_OUT] for name, one in self.own.items()}
+        return kinds
 
     def _blended(self, inputs: Inputs) -> Inputs:
         """Blend every input with the next one: the mean of both, or of texts each second token."""
@@ -190,6 +204,11 @@ def _joined(parts: list[Inputs]) -> Inputs:
 def _some(inputs: Inputs, count: int, generator: torch.Generator) -> Inputs:
     chosen = torch.randint(len(next(iter(inputs.values()))), (count,), generator=generator)
     return {name: one[chosen] for name, one in inputs.items()}
+
+
+def _trained(inputs: Tensor) -> Tensor:
+    """Leave out those that are held out."""
+    return inputs[torch.arange(len(inputs)) % OWN_HELD_OUT != 0]
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:

@@ -102,7 +102,8 @@ def describe_refinement(info: Mapping[str, Any] | None) -> str:
     """Return the record of a refinement as a sentence; nothing, if there is none."""
     if not info:
         return ""
-    kinds = {"synthetic": "synthetic", "corrupted": "corrupted", "blended": "blended"}
+    kinds = {"synthetic": "synthetic", "corrupted": "corrupted", "blended": "blended", "own": "your"}
+    kinds = {kind: name for kind, name in kinds.items() if kind in info["before"]}
     start = "B" if info["start"] == BASE else "B + α·π(τ)"
     if info["measure"] == "answers":
         changes = [

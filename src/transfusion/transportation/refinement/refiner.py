@@ -25,6 +25,7 @@ from transfusion.transportation.refinement.output_targets import Outputs, Output
 from transfusion.transportation.refinement.refinement_inputs import (
     BLENDED,
     CORRUPTED,
+    OWN,
     SYNTHETIC,
     Inputs,
     RefinementInputs,
@@ -57,8 +58,9 @@ ADVERSARIAL_SHARE = 0.5
 """The share of the fine-tune's continuous inputs that are adversarial to the student; of B's, all are."""
 BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The shares of the way from B that are tried in the end."""
-GAIN_KEPT = 0.85
-"""The share of the gain on held-out inputs that must be left after going back towards B."""
+GAIN_KEPT, OWN_GAIN_KEPT = 0.85, 0.95
+"""The share of the gain on held-out inputs that must be left after going back towards B: on synthetic ones,
+which are not those of the task, and on the user's own."""
 
 
 class Agreement(NamedTuple):
@@ -92,11 +94,7 @@ class Refiner:
 
     def choose(self, starts: Mapping[str, nn.Module]) -> str:
         """Return the name of the start whose answers to held-out inputs are nearest to the fine-tune's."""
-        kinds = (SYNTHETIC, CORRUPTED)
-        found = {
-            name: fmean(self.measure(module, self.held_out[kind]).divergence for kind in kinds)
-            for name, module in starts.items()
-        }
+        found = {name: self._divergence(module, *self._judges) for name, module in starts.items()}
         return min(found, key=lambda name: found[name])
 
     def refine(
@@ -109,7 +107,8 @@ class Refiner:
         """
         before = self._measure_all(student)
         trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
-        state = TrainingState(trained, rate or self.rate, self.settings.steps, before[BLENDED].divergence)
+        checked = OWN if OWN in before else BLENDED
+        state = TrainingState(trained, rate or self.rate, self.settings.steps, before[checked].divergence)
         kept = self._kept(student)
         if checkpoint is not None and state.load(checkpoint):
             self.progress.note(f"note: refinement goes on from step {state.step}")
@@ -120,7 +119,7 @@ class Refiner:
                 state.descend(loss)
                 advance(f"refining, loss {float(loss.detach()):.3f}", state.step, state.steps)
                 if state.step % every == 0 or state.step == state.steps:
-                    state.check(self.measure(student, self.held_out[BLENDED]).divergence)
+                    state.check(self._divergence(student, checked))
                     if checkpoint is not None:
                         state.save(checkpoint)
         state.restore()
@@ -146,18 +145,18 @@ class Refiner:
         On the straight line between two models, what the first one could do comes back sooner than what the
         second one has learned gets lost. The student stays at least as near to the fine-tune as its start.
         """
-        kinds = (SYNTHETIC, CORRUPTED)
         if not (ends := self._bases(state)):
             return 1.0
 
         def at(share: float) -> float:
             for name, base in ends.items():
                 torch.lerp(base, state.best[name], share, out=state.parameters[name].data)
-            return fmean(self.measure(student, self.held_out[kind]).divergence for kind in kinds)
+            return self._divergence(student, *self._judges)
 
         nothing, everything = at(0.0), at(1.0)
-        start = fmean(before[kind].divergence for kind in kinds)
-        enough = min(start, nothing - GAIN_KEPT * (nothing - everything))
+        start = fmean(before[kind].divergence for kind in self._judges)
+        left = OWN_GAIN_KEPT if self.inputs.own is not None else GAIN_KEPT
+        enough = min(start, nothing - left * (nothing - everything))
         share = next((share for share in BACK if at(share) <= enough), 1.0)
         at(share)
         return share
@@ -210,6 +209,11 @@ class Refiner:
     @cached_property
     def held_out(self) -> dict[str, Inputs]:
         return self.inputs.held_out()
+
+    @property
+    def _judges(self) -> tuple[str, ...]:
+        """The kinds of held-out inputs that starts and ways back are judged by."""
+        return (OWN,) if OWN in self.held_out else (SYNTHETIC, CORRUPTED)
 
     def _inverted(self, inputs: RefinementInputs, model: nn.Module, other: nn.Module | None) -> Inputs | None:
         """Return inputs of whose class a model is sure, and the other one is not."""
@@ -297,6 +301,9 @@ class Refiner:
             fmean(self.targets.agreement(*part) for part in parts),
             fmean(float(self.targets.loss(*part)) for part in parts),
         )
+
+    def _divergence(self, student: nn.Module, *kinds: str) -> float:
+        return fmean(self.measure(student, self.held_out[kind]).divergence for kind in kinds)
 
     def _measure_all(self, student: nn.Module) -> dict[str, Agreement]:
         return {kind: self.measure(student, inputs) for kind, inputs in self.held_out.items()}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.checkpoint.publishing import write_tensors
+from transfusion.data.probes.places import EveryPlace, Places
 from transfusion.data.probes.random_inputs import run_model
 from transfusion.layouts import ANONYMOUS, Layout, Name
 from transfusion.live.live_model import LiveModel
@@ -151,13 +152,15 @@ def record_activations(
     folder: Path,
     samples: int,
     *,
+    places: Sequence[Places] = (),
     gradients: bool = False,
 ) -> ActivationStore:
     """Run a model on all probes and keep samples; of each batch, the same rows are kept in every model.
 
+    ``places`` are those of every batch that another model has too; all, if there are none.
     With ``gradients``, one random cotangent per batch, the same in every model, is sent back from the logits.
     """
-    sampler = _Sampler(model, samples // max(1, len(probes)), gradients)
+    sampler = _Sampler(model, samples // max(1, len(probes)), places, gradients)
     files: list[Path] = []
     with on_module_calls(sampler.modules(module), sampler.keep_call):
         for number, inputs in enumerate(probes):
@@ -173,8 +176,11 @@ def record_activations(
 class _Sampler:
     """Samples the activations of every module that owns a tensor of the table."""
 
-    def __init__(self, model: Model, per_batch: int, gradients: bool = False) -> None:
+    def __init__(
+        self, model: Model, per_batch: int, places: Sequence[Places] = (), gradients: bool = False
+    ) -> None:
         self.naming = Naming(model.family, live=True)
+        self.places = places
         self.architecture = model.architecture
         self.per_batch = max(1, per_batch)
         self.kept: dict[str, list[Tensor]] = {}
@@ -258,7 +264,10 @@ class _Sampler:
         return weight is not None and len(weight.inputs) > 1
 
     def _keep(self, key: str, value: Tensor) -> None:
-        rows = value.detach().reshape(-1, value.shape[-1])
+        places = self.places[self._batch] if self.places else EveryPlace()
+        rows = places.rows(value.detach())
+        if rows is None:
+            return
         if len(rows) > self.per_batch:
             generator = torch.Generator().manual_seed(self._batch)
             rows = rows[torch.randperm(len(rows), generator=generator)[: self.per_batch]]

@@ -29,6 +29,7 @@ from transfusion.runtime.optional_libraries import require_library
 __all__ = [
     "LiveModel",
     "build",
+    "expected_outputs",
     "largest_difference",
     "last_dimension",
     "module_of",
@@ -187,13 +188,19 @@ class LiveModel:
 
     def expected(self, alignment: Alignment, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs that the moved model should have; those on an axis that moves are moved."""
-        moved: dict[str, Tensor] = {}
-        reading = alignment.reading
-        for name, value in outputs.items():
-            space = self.architecture.outputs.get(name, "")
-            if space is not None:
-                moved[name] = self._along(reading, space, value) if space else value
-        return moved
+        return expected_outputs(alignment.reading, self.architecture, outputs)
+
+
+def expected_outputs(
+    reading: Alignment, architecture: Architecture, outputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the outputs of a moved model, from those of the model and the maps that readers need."""
+    moved: dict[str, Tensor] = {}
+    for name, value in outputs.items():
+        space = architecture.outputs.get(name, "")
+        if space is not None:
+            moved[name] = reading.move(value, last_dimension(space, value.ndim)) if space else value
+    return moved
 
 
 def _shapes_in_a_file(module: nn.Module, family: Family) -> dict[str, tuple[int, ...]]:

@@ -187,8 +187,8 @@ def seeded_generator(seed: int, purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed(1000 * seed + purpose)
 
 
-def batched(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def batched(inputs: Mapping[str, Tensor], size: int = BATCH) -> Iterator[dict[str, Tensor]]:
     """Iterate over the inputs in batches."""
     count = len(next(iter(inputs.values())))
-    for start in range(0, count, BATCH):
-        yield {name: one[start : start + BATCH] for name, one in inputs.items()}
+    for start in range(0, count, size):
+        yield {name: one[start : start + size] for name, one in inputs.items()}

@@ -23,7 +23,14 @@ GREY, CONTRAST = 0.5, 0.25
 
 def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """Generate ``count`` images, under the library's names."""
-    channels, rows, columns = shape = size(subject)
+    images = generated_images(size(subject), count, seed)
+    inputs = image_inputs(subject, normalised(subject, images))
+    return inputs, f"{count} images of overlapping shapes and of smooth noise"
+
+
+def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:
+    """Generate ``count`` images with values between 0 and 1."""
+    channels, rows, columns = shape
     generator = seeded_generator(seed, 1)
     images = torch.cat(
         [
@@ -34,8 +41,7 @@ def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[
     for number in range(0, count, NOISY):
         noise = smooth_noise(shape, GRIDS[number // NOISY % len(GRIDS)], generator)
         images[number] = (GREY + CONTRAST * noise[0]).clamp(0, 1)
-    inputs = image_inputs(subject, normalised(subject, images))
-    return inputs, f"{count} images of overlapping shapes and of smooth noise"
+    return images
 
 
 def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:

@@ -15,6 +15,7 @@ from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Policy
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
 from transfusion.live.activations import GRADIENT, INPUT, OUTPUT, ActivationStore
+from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.model.model import Model
 
 
@@ -36,6 +37,7 @@ class AxisActivations:
         self.a, self.b, self.of_a, self.of_b = a, b, of_a, of_b
         self.architecture = a.architecture
         self.sizes = a.architecture.sizes
+        self.recorded = RecordedModel(a, of_a), RecordedModel(b, of_b)
 
     def under(self, policy: Policy) -> AxisActivations:
         """Return the same activations for the axes of another policy."""
@@ -45,10 +47,6 @@ class AxisActivations:
         """Return the samples of one module in both models, if both were recorded."""
         a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
         return None if a is None or b is None or a.shape != b.shape else (a, b)
-
-    def _is_recorded(self, module: str) -> bool:
-        """Return whether the outputs of a module were recorded in both models."""
-        return f"{module}/{OUTPUT}" in self.of_a.keys & self.of_b.keys
 
     @cached_property
     def unshared(self) -> str | None:
@@ -64,29 +62,19 @@ class AxisActivations:
 
     # ── norms ────────────────────────────────────────────────────────────────────────────────
 
-    @cached_property
+    @property
     def norms(self) -> dict[str, str]:
         """Every norm on the residual stream, and its point of the stream."""
-        spaces = self.architecture.spaces
-        found: dict[str, str] = {}
-        for name, layout in self.architecture.tensors.items():
-            module, _, leaf = name.rpartition(".")
-            if leaf == "weight" and name in self.architecture.scales:
-                (item,) = layout.items
-                if isinstance(item, Name) and spaces[item.text].stream is not None:
-                    found[module] = item.text
-        return found
+        return self.recorded[0].norms
 
     def before_branches(self, point: str) -> list[str]:
         """Return the norms at a point that only branches read (pre-norm)."""
-        cuts = [cut for cut in self.architecture.shortcuts if cut.source == point]
-        entries = {cut.entry for cut in cuts}
-        here = [norm for norm, at in self.norms.items() if at == point and norm not in self.of_a.shown]
-        return [norm for norm in here if (norm in entries or not cuts) and self._is_recorded(norm)]
+        found = self.recorded[0].before_branches(point)
+        return [norm for norm in found if self.recorded[1].is_recorded(norm)]
 
     def after(self, point: str) -> list[str]:
         """Return the norms whose output is the stream at a point (post-norm)."""
-        return [norm for norm, at in self.norms.items() if at == point and self._is_recorded(norm)]
+        return [norm for norm in self.recorded[0].after(point) if self.recorded[1].is_recorded(norm)]
 
     def on_stream(self, point: str) -> tuple[Tensor, Tensor] | None:
         """Return a point of the stream in both models, as (samples, units).
@@ -110,40 +98,19 @@ class AxisActivations:
         """For every tensor that reads the stream through a norm before a branch, the norm."""
         found: dict[str, NormFold] = {}
         for name, layout in self.architecture.tensors.items():
-            norm = self.of_a.fed_by.get(name.rpartition(".")[0])
-            if layout.arrow is None or norm is None or norm not in self.norms:
-                continue
-            point = self.norms[norm]
-            reads = [layout.items[dim] for dim in layout.inputs] == [Name(point)]
-            if reads and norm in self.before_branches(point):
-                found[name] = NormFold(norm, self._offset(norm))
+            fold = self.recorded[0].fold_of(name.rpartition(".")[0], layout)
+            if fold is not None and self.recorded[1].is_recorded(fold.norm):
+                found[name] = fold
         return found
-
-    def _offset(self, norm: str) -> float:
-        """Return 1 if a norm multiplies by 1 + its weight, 0 if by its weight, from recorded outputs."""
-        output = self.of_a.samples(norm, OUTPUT)
-        if output is None:
-            return 0.0
-        off = [
-            float((self._bare(self.a, norm, output, offset).square().mean() - 1).abs()) for offset in (0, 1)
-        ]
-        return float(off[1] < off[0])
-
-    @staticmethod
-    def _bare(model: Model, norm: str, output: Tensor, offset: float) -> Tensor:
-        """Return the output of a norm without its scale and shift."""
-        if (bias := f"{norm}.bias") in model.architecture.tensors:
-            output = output - model.read(bias).double()
-        scale = model.read(f"{norm}.weight").double() + offset
-        return output / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
 
     def normalised(self, norm: str) -> tuple[Tensor, Tensor] | None:
         """Return the normalised stream in both models, without the scale and shift of the norm."""
         pair = self.pair(norm, OUTPUT)
         if pair is None:
             return None
-        offset = self._offset(norm)
-        return self._bare(self.a, norm, pair[0], offset), self._bare(self.b, norm, pair[1], offset)
+        offset = self.recorded[0].offset(norm)
+        a, b = (one.bare(norm, value, offset) for one, value in zip(self.recorded, pair, strict=True))
+        return a, b
 
     def weight_covariance(self, id: str, maps: Mapping[str, Map]) -> Tensor | None:
         """Return the covariance of B's units of a point and A's in the weights that read or write it.

@@ -28,9 +28,9 @@ class PredictionQuality:
     """The same with A's samples in another order: what all of B's activations have in common."""
 
     def __str__(self) -> str:
+        unmoved = f"{self.identity:.0%} with nothing moved and " if self.identity else ""
         return (
-            f"{self.found:.0%} of B's activations are predicted from A's, {self.identity:.0%} with nothing"
-            f" moved and {self.null:.0%} by chance"
+            f"{self.found:.0%} of B's activations are predicted from A's, {unmoved}{self.null:.0%} by chance"
         )
 
 
@@ -43,9 +43,9 @@ def prediction_qualities(evidence: AxisActivations, maps: Mapping[str, Map]) -> 
     for space in evidence.architecture.moving():
         if space.parent is None and (pieces := list(_pieces(evidence, space.id))):
             found[space.id] = PredictionQuality(
-                fmean(_predicted(piece.b, _moved(evidence, piece, maps)) for piece in pieces),
-                fmean(_predicted(piece.b, piece.a) for piece in pieces),
-                fmean(_predicted(piece.b, _shuffled(_moved(evidence, piece, maps))) for piece in pieces),
+                fmean(predicted(piece.b, _moved(evidence, piece, maps)) for piece in pieces),
+                fmean(predicted(piece.b, piece.a) for piece in pieces),
+                fmean(predicted(piece.b, shuffled(_moved(evidence, piece, maps))) for piece in pieces),
             )
     return found
 
@@ -74,11 +74,11 @@ def _moved(evidence: AxisActivations, piece: AxisPiece, maps: Mapping[str, Map])
     )
 
 
-def _shuffled(values: Tensor) -> Tensor:
+def shuffled(values: Tensor) -> Tensor:
     return torch.roll(values, values.shape[-1] // 3 + 1, dims=-1)
 
 
-def _predicted(b: Tensor, a: Tensor) -> float:
+def predicted(b: Tensor, a: Tensor) -> float:
     """Return the squared cosine of both, with its sign: the share that the best multiple of A explains."""
     cosine = float((unit(a) * unit(b)).sum())
     return cosine * abs(cosine)

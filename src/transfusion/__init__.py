@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from transfusion.alignment.alignment import Alignment
+    from transfusion.alignment.rectangular import RectangularAlignment
     from transfusion.errors import TransfusionError
     from transfusion.evaluation.alpha_sweep import sweep
     from transfusion.evaluation.fewshot_alpha import fewshot
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Alignment",
     "Model",
+    "RectangularAlignment",
     "Resources",
     "TransfusionError",
     "__version__",
@@ -55,6 +57,7 @@ __all__ = [
 _HOMES = {
     "Alignment": "alignment.alignment",
     "Model": "model.model",
+    "RectangularAlignment": "alignment.rectangular",
     "Resources": "runtime.resources",
     "TransfusionError": "errors",
     "align": "matching.alignment_run",

@@ -300,19 +300,33 @@ class Alignment:
             hint="align these two models first, with the tokenizer.json of each in its folder",
         )
 
+    @property
+    def moved_axes(self) -> int:
+        """The number of axes whose units do not stay where they are."""
+        return sum(not map_.is_identity() for map_ in self.maps.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all maps."""
+        return sum(map_.to_tensor().nbytes for map_ in self.maps.values())
+
     def require_between(self, *, source: Model | None = None, target: Model | None = None) -> None:
         """Refuse an alignment that was made from or for other weights."""
-        provenance = self.provenance
-        for role, model, made_for, wanted in (
-            ("from", source, provenance.source, provenance.source_digest),
-            ("for", target, provenance.target, provenance.target_digest),
-        ):
-            if model is not None and model.digest != wanted:
-                raise AlignmentError(
-                    f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
-                    f" {model.label} has other weights ({model.digest[:12]}…)",
-                    hint="align these two models first, or give the π that belongs to them",
-                )
+        require_between(self.provenance, source, target)
+
+
+def require_between(provenance: Provenance, source: Model | None, target: Model | None) -> None:
+    """Refuse models with other weights than those that an alignment was made from and for."""
+    for role, model, made_for, wanted in (
+        ("from", source, provenance.source, provenance.source_digest),
+        ("for", target, provenance.target, provenance.target_digest),
+    ):
+        if model is not None and model.digest != wanted:
+            raise AlignmentError(
+                f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
+                f" {model.label} has other weights ({model.digest[:12]}…)",
+                hint="align these two models first, or give the π that belongs to them",
+            )
 
 
 def _swapped(vocabulary: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from os.path import isdir, isfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
@@ -20,16 +21,21 @@ from transfusion.runtime.untrusted_files import parse_json, validate
 FORMAT = 1
 WRITING = 2
 """The format of files with rotations that write by other matrices than they read by."""
+RECTANGULAR = 3
+"""The format of files of π between models of different shapes."""
 KEY = "transfusion"
 """The key of the header in the metadata of a safetensors file."""
 _NESTED = 16
 """The limit of axes that lie within each other."""
 _AGAIN = "make it again with 'transfusion align'"
+Info = TypeVar("Info")
 _WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
 _REAL = frozenset(["F32", "F64"])
 
 
-class _Folded(TypedDict):
+class FoldInfo(TypedDict):
+    """A folded norm in a file."""
+
     norm: str
     offset: Number
 
@@ -42,7 +48,7 @@ class AlignmentHeader(TypedDict):
     kinds: dict[str, Literal["permutation", "plan", "rotation"]]
     sizes: dict[str, Annotated[int, Field(ge=1, le=2**24)]]
     parents: dict[str, str]
-    folds: NotRequired[dict[str, _Folded]]
+    folds: NotRequired[dict[str, FoldInfo]]
     provenance: ProvenanceInfo
 
 
@@ -51,29 +57,59 @@ def damaged(path: str | Path, what: str) -> AlignmentError:
     return AlignmentError(f"{path}: {what}; the file is damaged", hint=_AGAIN)
 
 
+def other_shapes(which: str) -> AlignmentError:
+    """Return the error for a π between models of different shapes where one shape is needed."""
+    return AlignmentError(
+        f"{which} a π between models of different shapes, which cannot be used here",
+        hint="use it in transport, merge, inspect, verify or report",
+    )
+
+
 def read_pi_file(path: str | Path) -> tuple[AlignmentHeader, dict[str, Tensor]]:
     """Return the checked header of a file of π, and its maps as tensors."""
+    with _opened(path) as opened:
+        header = _header(path, opened.metadata() or {})
+        _require_shapes(path, header, opened)
+        return header, {id: opened.get_tensor(id) for id in header["kinds"]}
+
+
+def read_rectangular_file(path: str | Path, schema: type[Info]) -> tuple[Info, dict[str, Tensor]]:
+    """Return the checked header of a file of π between shapes, and its maps as tensors."""
+    with _opened(path) as opened:
+        header = _validated(path, opened.metadata() or {}, schema, (RECTANGULAR,))
+        return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+def format_of(path: str | Path) -> int | None:
+    """Return the format of a file of π, if the file tells it."""
+    with _opened(path) as opened:
+        info = parse_json((opened.metadata() or {}).get(KEY, "{}"), f"{path}: damaged", AlignmentError)
+    return info.get("format") if isinstance(info, dict) else None
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
     if not isfile(path):
         what = "a folder, not a file of π" if isdir(path) else "no such file of π"
         raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
     try:
         with safe_open(path, framework="pt") as opened:
-            header = _header(path, opened.metadata() or {})
-            _require_shapes(path, header, opened)
-            tensors = {id: opened.get_tensor(id) for id in header["kinds"]}
+            yield opened
     except (SafetensorError, OSError) as error:
         what = f"not a readable file of π ({error})"
         raise AlignmentError(f"{path}: {what}", hint=_AGAIN) from error
-    return header, tensors
 
 
-def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
-    """Return the checked metadata of a file; refuse axes that are their own ancestors."""
+def _validated(
+    path: str | Path, metadata: Mapping[str, str], schema: type[Info], known: tuple[int, ...]
+) -> Info:
+    """Return the checked metadata of a file in one of the known formats."""
     if KEY not in metadata:
         what = "a safetensors file, but not one of π"
         raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
     info = parse_json(metadata[KEY], f"{path}: its metadata cannot be read", AlignmentError)
-    known = (FORMAT, WRITING)
+    if isinstance(info, dict) and info.get("format") == RECTANGULAR and RECTANGULAR not in known:
+        raise other_shapes(f"{path}:")
     if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] not in known:
         raise AlignmentError(
             f"{path}: written in format {info['format']}, but this version reads format"
@@ -81,13 +117,18 @@ def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
             hint="make it again with this version, or install the version that wrote it",
         )
     where = f"{path}: its metadata cannot be read, the file is damaged"
-    provenance = validate(info, AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
-    sizes, parents = provenance["sizes"], provenance["parents"]
-    if strange := [id for id in (*provenance["kinds"], *parents, *parents.values()) if id not in sizes]:
+    return validate(info, schema, where, hint=_AGAIN, error=AlignmentError)
+
+
+def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
+    """Return the checked metadata of a file; refuse axes that are their own ancestors."""
+    header = _validated(path, metadata, AlignmentHeader, (FORMAT, WRITING))
+    sizes, parents = header["sizes"], header["parents"]
+    if strange := [id for id in (*header["kinds"], *parents, *parents.values()) if id not in sizes]:
         raise damaged(path, f"axes without a size: {listing(dict.fromkeys(strange))}")
     for id in parents:
         _ancestors(path, id, parents)
-    return provenance
+    return header
 
 
 def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[str]:

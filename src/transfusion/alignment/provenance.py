@@ -78,6 +78,8 @@ class AdviceInfo(TypedDict, total=False):
     margins: dict[str, MarginInfo]
     axes: dict[str, PredictionInfo]
     probes: str
+    blocks: dict[str, list[list[Number]]]
+    paths: dict[str, list[list[TokenCount]]]
     gradients: str
     chosen: str
     predicted_by: dict[str, Number]

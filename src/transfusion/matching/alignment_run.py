@@ -20,20 +20,24 @@ import torch
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
-from transfusion.architecture.architecture import InnerPolicy, Residual
+from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
+from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
 from transfusion.checkpoint.publishing import path_beside, require_writable
 from transfusion.errors import SettingError
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.functional_choice import align_auto, align_functional
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
 from transfusion.matching.ot_fusion import fuse
+from transfusion.matching.rectangular.part_matching import PartMatching
+from transfusion.matching.rectangular.rectangular_matching import align_rectangular
 from transfusion.matching.search import UNMOVED, Search, Step, Trial
 from transfusion.matching.search_journal import SearchJournal
-from transfusion.matching.search_memory import plan_memory, within_memory
+from transfusion.matching.search_memory import plan_memory, refuse_limits, within_memory
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.bases import (
     ConfigArgument,
     compare_vocabularies,
+    differing_shape,
     input_files,
     open_bases,
     with_common_tokens,
@@ -63,6 +67,7 @@ def align(
     dtype: torch.dtype | str = torch.float32,
     advice: bool = True,
     vocabulary_share: float | None = None,
+    anyway: bool = False,
     config: ConfigArgument = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -70,10 +75,12 @@ def align(
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
     on_step: Callable[[Step], None] = lambda step: None,
-) -> Alignment:
+) -> AnyAlignment:
     """Find how the units of A correspond to those of B.
 
-    The result serves every fine-tune of A.
+    The result serves every fine-tune of A. With the methods ``"functional"`` and ``"auto"``, A and B may have
+    different widths, depths, heads, patches, tokenizers or families; the result is then a
+    `RectangularAlignment`.
 
     ``a`` is the base that was fine-tuned, ``b`` the new release: each a path, a hub id, a module or a
     state dict.
@@ -86,6 +93,7 @@ def align(
     ``advice`` compares the result with a null, and says whether to move a task vector by it.
     ``vocabulary_share`` is the least share of tokens that both vocabularies must have, if they differ; the
     default is 0.5.
+    ``anyway`` accepts models of different shapes whose activations have nothing to do with each other.
     ``config`` is the configuration of weights that come without one.
     ``output`` is a file to write π to; with ``force``, an existing file is replaced. An interrupted run with
     the same ``output`` is resumed from a journal beside it.
@@ -103,7 +111,8 @@ def align(
     if seed < 0:
         raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
     dtype = as_precision(dtype)
-    models = open_bases(a, b, config, progress, vocabulary_share)
+    runs = chosen.functional is not None
+    models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
     if output is not None:
         output = Path(output)
         require_writable(output, force=force, inputs=input_files(*models), folder=False)
@@ -111,6 +120,14 @@ def align(
     if journal is not None and Path(journal).exists():
         progress.note(f"note: going on from {journal}, if it belongs to the same models and method")
     vocabulary = _compared_vocabulary(*models)
+    if differing_shape(*models) is not None:
+        refuse_limits(chosen, resources.memory, resources.engine)
+        with _followed(on_step, progress) as following:
+            between = _between_shapes(*models, chosen, seed, vocabulary, following, anyway)
+        between = replace(between, provenance=replace(between.provenance, run=record.run()))
+        if output is not None:
+            between.save(output, force=force)
+        return between
     a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
     weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
     with _followed(on_step, progress) as following:
@@ -121,6 +138,27 @@ def align(
     if output is not None:
         found.save(output, force=force)
     return found
+
+
+def _between_shapes(
+    a: Model,
+    b: Model,
+    chosen: Method,
+    seed: int,
+    vocabulary: Mapping[str, Any],
+    on_step: Callable[[Step], None],
+    anyway: bool,
+) -> RectangularAlignment:
+    """Align two models of different shapes, by activations alone."""
+    assert chosen.functional is not None
+    take_hashes(a, b, checked=True)
+    provenance = replace(_provenance(a, b, chosen, torch.float64, seed, vocabulary), policy=Policy())
+    done = count(1)
+
+    def on_axis(name: str, total: int) -> None:
+        on_step(Step("pass", 0, next(done), total, name, None))
+
+    return align_rectangular(a, b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
 
 
 def plan_align(
@@ -140,9 +178,14 @@ def plan_align(
 ) -> dict[str, Any]:
     """Return how much `align` would read, and in how much memory; only headers are read."""
     chosen = method if isinstance(method, Method) else preset(method)
-    models = open_bases(a, b, config, progress, vocabulary_share)
+    runs = chosen.functional is not None
+    models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
     if output is not None:
         require_writable(Path(output), force=force, inputs=input_files(*models), folder=False)
+    if differing_shape(*models) is not None:
+        refuse_limits(chosen, resources.memory, resources.engine)
+        read = sum(model.checkpoint.nbytes for model in models)
+        return {"axes": PartMatching(*models).count_axes(), "bytes_to_read": read}
     return plan_memory(
         *models,
         method=chosen.changed(residual=residual, inner=inner),
@@ -171,19 +214,7 @@ def _align(
         give_back_at_once()
     with replace(resources, jobs=budget.threads if engine == "local" else jobs).opened() as hands:
         take_hashes(a, b, engine=hands, checked=True)
-        metadata = Provenance(
-            family=a.family.name,
-            architecture=a.architecture.digest(),
-            policy=chosen.policy,
-            method=chosen.name,
-            options={**chosen.options(), "dtype": str(dtype).removeprefix("torch.")},
-            seed=seed,
-            source=a.label,
-            source_digest=a.digest,
-            target=b.label,
-            target_digest=b.digest,
-            vocabulary=vocabulary,
-        )
+        metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
         deciding = json.dumps({**asdict(metadata), "source": "", "target": "", "dtype": dtype}, default=str)
         notes = SearchJournal(Path(journal), deciding) if journal else None
         if chosen.fusion is not None:
@@ -218,9 +249,27 @@ def _align(
     return Alignment.of(trial.maps, a.architecture, metadata)
 
 
+def _provenance(
+    a: Model, b: Model, chosen: Method, dtype: torch.dtype, seed: int, vocabulary: Mapping[str, Any]
+) -> Provenance:
+    return Provenance(
+        family=a.family.name,
+        architecture=a.architecture.digest(),
+        policy=chosen.policy,
+        method=chosen.name,
+        options={**chosen.options(), "dtype": str(dtype).removeprefix("torch.")},
+        seed=seed,
+        source=a.label,
+        source_digest=a.digest,
+        target=b.label,
+        target_digest=b.digest,
+        vocabulary=vocabulary,
+    )
+
+
 def _compared_vocabulary(a: Model, b: Model) -> dict[str, Any]:
     """Return what is known of the two vocabularies; nothing, if they were not compared."""
-    found = a.vocabulary or compare_vocabularies(a, b)[0]
+    found = a.vocabulary or compare_vocabularies(a, b, families=True)[0]
     return {} if found is None else found.about()
 
 

@@ -111,6 +111,17 @@ def plan_memory(
     return plan | budget.as_dict() if method.searches else plan
 
 
+def refuse_limits(method: Method, memory: int | None, engine: str | Engine) -> None:
+    """Refuse a memory or a cluster for a method that holds whole models."""
+    idle = [f"memory of {format_bytes(memory)}"] if memory is not None else []
+    idle += [f"engine = {engine!r}"] if engine != "local" else []
+    if idle:
+        raise SettingError(
+            f"{idle[0]}: the method {method.name} holds whole models in this process",
+            hint="leave out `memory` and `engine`, or choose a method that compares weights, such as guarded",
+        )
+
+
 def within_memory(
     weights: WeightPair, method: Method, memory: int | None, engine: str | Engine, jobs: int | None
 ) -> SearchMemory:
@@ -118,14 +129,8 @@ def within_memory(
 
     Only methods that search can keep to a limit or use a cluster: the others hold whole models.
     """
-    runs = method.fusion is not None or method.functional is not None
-    idle = [f"memory of {format_bytes(memory)}"] if memory is not None else []
-    idle += [f"engine = {engine!r}"] if engine != "local" else []
-    if runs and idle:
-        raise SettingError(
-            f"{idle[0]}: the method {method.name} holds whole models in this process",
-            hint="leave out `memory` and `engine`, or choose a method that compares weights, such as guarded",
-        )
+    if method.fusion is not None or method.functional is not None:
+        refuse_limits(method, memory, engine)
     here = engine == "local" or isinstance(engine, LocalEngine)
     if not here and str(weights.place["device"]) != "cpu":
         raise SettingError(

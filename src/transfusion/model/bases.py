@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from transfusion.architecture.architecture import Architecture
 from transfusion.checkpoint.tokenizer_files import tokens_in
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.model.model import Model, Reference, differing_settings, require_same_shape
@@ -35,11 +37,13 @@ def open_bases(
     config: ConfigArgument = None,
     progress: Progress = SILENT,
     vocabulary_share: float | None = None,
+    *,
+    other_shapes: bool = False,
 ) -> tuple[Model, Model]:
     """Open two bases of one architecture; note how they were recognised and which settings differ.
 
     If the tokenizers differ, A is returned in B's vocabulary. ``vocabulary_share`` is the least share of
-    tokens that both must have.
+    tokens that both must have. With ``other_shapes``, bases of different shapes are accepted.
     """
     models = open_model(a, config), open_model(b, config)
     for model in models:
@@ -47,11 +51,54 @@ def open_bases(
             progress.note(f"note: {model.label}: recognised by {model.why}")
         else:
             progress.detail(f"{model.label}: {model.family.name}, because {model.why}")
+    if other_shapes and (difference := differing_shape(*models)) is not None:
+        progress.note(f"note: A and B have different shapes: {difference}")
+        return in_rows_of(*models, progress), models[1]
     models = in_one_vocabulary(*models, vocabulary_share, progress), models[1]
     require_same_shape(*models)
     if differing := differing_settings(*models):
         progress.note(f"note: the two bases have different settings: {listing(differing)}")
     return models
+
+
+def differing_shape(a: Model, b: Model) -> str | None:
+    """Return in what two models differ beside their vocabularies; None if both have one shape."""
+    of_a, of_b = (a.original or a).architecture, b.architecture
+    found = [] if of_a.family == of_b.family else [f"{of_a.family} and {of_b.family}"]
+    ours, theirs = _blocks(of_a), _blocks(of_b)
+    depths = [(ours[stack], theirs[stack]) for stack in ours if stack in theirs]
+    found += [f"{one} and {other} blocks" for one, other in depths if one != other]
+    both = [id for id in of_a.backbone_spaces if id in of_b.sizes and id != VOCABULARY]
+    sizes = {
+        id.rpartition(".")[2]: (of_a.sizes[id], of_b.sizes[id])
+        for id in both
+        if of_a.sizes[id] != of_b.sizes[id]
+    }
+    found += [f"{axis} {one} and {other}" for axis, (one, other) in sizes.items()]
+    if not found and of_a.backbone.keys() != of_b.backbone.keys():
+        found.append(f"only one has {listing(sorted(of_a.backbone.keys() ^ of_b.backbone.keys()), 3)}")
+    return ", ".join(found) or None
+
+
+def _blocks(architecture: Architecture) -> dict[str, int]:
+    """Return the number of blocks of every stack."""
+    found: dict[str, int] = {}
+    for name in architecture.backbone:
+        for layer in re.findall(r"(?:^|\.)(\w+)\.(\d+)\.", name):
+            found[layer[0]] = max(found.get(layer[0], 0), int(layer[1]) + 1)
+    return found
+
+
+def in_rows_of(a: Model, b: Model, progress: Progress = SILENT) -> Model:
+    """Return A in B's vocabulary as far as both can be compared; A itself, if they cannot."""
+    own = a.original or a
+    found, reason = compare_vocabularies(own, b, families=True)
+    if found is None or found.is_identity:
+        if reason:
+            progress.note(f"note: the vocabularies were not compared: {reason}")
+        return own
+    progress.note(f"note: the vocabularies differ: {describe_vocabulary(found.about())}")
+    return own.in_vocabulary(found, b.checkpoint.config)
 
 
 def in_one_vocabulary(
@@ -98,14 +145,15 @@ def with_common_tokens(a: Model, b: Model) -> tuple[Model, Model]:
     return a, b.in_vocabulary(a.vocabulary.within_target(), b.checkpoint.config)
 
 
-def compare_vocabularies(a: Model, b: Model) -> tuple[VocabularyMap | None, str]:
-    """Compare the tokenizers of two models token by token; or return None and the reason.
+def compare_vocabularies(a: Model, b: Model, *, families: bool = False) -> tuple[VocabularyMap | None, str]:
+    """Compare the tokenizers of two models token by token; or return None and the reason. With ``families``,
+    also those of different families.
 
     There is no reason if nothing is to be compared: one of the two has no vocabulary outside its heads, both
     are of different families, or both use the tokenizer of open_clip.
     """
     both = all(VOCABULARY in model.architecture.backbone_spaces for model in (a, b))
-    if not both or a.family.name != b.family.name:
+    if not both or (a.family.name != b.family.name and not families):
         return None, ""
     tables = []
     for model in (a, b):

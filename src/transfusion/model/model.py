@@ -154,6 +154,12 @@ class Model:
         )
 
     @property
+    def to_run(self) -> Model:
+        """The model as it is run beside one of another shape: in its own vocabulary if B's is quite another."""
+        other = self.vocabulary is not None and not self.vocabulary.nearly_same
+        return self.original if other and self.original is not None else self
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of all tensors, sorted by canonical name."""
         total = hashlib.sha256()
@@ -279,6 +285,9 @@ def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
 # ── two bases ───────────────────────────────────────────────────────────────────────────────
 
 
+_OTHER_SHAPES = '`method="functional"` moves between different shapes'
+
+
 def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
     """Refuse two bases that are not two sets of weights of one architecture.
 
@@ -287,14 +296,14 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
     if a.family.name != b.family.name:
         raise MismatchError(
             f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
-            hint="both bases must have the same architecture",
+            hint=f"both bases must have the same architecture; {_OTHER_SHAPES}",
         )
     backbone_a, backbone_b = set(a.architecture.backbone), set(b.architecture.backbone)
     if backbone_a != backbone_b:
         raise MismatchError(
             f"{a.label} and {b.label} do not have the same tensors; only one has"
             f" {listing(sorted(backbone_a ^ backbone_b))}",
-            hint="both bases must have the same architecture and depth",
+            hint=f"both bases must have the same architecture and depth; {_OTHER_SHAPES}",
         )
     for name in sorted(backbone_a):
         shape_a, shape_b = a.info(name).shape, b.info(name).shape
@@ -306,7 +315,7 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
                 hint=f"the vocabularies differ, and their tokens cannot be compared{why};"
                 " put the tokenizer.json of each base into its folder"
                 if vocabulary
-                else "both bases must have the same architecture and size",
+                else f"both bases must have the same architecture and size; {_OTHER_SHAPES}",
             )
     if a.architecture.digest() != b.architecture.digest():
         spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces

@@ -22,6 +22,8 @@ VOCABULARY = "vocab"
 """The axis whose units are tokens, in every table."""
 LEAST_SHARE = 0.5
 """The smallest share of common tokens that is accepted unless the user says otherwise."""
+NEARLY_SAME = 0.95
+"""From this share on, models of different shapes are given the same tokens; below it, the same characters."""
 SHOWN = 8
 """How many dropped tokens are named."""
 _NUMBERS = ("42", "2024", "1234567")
@@ -99,6 +101,11 @@ class VocabularyMap:
     def share(self) -> float:
         """The common tokens, as a share of the larger vocabulary."""
         return self.common / max(*self.tokens, 1)
+
+    @property
+    def nearly_same(self) -> bool:
+        """Whether texts have about the same tokens in both, so that A can read those of B."""
+        return self.share >= NEARLY_SAME
 
     @property
     def new(self) -> int:

@@ -1,0 +1,1 @@
+"""Alignment of models of different shapes: other widths, depths, heads, tokens, patches or families."""

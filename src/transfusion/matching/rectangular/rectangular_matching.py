@@ -1,0 +1,259 @@
+"""Alignment of two models of different shapes.
+
+Blocks are paired by what their branches write, tensors by their roles, and axes by what is read from them and
+written to them on the same images or texts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.provenance import Provenance
+from transfusion.alignment.rectangular import PartPair, RectangularAlignment, RectangularMap
+from transfusion.data.probes.paired_probes import paired_probes
+from transfusion.data.probes.probed_model import ProbedModel
+from transfusion.errors import AlignmentError
+from transfusion.live.activations import INPUT, OUTPUT, record_activations
+from transfusion.live.building import build
+from transfusion.matching.activations.prediction_quality import PredictionQuality, mean_quality
+from transfusion.matching.activations.procrustes import norm_ratio
+from transfusion.matching.activations.recorded_model import RecordedModel
+from transfusion.matching.methods import FunctionalOptions
+from transfusion.matching.rectangular.part_matching import BlockPair, PartMatching
+from transfusion.matching.rectangular.rectangular_solver import (
+    AxisEvidence,
+    RectangularSolver,
+    Sample,
+    monotone_path,
+    prediction,
+)
+from transfusion.model.model import Model
+from transfusion.model.part_roles import Role, TensorPart
+
+BRANCHES = ("stream <- vo", "stream <- ffn")
+"""What the branches of a block write to the stream."""
+LEAST_SHARE = 1e-6
+MARGIN = 0.02
+"""How much more of B's activations than by chance must be predicted."""
+
+
+@dataclass(frozen=True)
+class RecordedPair:
+    """Two models of different shapes, run on the same inputs."""
+
+    a: RecordedModel
+    b: RecordedModel
+    about: str
+
+
+@contextmanager
+def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Iterator[RecordedPair]:
+    """Run two models on the same inputs; their activations are on disk for the ``with`` block."""
+    with tempfile.TemporaryDirectory() as folder:
+        subjects = [ProbedModel(model, build(model, torch.float32)) for model in (a, b)]
+        own = None if options.calibrate is None else Path(options.calibrate)
+        probes = paired_probes(subjects[0], subjects[1], options.probes, seed, own)
+        recorded = []
+        for subject, given, name in zip(subjects, (probes.of_a, probes.of_b), "ab", strict=True):
+            place = Path(folder) / name
+            place.mkdir()
+            store = record_activations(
+                subject.model, subject.module, given.batches, place, options.samples, places=given.places
+            )
+            recorded.append(RecordedModel(subject.model, store))
+        del subjects
+        yield RecordedPair(recorded[0], recorded[1], probes.about)
+
+
+@dataclass(frozen=True)
+class RectangularMatching:
+    """Finds π between two models of different shapes."""
+
+    a: RecordedModel
+    b: RecordedModel
+    about: str
+    on_axis: Callable[[str, int], None] = lambda axis, total: None
+
+    @cached_property
+    def parts(self) -> PartMatching:
+        return PartMatching(self.a.model, self.b.model)
+
+    def find(self, provenance: Provenance) -> RectangularAlignment:
+        qualities = {stack: self._block_quality(stack) for stack in self.parts.stacks()}
+        paths = {stack: divided_path(quality) for stack, quality in qualities.items()}
+        pairs = list(self.parts.pairs(paths, self.a.fold, self.b.fold))
+        maps, predicted = self._maps(pairs)
+        every = mean_quality(predicted)
+        advice = {
+            "verdict": "predicted",
+            "text": f"{every.found:.0%} of B's activations are predicted from A's, {every.null:.0%} by"
+            " chance",
+            "found": every.found,
+            "null": every.null,
+            "axes": {name: asdict(one) for name, one in predicted.items()},
+            "probes": self.about,
+            "blocks": _rounded(qualities),
+            "paths": {stack: [[i, j] for i, j, _ in path] for stack, path in paths.items()},
+        }
+        used = tuple(pair for pair in pairs if {pair.writes, pair.reads} - {None} <= maps.keys())
+        return RectangularAlignment(
+            maps,
+            used,
+            replace(provenance, advice=advice),
+            {stack: tuple((i, j) for i, j, _ in path) for stack, path in paths.items()},
+        )
+
+    def qualities(self, alignment: RectangularAlignment) -> dict[str, PredictionQuality]:
+        """Return how well the maps of an alignment predict B's held-out activations."""
+        solver = RectangularSolver(self.a, self.b)
+        return {
+            name: solver.quality(evidence, alignment.maps[name].matrix.double())
+            for name, evidence in self._evidence(list(alignment.pairs)).items()
+            if evidence.held_out
+        }
+
+    # ── blocks ───────────────────────────────────────────────────────────────────────────────
+
+    def _block_quality(self, stack: str) -> list[list[float]]:
+        """Return how well the branches of A's blocks predict those of B's."""
+        written_a = self._branches(self.a, self.parts.parts_a, stack, self.parts.depths(stack)[0])
+        written_b = self._branches(self.b, self.parts.parts_b, stack, self.parts.depths(stack)[1])
+        return [
+            [
+                fmean(
+                    [
+                        prediction(theirs[0], ours[0], theirs[1], ours[1])
+                        for use, theirs in of_b.items()
+                        if (ours := of_a.get(use)) is not None and len(ours[0]) == len(theirs[0])
+                    ]
+                    or [0.0]
+                )
+                for of_b in written_b
+            ]
+            for of_a in written_a
+        ]
+
+    @staticmethod
+    def _branches(
+        recorded: RecordedModel, parts: Mapping[Role, TensorPart], stack: str, depth: int
+    ) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        found: list[dict[str, tuple[Tensor, Tensor]]] = []
+        for block in range(depth):
+            here: dict[str, tuple[Tensor, Tensor]] = {}
+            for use in BRANCHES:
+                part = parts.get(Role(stack, block, use))
+                if part is None:
+                    continue
+                values = [one.written_by(part) for one in (recorded, recorded.held_out)]
+                if values[0] is not None and values[1] is not None:
+                    here[use] = values[0], values[1]
+            found.append(here)
+        return found
+
+    # ── maps ─────────────────────────────────────────────────────────────────────────────────
+
+    def _maps(self, pairs: list[PartPair]) -> tuple[dict[str, RectangularMap], dict[str, PredictionQuality]]:
+        solver = RectangularSolver(self.a, self.b)
+        maps: dict[str, RectangularMap] = {}
+        qualities: dict[str, PredictionQuality] = {}
+        every = self._evidence(pairs)
+        for key, evidence in every.items():
+            self.on_axis(key, len(every))
+            if evidence.samples and evidence.held_out:
+                maps[key], qualities[key] = solver.solve(evidence)
+        if not maps:
+            raise AlignmentError(
+                f"{self.a.model.label} and {self.b.model.label} have no axis that could be compared",
+                hint="choose a base of the same kind",
+            )
+        return maps, qualities
+
+    def _evidence(self, pairs: list[PartPair]) -> dict[str, AxisEvidence]:
+        """Collect what both models write to an axis and read from it."""
+        found: dict[str, AxisEvidence] = {}
+        for pair in pairs:
+            source, target = self.parts.parts_a[pair.source], self.parts.parts_b[pair.target]
+            for key, side, ours, theirs in (
+                (pair.writes, OUTPUT, source.output, target.output),
+                (pair.reads, INPUT, source.input, target.input),
+            ):
+                if key is None or ours is None or theirs is None:
+                    continue
+                evidence = found.setdefault(key, AxisEvidence(ours, theirs))
+                if self.a.is_point(ours) and self.b.is_point(theirs):
+                    if not evidence.samples:
+                        self._add_points(evidence, str(ours), str(theirs))
+                elif target.is_weight:
+                    self._add_parts(evidence, source, target, side)
+        return found
+
+    def _add_points(self, evidence: AxisEvidence, ours: str, theirs: str) -> None:
+        for recorded, kept in (
+            ((self.a, self.b), evidence.samples),
+            ((self.a.held_out, self.b.held_out), evidence.held_out),
+        ):
+            a, b = recorded[0].stream(ours), recorded[1].stream(theirs)
+            if a is not None and b is not None and len(a) == len(b):
+                kept.append(Sample(a.T, b.T, INPUT))
+        raw = self.a.raw(ours), self.b.raw(theirs)
+        if raw[0] is not None and raw[1] is not None:
+            evidence.produced = norm_ratio(raw[1], raw[0])
+
+    def _add_parts(self, evidence: AxisEvidence, source: TensorPart, target: TensorPart, side: str) -> None:
+        for recorded, kept in (
+            ((self.a, self.b), evidence.samples),
+            ((self.a.held_out, self.b.held_out), evidence.held_out),
+        ):
+            if side == OUTPUT:
+                a, b = recorded[0].written_by(source), recorded[1].written_by(target)
+            else:
+                a, b = recorded[0].read_by(source), recorded[1].read_by(target)
+            if a is not None and b is not None and len(a) == len(b):
+                kept.append(Sample(a.T, b.T, side))
+
+
+def _rounded(tables: Mapping[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    return {stack: [[round(one, 4) for one in row] for row in table] for stack, table in tables.items()}
+
+
+def divided_path(quality: list[list[float]]) -> list[BlockPair]:
+    """Return the pairs of blocks on the best path, each with the share of the change of A's block."""
+    path = monotone_path(quality)
+    found: list[BlockPair] = []
+    for i, j in path:
+        beside = sum(max(quality[i][other], 0.0) for at, other in path if at == i)
+        count = sum(at == i for at, _ in path)
+        share = max(quality[i][j], 0.0) / beside if beside > LEAST_SHARE else 1 / count
+        found.append((i, j, share))
+    return found
+
+
+def align_rectangular(
+    a: Model,
+    b: Model,
+    options: FunctionalOptions,
+    provenance: Provenance,
+    *,
+    anyway: bool = False,
+    on_axis: Callable[[str, int], None] = lambda axis, total: None,
+) -> RectangularAlignment:
+    """Align two models of different shapes; refuse those that compute unrelated things, unless ``anyway``."""
+    with run_both(a.to_run, b, options, provenance.seed) as probed:
+        found = RectangularMatching(probed.a, probed.b, probed.about, on_axis).find(provenance)
+    advice = found.provenance.advice
+    if not anyway and advice["found"] < advice["null"] + MARGIN:
+        raise AlignmentError(
+            f"{a.label} and {b.label} compute unrelated things: A's activations predict"
+            f" {advice['found']:.1%} of B's, and {advice['null']:.1%} by chance",
+            hint="fine-tune B anew; or insist with `anyway`",
+        )
+    return found

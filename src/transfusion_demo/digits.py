@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import require_one_shape
 from transfusion.checkpoint.publishing import write_json
 from transfusion.evaluation.barrier_run import barriers
 from transfusion.matching.alignment_run import align
@@ -228,7 +229,7 @@ class DigitsDemo(NamedTuple):
         The order is the same for all models of one shape.
         """
         plain = self.save(model, f"{name}-in-order")
-        order = align(plain, plain, method="random", residual="tied", seed=self.seed)
+        order = require_one_shape(align(plain, plain, method="random", residual="tied", seed=self.seed))
         apply(order, plain).save(self.folder / name)
         return plain, order
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
+from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.checkpoint.publishing import require_writable
 from transfusion.errors import AlignmentError, listing
 from transfusion.model.bases import ConfigArgument, input_files, open_model
@@ -86,7 +87,7 @@ class AppliedModel(OutputModel[OutputTensor]):
 
 
 def apply(
-    via: Alignment | str | Path,
+    via: AnyAlignment | str | Path,
     a: Model | Reference,
     *,
     config: ConfigArgument = None,
@@ -109,7 +110,7 @@ def apply(
     >>> print(moved.save("models/a-in-the-order-of-b"))
     models/a-in-the-order-of-b
     """
-    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    alignment = require_one_shape(via)
     metadata = alignment.provenance
     model = open_model(a, config).under(metadata.policy)
     to = None if output is None else Path(output)

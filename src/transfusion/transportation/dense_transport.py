@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.tensor_content import row_blocks, tensor_digest
 from transfusion.checkpoint.tokenizer_files import VOCABULARIES
@@ -62,7 +62,7 @@ class DenseTransport(OutputModel[TensorAction]):
     sources: tuple[TaskVectorSource, ...]
     base: Model
     onto: Model
-    alignment: Alignment
+    alignment: AnyAlignment
     merging: MergeRule = field(default_factory=MergeRule)
     dtype: torch.dtype | None = None
     head: int | None = None
@@ -151,14 +151,9 @@ class DenseTransport(OutputModel[TensorAction]):
         return OutputShape(shape.extents, self.dtype) if self.dtype and floating else shape
 
     def _action(self, name: str, lead: TaskVectorSource) -> Action:
-        fits = name in self.onto.architecture.tensors and self._fits(name)
-        if fits and any(source.changes(name) for source in self.sources):
+        if name in self.onto.architecture.tensors and any(one.changes(name) for one in self.sources):
             return Action.MOVED
         return Action.CARRIED if lead.owns(name) else Action.KEPT
-
-    def _fits(self, name: str) -> bool:
-        known = name in self.base.architecture.tensors
-        return known and self.onto.info(name).shape == self.base.info(name).shape
 
     @cached_property
     def dropped(self) -> list[str]:
@@ -339,6 +334,7 @@ class DenseTransport(OutputModel[TensorAction]):
             "unchanged": len(self.unchanged),
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
+            "left_out": self.lead.left_out,
             "new_tokens": self._new_tokens,
             "lost_tokens": max((source.dropped_tokens() for source in self.sources), default=0),
         }

@@ -209,6 +209,7 @@ def _tensors(metadata: Metadata) -> list[str]:
         "unchanged from the new base": metadata.get("unchanged"),
         "copied from the fine-tune, as the new base has none": metadata.get("carried"),
         "of the new base, dropped": metadata.get("dropped"),
+        "of the old base without a counterpart in the new one, left out": metadata.get("left_out"),
         "rows for tokens that the fine-tune added": metadata.get("new_tokens"),
         "tokens of the fine-tune left out": metadata.get("lost_tokens"),
     }

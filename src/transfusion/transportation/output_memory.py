@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.references import PICKLES
 from transfusion.checkpoint.tensor_content import BLOCK
 from transfusion.runtime.resources import Resources
@@ -62,7 +62,7 @@ class OutputMemory:
 
 def streaming_bytes(
     output: OutputModel[EntryT],
-    alignment: Alignment,
+    alignment: AnyAlignment,
     *,
     changes: int,
     scattered: Callable[[EntryT], bool],
@@ -73,7 +73,7 @@ def streaming_bytes(
     ``scattered`` says whether the rows of an entry are read from all over a tensor; ``held`` is the number
     of bytes that the task vectors keep in memory.
     """
-    maps = sum(map_.to_tensor().nbytes for map_ in alignment.maps.values())
+    maps = alignment.nbytes
     needs = {
         entry.name: _block_size(output, entry) * (8 if entry.shape.dtype.itemsize > 2 else 4)
         for entry in output.entries

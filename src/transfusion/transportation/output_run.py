@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, load_alignment
 from transfusion.checkpoint.publishing import require_writable
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.staging import StagingFolder, open_staging
@@ -24,11 +24,14 @@ from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.choose_plan import assumed_plan, plan_through
 from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.transport_plan import TransportPlan
 
-OutputT = TypeVar("OutputT", bound=DenseTransport | AdapterTransport | MergedAdapters | RefinedLora)
+Output: TypeAlias = DenseTransport | AdapterTransport | MergedAdapters | RefinedLora | RectangularLora
+OutputT = TypeVar("OutputT", bound=Output)
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,7 @@ class Destination:
             inputs = input_files(*adapters, *others)
             require_writable(self.output, force=self.force, inputs=inputs, folder=not single)
 
-    def write(
-        self,
-        moved: DenseTransport | AdapterTransport | MergedAdapters | RefinedLora,
-        staging: StagingFolder,
-    ) -> None:
+    def write(self, moved: Output, staging: StagingFolder) -> None:
         """Write an output into its staging folder, with its notes and a bar."""
         for note in moved.notes:
             self.progress.note(f"note: {note}")
@@ -72,7 +71,7 @@ class OutputRun(Generic[OutputT]):
 
     a: Model
     b: Model
-    via: Alignment | None
+    via: AnyAlignment | None
     prepare: Callable[[TransportPlan], OutputT]
     """Prepare the output of a plan. It is also called early, with assumed maps, for refusals and sizes."""
     to: Destination
@@ -84,13 +83,13 @@ class OutputRun(Generic[OutputT]):
     def run(self) -> OutputT:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
         if self.to.dry_run:
-            return self.prepare(TransportPlan.planned(self.a, self.b, self.via, assumed=True))
+            return self.prepare(assumed_plan(self.a, self.b, self.via))
         resources = self.to.resources
         with resources.connected():
             with resources.opened() as engine:
                 take_hashes(self.a, self.b, engine=engine)
             if self.via is None:  # refuse whatever can be refused before the search
-                early = TransportPlan.planned(self.a, self.b, hashed=True, assumed=True)
+                early = assumed_plan(self.a, self.b, hashed=True)
                 self.prepare(early).bound().require(resources)
             if self.to.output is None:
                 return self._prepared(self.via or self._align())
@@ -99,14 +98,14 @@ class OutputRun(Generic[OutputT]):
                 self.to.write(moved, staging)
         return moved
 
-    def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> OutputT:
-        plan = TransportPlan.between(self.a, self.b, alignment)
+    def _prepared(self, alignment: AnyAlignment, staging: StagingFolder | None = None) -> OutputT:
+        plan = plan_through(self.a, self.b, alignment)
         moved = self.prepare(plan)
         if self.refine is None:
             return moved
         return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
 
-    def _align(self, journal: Path | None = None) -> Alignment:
+    def _align(self, journal: Path | None = None) -> AnyAlignment:
         return align(
             self.a,
             self.b,
@@ -117,12 +116,12 @@ class OutputRun(Generic[OutputT]):
             **self.aligning,
         )
 
-    def _resumed(self, staging: StagingFolder) -> Alignment:
+    def _resumed(self, staging: StagingFolder) -> AnyAlignment:
         """Align, and keep π in the staging folder until the output is complete."""
         place = staging.keep(f"{self._key()}.safetensors")
         if place.exists():
             self.to.progress.note("note: going on with the π that an interrupted run had found")
-            return Alignment.load(place)
+            return load_alignment(place)
         found = self._align(staging.keep("journal"))
         found.save(place, force=True)
         return found
@@ -139,6 +138,13 @@ class OutputRun(Generic[OutputT]):
 def chosen_method(method: str | Method) -> Method:
     """Return a method by its name, or as it is."""
     return method if isinstance(method, Method) else preset(method)
+
+
+def accepts_shapes(via: AnyAlignment | None, aligning: Mapping[str, Any]) -> bool:
+    """Return whether π, or the method that will find it, serves models of different shapes."""
+    if via is not None:
+        return isinstance(via, RectangularAlignment)
+    return chosen_method(aligning.get("method") or DEFAULT).functional is not None
 
 
 def refuse_beside_via(aligning: Mapping[str, Any]) -> None:

@@ -14,13 +14,13 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.naming import Naming
 from transfusion.data.probes import calibration_probes, synthetic_probes
+from transfusion.data.probes.input_translation import InputTranslation, SameInputs
 from transfusion.data.probes.probed_model import Probes
 from transfusion.data.probes.random_inputs import run_model
+from transfusion.errors import ArchitectureError
 from transfusion.live.building import build
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
 
 PROBES = 64
@@ -72,36 +72,49 @@ class AlphaSearch:
         self,
         a: Model,
         b: Model,
-        alignment: Alignment,
         tuned: Callable[[], nn.Module],
         moved: Callable[[], nn.Module],
         *,
+        expected: Callable[[Outputs], Outputs],
+        translated: Callable[[nn.Module, nn.Module], InputTranslation] = lambda a, b: SameInputs(),
         calibrate: Path | None = None,
         seed: int = 0,
     ) -> None:
-        """``tuned`` builds the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1."""
-        self.family, self.vocabulary = a.family, a.vocabulary
+        """``tuned`` builds the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1.
+
+        ``expected`` rewrites outputs of A as those of B, and ``translated`` returns what does so with inputs.
+        """
+        self.vocabulary = a.vocabulary
         module = build(a, torch.float32)
         wanted = (a, module, PROBES, seed)
         self.probes: Probes = (
             calibration_probes(calibrate, *wanted) if calibrate else synthetic_probes(*wanted)
         )
-        before, after = self._run(module), self._run(tuned())
-        live = LiveModel(module, a.family, a.architecture, {})
+        before, after = self._run(module, a, self.probes.batches), self._run(tuned(), a, self.probes.batches)
         both = {name for name, one in after.items() if name in before and one.shape == before[name].shape}
         change = {name: value - before[name] if name in both else value for name, value in after.items()}
         self.new = frozenset(after.keys() - both)
         """Outputs of a task head that only the fine-tune has: A has no values to subtract."""
-        self.wanted: Outputs = live.expected(alignment, change)
-        self.moved = moved().float().eval()
+        self.wanted: Outputs = expected(change)
+        self.b, self.moved = b, moved().float().eval()
+        translation = translated(module, self.moved)
+        self.batches = [translation(inputs) for inputs in self.probes.batches]
+        del module
         self.ends = _ends(self.moved, b)
         self.before = self._at(0.0)
+        if not any(
+            name in self.before and _alike(self.before[name], one) for name, one in self.wanted.items()
+        ):
+            raise ArchitectureError(
+                f"{a.label} and {b.label} have no outputs that could be compared",
+                hint="give a number for `alpha`, and measure",
+            )
 
     def at(self, alpha: float) -> OutputShift:
         """Measure the shift of B's outputs with this α."""
         now = self._at(alpha)
         got = {name: value if name in self.new else value - self.before[name] for name, value in now.items()}
-        both = [name for name in self.wanted if name in got and got[name].shape == self.wanted[name].shape]
+        both = [name for name in self.wanted if name in got and _alike(got[name], self.wanted[name])]
         return OutputShift(
             alpha,
             fmean([_cosine(self.wanted[name], got[name]) for name in both] or [0.0]),
@@ -150,21 +163,20 @@ class AlphaSearch:
     def _at(self, alpha: float) -> dict[str, Tensor]:
         for parameter, (start, change) in self.ends.items():
             parameter.data = start + alpha * change
-        return self._run(self.moved)
+        return self._run(self.moved, self.b, self.batches)
 
-    def _run(self, module: nn.Module) -> dict[str, Tensor]:
+    def _run(self, module: nn.Module, model: Model, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return all outputs on all probes, concatenated over the batches."""
-        parts: list[Outputs] = [
-            run_model(module, self.family, inputs, double=False) for inputs in self.probes.batches
-        ]
+        parts: list[Outputs] = [run_model(module, model.family, inputs, double=False) for inputs in batches]
         if self.vocabulary is not None:
             parts = [self.vocabulary.shared_logits(part) for part in parts]
-        sizes = [len(next(iter(inputs.values()))) for inputs in self.probes.batches]
+        sizes = [len(next(iter(inputs.values()))) for inputs in batches]
         return {
             name: torch.cat([part[name].float() for part in parts])
             for name, first in parts[0].items()
             if first.ndim >= 2
             and all(len(part[name]) == size for part, size in zip(parts, sizes, strict=True))
+            and len({part[name].shape[1:] for part in parts}) == 1
         }
 
 
@@ -178,6 +190,10 @@ def _ends(moved: nn.Module, b: Model) -> dict[nn.Parameter, tuple[Tensor, Tensor
         if parameter is not None and parameter.shape == own.shape:
             found[parameter] = own.data, parameter.data - own.data
     return found
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:

@@ -9,7 +9,7 @@ from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.staging import open_staging
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
@@ -23,10 +23,12 @@ from transfusion.runtime.untrusted_files import read_json
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.choose_plan import plan_through
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import FILE, OutputRecord, read_metadata
 from transfusion.transportation.output_run import Destination
+from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refine_transport import RefineTransport
 from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.refinement.refinement_settings import RefinementSettings
@@ -45,7 +47,7 @@ def rerun(
     dry_run: bool = False,
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
-) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora:
+) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora | RectangularLora:
     """Repeat a run of `transport` or `merge` from its metadata, bit for bit.
 
     ``file`` is the ``transfusion.json`` of an output, or the output's folder.
@@ -127,7 +129,7 @@ class Rerun:
 
     def prepare(
         self, resources: Resources = LOCAL, progress: Progress = SILENT
-    ) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora:
+    ) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora | RectangularLora:
         """Prepare the same output again; refuse inputs whose content has changed."""
         metadata, settings = self.metadata, self.metadata["settings"]
         record = RunRecord(metadata["verb"])
@@ -137,7 +139,7 @@ class Rerun:
         for model, role in ((base, "base"), (onto, "onto")):
             self._require(model.label, model.digest, metadata[role])
         alignment = self._alignment(base, onto, resources, progress)
-        plan = TransportPlan.between(base, onto, alignment)
+        plan = plan_through(base, onto, alignment)
         finetuned = [self._finetune(one, config) for one in metadata["finetuned"]]
         info = metadata["verb"], metadata["kind"], metadata["command"], settings, metadata.get("output_shift")
         output_record = OutputRecord(*info, record)
@@ -214,11 +216,11 @@ class Rerun:
                 hint="give the place of the original; a run with other inputs is a new transport or merge",
             )
 
-    def _alignment(self, base: Model, onto: Model, resources: Resources, progress: Progress) -> Alignment:
+    def _alignment(self, base: Model, onto: Model, resources: Resources, progress: Progress) -> AnyAlignment:
         """Load π from its file, or align again; refuse another π."""
         info = self.metadata["alignment"]
         if self.alignment is not None:
-            found = Alignment.load(self.alignment)
+            found = load_alignment(self.alignment)
         else:
             found = align(
                 base,
@@ -228,6 +230,7 @@ class Rerun:
                 dtype=info["options"]["dtype"],
                 advice=bool(info["advice"]),
                 vocabulary_share=self.metadata["settings"].get("vocabulary_share"),
+                anyway=True,  # it was found then
                 resources=resources,
                 progress=progress,
             )

@@ -134,6 +134,11 @@ class TaskVectorSource(ABC):
         """The new tokens whose rows are composed of B's, if there are any."""
         return None
 
+    @property
+    def left_out(self) -> list[str]:
+        """The tensors of A whose changes have no place in B."""
+        return []
+
     def auxiliary_files(self) -> list[Path]:
         """Return its tokenizer and other files."""
         return []
@@ -200,7 +205,12 @@ class DenseSource(TaskVectorSource):
         return OutputShape(info.shape, info.dtype)
 
     def changes(self, name: str) -> bool:
-        return self.vector.covers(name)
+        return self.vector.covers(name) and self._fits(name)
+
+    def _fits(self, name: str) -> bool:
+        """Whether A and B have a tensor in the same shape."""
+        base, onto = self.vector.base, self.onto
+        return name in onto.architecture.tensors and onto.info(name).shape == base.info(name).shape
 
     def scattered(self, name: str) -> bool:
         return self.alignment.scatters(self._layout(name))

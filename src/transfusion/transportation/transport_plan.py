@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Rotation
 from transfusion.alignment.provenance import Provenance
-from transfusion.architecture.architecture import Policy
+from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
+from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.checkpoint.tensor_files import FLOATS
+from transfusion.data.probes.input_translation import InputTranslation, SameInputs
 from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError, listing
 from transfusion.live.building import build
+from transfusion.live.live_model import expected_outputs
 from transfusion.model.bases import open_bases, with_common_tokens
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.vocabulary_map import VOCABULARY
@@ -52,10 +55,10 @@ class TransportPlan:
     alignment: Alignment
 
     @classmethod
-    def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
+    def between(cls, base: Base, onto: Base, via: AnyAlignment | str | Path) -> TransportPlan:
         """Return the plan of an alignment, checked against both models."""
         a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
-        alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+        alignment = require_one_shape(via)
         plan = cls.planned(a, b, alignment)
         take_hashes(a, b)
         plan.alignment.require_between(source=a, target=b)
@@ -193,11 +196,12 @@ class TransportPlan:
         keep_support: float | None = None,
         calibrate: str | Path | None = None,
         output_record: OutputRecord | None = None,
+        anyway: bool = False,
     ) -> DenseTransport | AdapterTransport:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model.
 
         Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
-        A's did.
+        A's did; refused if they would move in an unrelated one, unless ``anyway``.
         """
         output_record = output_record or OutputRecord()
         known = self.alignment.provenance.method != PLANNED
@@ -205,7 +209,7 @@ class TransportPlan:
         tried = alpha == AUTO or keep_support is not None or checked
         if known and tried:
             alpha_search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
-            alpha, output_record = self._tried(alpha, keep_support, alpha_search, output_record)
+            alpha, output_record = self._tried(alpha, keep_support, alpha_search, output_record, anyway)
         chosen = self.alpha(1.0 if alpha is None else alpha)
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
@@ -232,13 +236,48 @@ class TransportPlan:
 
         own = Path(calibrate) if calibrate else None
         seed = self.alignment.provenance.seed + 1  # probes that π has not learned from
-        tuned = partial(self.tuned_module, finetuned)
-        return AlphaSearch(self.a, self.b, self.alignment, tuned, moved, calibrate=own, seed=seed)
+        return AlphaSearch(
+            self.running(self.a),
+            self.b,
+            partial(self.tuned_module, finetuned),
+            moved,
+            expected=partial(self.expected, self.a.architecture),
+            translated=self.translation,
+            calibrate=own,
+            seed=seed,
+        )
+
+    @property
+    def must_measure(self) -> bool:
+        """Whether an α is chosen only if the change of B's outputs can be measured."""
+        return False
+
+    @property
+    def least_direction(self) -> float:
+        """The cosine between the changes of B's and A's outputs below which none is chosen, but refused."""
+        return UNRELATED
+
+    def running(self, model: Model) -> Model:
+        """Return a model of A's architecture as it is run."""
+        return model
+
+    def expected(self, architecture: Architecture, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs that B should have, if a model with A's architecture and heads has these."""
+        return expected_outputs(self._reading, architecture, outputs)
+
+    @cached_property
+    def _reading(self) -> Alignment:
+        return self.alignment.reading
+
+    def translation(self, a: nn.Module, b: nn.Module) -> InputTranslation:
+        """Return what rewrites inputs of A as inputs of B."""
+        return SameInputs()
 
     def tuned_module(self, finetuned: Finetune) -> nn.Module:
         """Build the fine-tune of A; an adapter is folded into A."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            folded = TransportPlan.planned(self.a, self.a).transport(finetuned, full=True, trust_base=True)
+            own = TransportPlan.planned(self.running(self.a), self.running(self.a))
+            folded = own.transport(finetuned, full=True, trust_base=True)
             assert isinstance(folded, DenseTransport)
             return folded.module()
         return build(self.opened(finetuned), torch.float32)
@@ -249,6 +288,7 @@ class TransportPlan:
         keep_support: float | None,
         search: Callable[[], AlphaSearch],
         output_record: OutputRecord,
+        anyway: bool = False,
     ) -> tuple[AlphaArgument | None, OutputRecord]:
         """Choose α by running models on probes, and record what was measured.
 
@@ -265,7 +305,7 @@ class TransportPlan:
         try:
             alpha_search = search()
         except (ArchitectureError, LibraryError) as error:
-            if keep_support is not None:
+            if keep_support is not None or (self.must_measure and not anyway):
                 raise
             return asked, replace(output_record, output_shift={"not_tried": str(error)})
         info: dict[str, Any] = {"probes": alpha_search.probes.about}
@@ -277,11 +317,13 @@ class TransportPlan:
             info["lowered"] = whole.as_dict()
         if keep_support is not None:
             found = alpha_search.within(keep_support, found.alpha)
-        if asked in (AUTO, None) and self._rotates and found.direction < UNRELATED:
+        chosen = asked in (AUTO, None) and self._rotates
+        if chosen and found.direction < self.least_direction and not anyway:
             raise MismatchError(
                 f"with this π, B's outputs would not move as A's did (cosine {found.direction:.2f}):"
                 " the fine-tune would not arrive, and B would lose some of what it can do",
-                hint="add `refine`, which starts from B then; or give a number for `alpha`, and measure",
+                hint="add `refine`, which starts from B then; or give a number for `alpha`, and measure; or"
+                " insist with `anyway`",
             )
         return round(found.alpha, 4), replace(output_record, output_shift={**found.as_dict(), **info})
 

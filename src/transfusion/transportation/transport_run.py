@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
 from transfusion.runtime.progress import SILENT, Progress
@@ -28,7 +28,14 @@ from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import OutputRecord
-from transfusion.transportation.output_run import Destination, OutputRun, calibrated, refuse_beside_via
+from transfusion.transportation.output_run import (
+    Destination,
+    OutputRun,
+    accepts_shapes,
+    calibrated,
+    refuse_beside_via,
+)
+from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refine_transport import RefineTransport
 from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.refinement.refinement_settings import refinement_settings
@@ -37,7 +44,7 @@ from transfusion.transportation.transport_plan import AlphaArgument, Base, Trans
 
 __all__ = ["merge", "transport"]
 
-Transported: TypeAlias = DenseTransport | AdapterTransport | RefinedLora
+Transported: TypeAlias = DenseTransport | AdapterTransport | RefinedLora | RectangularLora
 """A moved fine-tune: a model, an adapter, or a model that became an adapter."""
 
 
@@ -46,7 +53,7 @@ def transport(
     *,
     base: Base,
     onto: Base,
-    via: Alignment | str | Path | None = None,
+    via: AnyAlignment | str | Path | None = None,
     alpha: AlphaArgument | None = None,
     keep_support: float | None = None,
     refine: bool = False,
@@ -57,6 +64,7 @@ def transport(
     full: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
     vocabulary_share: float | None = None,
+    anyway: bool = False,
     trust_base: bool = False,
     seed: int = 0,
     config: ConfigArgument = None,
@@ -93,6 +101,8 @@ def transport(
     ``new_tokens`` says what becomes of tokens that the fine-tune added: ``"refuse"``, ``"keep"``, ``"drop"``.
     ``vocabulary_share`` is the least share of tokens that the vocabularies of A and B must have in common, if
     they differ; the default is 0.5.
+    ``anyway`` insists where A and B, of different shapes, compute unrelated things, or where B's outputs
+    would move in another direction than A's did.
     ``trust_base`` skips the check that the fine-tune descends from A.
     ``config`` is the configuration of weights that come without one.
     ``architecture`` is the file of your own table, to be recorded with the output.
@@ -135,9 +145,10 @@ def transport(
         alpha = 1.0  # the refinement chooses its start by what it measures
     tried = alpha == AUTO or keep_support is not None or refinement is not None
     aligning = calibrated(calibrate, via, aligning, used=tried)
-    a, b = open_bases(base, onto, config, progress, vocabulary_share)
+    pi = load_alignment(via) if isinstance(via, str | Path) else via
+    shapes = accepts_shapes(pi, aligning)
+    a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
     tuned = open_finetune(finetuned, a, b, config, progress)
-    pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
     to.require_writable([tuned], a, b, via)
     settings = _settings(
         via=via,
@@ -154,7 +165,7 @@ def transport(
 
     def prepare(
         plan: TransportPlan, alpha: AlphaArgument | None = alpha
-    ) -> DenseTransport | AdapterTransport:
+    ) -> DenseTransport | AdapterTransport | RectangularLora:
         return plan.transport(
             tuned,
             alpha=alpha,
@@ -165,6 +176,7 @@ def transport(
             keep_support=bound,
             calibrate=calibrate,
             output_record=output_record,
+            anyway=anyway,
         )
 
     def refined(plan: TransportPlan, moved: Transported, checkpoint: Path | None) -> Transported:
@@ -175,7 +187,8 @@ def transport(
             return RefineTransport(plan, tuned, refinement, unmoved, progress).run(moved, checkpoint)
 
     refining = None if refinement is None else refined
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}, refining)
+    aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, refining)
     return run.run()
 
 
@@ -189,13 +202,14 @@ def merge(
     density: float | None = None,
     head: int | None = None,
     rank: int | None = None,
-    via: Alignment | str | Path | None = None,
+    via: AnyAlignment | str | Path | None = None,
     alpha: AlphaArgument = 1.0,
     calibrate: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
     full: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
     vocabulary_share: float | None = None,
+    anyway: bool = False,
     trust_base: bool = False,
     seed: int = 0,
     config: ConfigArgument = None,
@@ -235,9 +249,10 @@ def merge(
     if via is not None:
         refuse_beside_via(aligning)
     aligning = calibrated(calibrate, via, aligning)
-    a, b = open_bases(base, onto, config, progress, vocabulary_share)
+    pi = load_alignment(via) if isinstance(via, str | Path) else via
+    shapes = accepts_shapes(pi, aligning)
+    a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
     tuned = [open_finetune(one, a, b, config, progress) for one in finetuned]
-    pi = via if isinstance(via, Alignment | None) else Alignment.load(via)
     to.require_writable(tuned, a, b, via)
     settings = _settings(
         via=via,
@@ -264,7 +279,7 @@ def merge(
             output_record=output_record,
         )
 
-    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed}).run()
+    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed, "anyway": anyway}).run()
 
 
 def _require_whole_models(resources: Resources, progress: Progress) -> None:

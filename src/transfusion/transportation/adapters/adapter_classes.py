@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from transfusion.model.tensor_pieces import TensorPieces
+
 TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
@@ -161,3 +163,17 @@ def named_in(config: Mapping[str, Any]) -> str | None:
     names = config.get("architectures")
     own = names[0] if isinstance(names, list) and names else None
     return own if isinstance(own, str) and _NAME.fullmatch(own) else None
+
+
+def class_prefix(class_name: str, config: Mapping[str, Any], known: tuple[str, ...]) -> str:
+    """Return the prefix that a class puts before the names of the base model."""
+    by_type = f"{config.get('model_type')}.".replace("-", "_")
+    usual = by_type if by_type in known else next(iter(known), "")
+    return PREFIXES.get(class_name, usual)
+
+
+def with_prefix(stored: TensorPieces, prefix: str, known: tuple[str, ...]) -> TensorPieces:
+    """Rename a tensor of the base model to a class's prefix, unless its own prefix is equivalent."""
+    before = next((one for one in known if stored.names[0].startswith(one)), "")
+    alike = before and not {prefix, before} & set(PREFIXES.values())
+    return stored if alike else stored.renamed(prefix, before)

@@ -18,7 +18,12 @@ from transfusion.errors import AdapterError, listing
 from transfusion.layouts import ANONYMOUS, Name
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transportation.adapters.adapter import LABEL, AdapterTensor
-from transfusion.transportation.adapters.adapter_classes import ENCODERS, PREFIXES, class_for
+from transfusion.transportation.adapters.adapter_classes import (
+    ENCODERS,
+    class_for,
+    class_prefix,
+    with_prefix,
+)
 from transfusion.transportation.adapters.adapter_kinds import WeightReference
 from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix, as_stored
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -109,12 +114,12 @@ class FoldedAdapter(TaskVectorSource):
                 hint="give a B with the same parts as A",
             )
         bare = not any(one.names[0].startswith(prefixes) for one in base.names.values())
-        prefix = _prefix(class_name, self.moved.onto.config, prefixes)
+        prefix = class_prefix(class_name, self.moved.onto.config, prefixes)
         kept = {}
         for name, one in base.names.items():
             inside = bare or one.names[0].startswith(prefixes)
             if name in through or (inside and not self._is_head(name)):
-                kept[name] = _within(one, prefix, prefixes) if inside else one
+                kept[name] = with_prefix(one, prefix, prefixes) if inside else one
         if class_name in ENCODERS:
             kept = {name: one for name, one in kept.items() if not name.startswith("decoder.")}
         return {**kept, **{name: self._own_name(name, prefix) for name in own}}
@@ -274,20 +279,6 @@ def _spot(factors: list[AdapterTensor]) -> TensorSlice:
 def _multiplies_outputs(factor: AdapterTensor) -> bool:
     """Whether a factor multiplies the outputs of its module, and so its bias too."""
     return factor.part.reference is WeightReference.ONE and factor.layout.items[0] != Name(ANONYMOUS)
-
-
-def _prefix(class_name: str, config: Mapping[str, Any], known: tuple[str, ...]) -> str:
-    """Return the prefix that a class puts before the names of the base model."""
-    by_type = f"{config.get('model_type')}.".replace("-", "_")
-    usual = by_type if by_type in known else next(iter(known), "")
-    return PREFIXES.get(class_name, usual)
-
-
-def _within(stored: TensorPieces, prefix: str, known: tuple[str, ...]) -> TensorPieces:
-    """Rename a tensor of the base model to a class's prefix, unless its own prefix is equivalent."""
-    before = next((one for one in known if stored.names[0].startswith(one)), "")
-    alike = before and not {prefix, before} & set(PREFIXES.values())
-    return stored if alike else stored.renamed(prefix, before)
 
 
 def _numbered(count: int, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from transfusion import __version__
+from transfusion.architecture.naming import Naming
 from transfusion.errors import SettingError
 from transfusion.live.building import build
 from transfusion.model.model import Model
@@ -19,6 +21,7 @@ from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.dense_transport import Action, DenseTransport
 from transfusion.transportation.finetunes import Finetune
+from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.peft_students import (
     adapter_tensors,
     lora_config,
@@ -30,7 +33,7 @@ from transfusion.transportation.refinement.refinement_settings import BASE, MOVE
 from transfusion.transportation.refinement.refiner import ADAPTER_RATE, Refiner
 from transfusion.transportation.transport_plan import TransportPlan
 
-Moved = DenseTransport | AdapterTransport
+Moved = DenseTransport | AdapterTransport | RectangularLora
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class RefineTransport:
             checkpoint = checkpoint.with_stem(f"{checkpoint.stem}-{self._key(moved)}")
         if isinstance(moved, AdapterTransport):
             return self._adapter(moved, checkpoint)
+        if isinstance(moved, RectangularLora):
+            self._refuse_rank()
+            return self._lora(moved.dense, moved.rank, checkpoint, moved.targets)
         if self.settings.rank is not None:
             return self._lora(moved, self.settings.rank, checkpoint)
         return self._model(moved, checkpoint)
@@ -59,7 +65,8 @@ class RefineTransport:
     def _key(self, moved: Moved) -> str:
         """A hash of everything that decides the steps, so that no run goes on from the state of another."""
         plan, own = self.plan, self.settings.calibrate and Path(self.settings.calibrate).stat().st_mtime_ns
-        sources = (moved,) if isinstance(moved, AdapterTransport) else moved.sources
+        dense = moved.dense if isinstance(moved, RectangularLora) else moved
+        sources = (dense,) if isinstance(dense, AdapterTransport) else dense.sources
         inputs = [(one.digest, one.alpha.as_json()) for one in sources]
         digests = [plan.a.digest, plan.b.digest, plan.alignment.digest]
         if (vocabulary := plan.a.vocabulary) is not None:
@@ -76,10 +83,20 @@ class RefineTransport:
         config = None if hasattr(student, "config") else moved.config()
         return RefinedModel.of(moved, Model.open(student, config=config), record)
 
-    def _lora(self, moved: DenseTransport, rank: int, checkpoint: Path | None) -> RefinedLora:
+    def _lora(
+        self,
+        moved: DenseTransport,
+        rank: int,
+        checkpoint: Path | None,
+        targets: Collection[str] | None = None,
+    ) -> RefinedLora:
+        """Refine a LoRA; ``targets`` are the tensors that it changes, all linear layers if it is None."""
         refiner, starts = self._refiner(moved), self._dense_starts(moved)
         start = self._chosen(refiner, starts)
-        student = with_lora(starts[start], rank, starts[BASE], moved.names(Action.CARRIED))
+        naming = Naming(moved.onto.family, live=True)
+        student, _ = with_lora(
+            starts[start], rank, starts[BASE], moved.names(Action.CARRIED), naming=naming, targets=targets
+        )
         record = refiner.refine(student, start, checkpoint, rate=ADAPTER_RATE)
         return RefinedLora(
             moved.lead,
@@ -94,10 +111,7 @@ class RefineTransport:
         )
 
     def _adapter(self, moved: AdapterTransport, checkpoint: Path | None) -> RefinedAdapter:
-        if self.settings.rank is not None:
-            raise SettingError(
-                "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
-            )
+        self._refuse_rank()
         refiner = self._refiner(moved)
         adapters = {MOVED: moved}
         if moved.adapter.kind.scalable:
@@ -108,6 +122,12 @@ class RefineTransport:
         start = self._chosen(refiner, starts)
         record = refiner.refine(starts[start], start, checkpoint, rate=ADAPTER_RATE)
         return RefinedAdapter.of(moved, adapter_tensors(starts[start]), record)
+
+    def _refuse_rank(self) -> None:
+        if self.settings.rank is not None:
+            raise SettingError(
+                "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
+            )
 
     def _base_of(self, moved: AdapterTransport) -> nn.Module:
         """Build B in the class that the adapter was trained in, with the heads that the adapter brings."""
@@ -129,6 +149,7 @@ class RefineTransport:
 
     def _dense_starts(self, moved: DenseTransport) -> dict[str, nn.Module]:
         unmoved = self.unmoved()
+        unmoved = unmoved.dense if isinstance(unmoved, RectangularLora) else unmoved
         assert isinstance(unmoved, DenseTransport)
         return {
             name: replace(one, dtype=torch.float32, changed=set()).module().eval()
@@ -140,15 +161,20 @@ class RefineTransport:
         if isinstance(moved, AdapterTransport):
             other_heads = moved.carried
         else:
+            assert isinstance(moved, DenseTransport)
             other_heads = [*moved.names(Action.CARRIED), *moved.dropped]
+        a = plan.running(plan.a)
+        tuned = plan.running(plan.opened(self.finetuned)) if isinstance(self.finetuned, Model) else a
+        of_a, of_b = build(a, torch.float32), build(plan.b, torch.float32)
         return Refiner(
-            plan.a,
+            a,
             plan.b,
-            plan.opened(self.finetuned) if isinstance(self.finetuned, Model) else plan.a,
-            plan.alignment,
+            tuned,
+            partial(plan.expected, tuned.architecture),
             plan.tuned_module(self.finetuned).float(),
-            build(plan.a, torch.float32),
-            build(plan.b, torch.float32),
+            of_a,
+            of_b,
+            plan.translation(of_a, of_b),
             self.settings,
             same_class=not other_heads,
             progress=self.progress,

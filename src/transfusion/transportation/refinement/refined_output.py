@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.model.model import Model
 from transfusion.transportation.adapters.adapter import AdapterTensor
@@ -103,7 +103,7 @@ class RefinedLora(AdapterOutput):
     source: TaskVectorSource
     base: Model
     onto: Model
-    alignment: Alignment
+    alignment: AnyAlignment
     trained: Mapping[str, Tensor]
     adapter_config: Mapping[str, Any]
     refinement: RefinementRecord

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -13,11 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.naming import Naming
+from transfusion.data.probes.input_translation import InputTranslation, SameInputs
 from transfusion.data.probes.random_inputs import run_model
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transportation.refinement.kept_features import KeptFeatures, problem_of
@@ -79,14 +78,19 @@ class Refiner:
     a: Model
     b: Model
     tuned: Model
-    alignment: Alignment
+    expected: Callable[[Outputs], Outputs]
+    """Rewrites outputs of the fine-tune as those that a student should have."""
     teacher: nn.Module
     of_a: nn.Module
     of_b: nn.Module
+    translation: InputTranslation = field(default_factory=SameInputs)
+    """Rewrites inputs of the fine-tune as inputs of a student."""
     settings: RefinementSettings = field(default_factory=RefinementSettings)
     same_class: bool = True
     """Whether a student has the heads of B, and no others."""
     progress: Progress = SILENT
+    _example: nn.Module | None = field(default=None, init=False)
+    """A student, for the outputs that it has."""
 
     def __post_init__(self) -> None:
         for module in (self.teacher, self.of_a, self.of_b):
@@ -94,6 +98,7 @@ class Refiner:
 
     def choose(self, starts: Mapping[str, nn.Module]) -> str:
         """Return the name of the start whose answers to held-out inputs are nearest to the fine-tune's."""
+        self._example = next(iter(starts.values()))
         found = {name: self._divergence(module, *self._judges) for name, module in starts.items()}
         return min(found, key=lambda name: found[name])
 
@@ -134,7 +139,7 @@ class Refiner:
             {kind: round(one.share, 4) for kind, one in before.items()},
             {kind: round(one.share, 4) for kind, one in after.items()},
             (_mean_divergence(before), _mean_divergence(after)),
-            round(kept.agreement(self.held_out[SYNTHETIC]), 4),
+            round(kept.agreement(self.translation(self.held_out[SYNTHETIC])), 4),
             state.best_step,
             share,
         )
@@ -217,8 +222,9 @@ class Refiner:
 
     def _inverted(self, inputs: RefinementInputs, model: nn.Module, other: nn.Module | None) -> Inputs | None:
         """Return inputs of whose class a model is sure, and the other one is not."""
-        sample = self._run(model, inputs.draw_plain(0, 2))
-        beside = {} if other is None else self._run(other, inputs.draw_plain(0, 2))
+        run = partial(self._run, inputs.model)
+        sample = run(model, inputs.draw_plain(0, 2))
+        beside = {} if other is None else run(other, inputs.draw_plain(0, 2))
         names = OutputTargets.between(sample, sample).distributions
         name = next((name for name in names if sample[name].ndim == 2), None)
         if name is None:
@@ -226,11 +232,11 @@ class Refiner:
         comparable = name in beside and beside[name].shape == sample[name].shape
 
         def loss(given: Inputs, choices: Tensor) -> Tensor:
-            logits = self._run(model, given, gradients=True)[name]
+            logits = run(model, given, gradients=True)[name]
             classes = (choices * logits.shape[-1]).long()
             value = nn.functional.cross_entropy(logits, classes)
             if other is not None and comparable:
-                likely = self._run(other, given, gradients=True)[name].log_softmax(-1)
+                likely = run(other, given, gradients=True)[name].log_softmax(-1)
                 chosen = likely.gather(1, classes[:, None])
                 value = value + OTHER_WEIGHT * (chosen + UNSURE).relu().mean()
             return value
@@ -239,20 +245,21 @@ class Refiner:
 
     # ── outputs ──────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, module: nn.Module, inputs: Inputs, *, gradients: bool = False) -> dict[str, Tensor]:
-        outputs = run_model(module, self.b.family, inputs, double=False, gradients=gradients)
+    def _run(
+        self, model: Model, module: nn.Module, inputs: Inputs, *, gradients: bool = False
+    ) -> dict[str, Tensor]:
+        outputs = run_model(module, model.family, inputs, double=False, gradients=gradients)
         if self.a.vocabulary is not None:
             outputs = self.a.vocabulary.shared_logits(outputs)
         return with_similarities(outputs)
 
     def wanted(self, inputs: Inputs, *, gradients: bool = False) -> Outputs:
         """Return the fine-tune's outputs; vectors in B's basis."""
-        live = LiveModel(self.teacher, self.a.family, self.tuned.architecture, {})
-        return live.expected(self._reading, self._run(self.teacher, inputs, gradients=gradients))
+        return self.expected(self._run(self.tuned, self.teacher, inputs, gradients=gradients))
 
-    @cached_property
-    def _reading(self) -> Alignment:
-        return self.alignment.reading
+    def answers(self, student: nn.Module, inputs: Inputs, *, gradients: bool = False) -> Outputs:
+        """Return a student's outputs on inputs of the fine-tune."""
+        return self._run(self.b, student, self.translation(inputs), gradients=gradients)
 
     @cached_property
     def batch(self) -> int:
@@ -263,11 +270,16 @@ class Refiner:
 
     @cached_property
     def targets(self) -> OutputTargets:
-        outputs = self.wanted(self.inputs.draw_plain(0, 2))
-        found = OutputTargets.between(outputs, outputs, problem_of(self.teacher))
+        inputs = self.inputs.draw_plain(0, 2)
+        outputs = self.wanted(inputs)
+        theirs = outputs if self._example is None else self.answers(self._example, inputs)
+        if not self.translation.same_places:
+            outputs = {name: one for name, one in outputs.items() if one.ndim == 2}
+        found = OutputTargets.between(outputs, theirs, problem_of(self.teacher))
         if not found.names:
             raise ArchitectureError(
-                f"{self.tuned.label}: the model has no outputs that could be compared",
+                f"{self.tuned.label}: the model has no outputs that could be compared with those of"
+                f" {self.b.label}",
                 hint="leave out `refine`",
             )
         return found
@@ -278,7 +290,7 @@ class Refiner:
 
     def _loss(self, student: nn.Module, kept: KeptFeatures, step: int) -> Tensor:
         def distance(inputs: Inputs) -> Tensor:
-            found = self._run(student, inputs, gradients=True)
+            found = self.answers(student, inputs, gradients=True)
             wanted = self.wanted(inputs, gradients=True)
             return self.targets.loss(wanted, found, inputs.get("attention_mask"))
 
@@ -296,7 +308,7 @@ class Refiner:
 
     def measure(self, student: nn.Module, inputs: Inputs) -> Agreement:
         """Compare a student with the fine-tune."""
-        parts = [(self.wanted(some), self._run(student, some)) for some in batches(inputs, self.batch)]
+        parts = [(self.wanted(some), self.answers(student, some)) for some in batches(inputs, self.batch)]
         return Agreement(
             fmean(self.targets.agreement(*part) for part in parts),
             fmean(float(self.targets.loss(*part)) for part in parts),

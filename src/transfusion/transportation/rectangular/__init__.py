@@ -1,0 +1,1 @@
+"""Transport between models of different shapes."""

@@ -10,6 +10,7 @@ from transfusion import __version__
 from transfusion.cli.console import Messages, results_apart, show
 from transfusion.cli.option_checks import given
 from transfusion.cli.options import (
+    Anyway,
     ArchitectureFile,
     BaseArgument,
     Config,
@@ -29,7 +30,7 @@ from transfusion.matching.methods import Method
 from transfusion.runtime.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
-    from transfusion.alignment.alignment import Alignment
+    from transfusion.alignment.rectangular import AnyAlignment
     from transfusion.runtime.resources import Resources
 
 
@@ -50,6 +51,7 @@ def align(
     advice: AdviceOption = True,
     seed: Seed = 0,
     vocabulary_share: VocabularyShare = None,
+    anyway: Anyway = False,
     config: Config = None,
     architecture: ArchitectureFile = None,
     dtype: Dtype = "float32",
@@ -66,17 +68,17 @@ def align(
         _show_plan(plan_align(a, b, **common), output, resources, as_json)
         return
     with results_apart():
-        pi = run(a, b, seed=seed, advice=advice, **common)
+        pi = run(a, b, seed=seed, advice=advice, anyway=anyway, **common)
     _show(pi, output, as_json, verbose)
 
 
-def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
+def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
     """Print the verdict, then what moved; the objective only with details."""
     from transfusion.runtime.run_record import COMMAND
 
     metadata = pi.provenance
     trace = metadata.objective
-    moved = sum(not map_.is_identity() for map_ in pi.maps.values())
+    moved = pi.moved_axes
     result = {
         "transfusion": __version__,
         "verb": "align",

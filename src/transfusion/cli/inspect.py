@@ -59,7 +59,7 @@ def inspect(
     if as_json:
         print_json(description)
     else:
-        out.print(views.model(description) if "model" in description else views.alignment(description))
+        out.print(views.described(description))
 
 
 def _propose(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:

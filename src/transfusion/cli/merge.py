@@ -9,6 +9,7 @@ import typer
 from transfusion.cli.console import Messages, results_apart
 from transfusion.cli.option_checks import given, missing, one_of
 from transfusion.cli.options import (
+    Anyway,
     ArchitectureFile,
     Config,
     DryRun,
@@ -91,6 +92,7 @@ def merge(
     architecture: ArchitectureFile = None,
     new_tokens: NewTokensOption = "refuse",
     vocabulary_share: VocabularyShare = None,
+    anyway: Anyway = False,
     trust_base: TrustBase = False,
     dtype: StoredDtype = None,
 ) -> None:
@@ -121,6 +123,7 @@ def merge(
             full=full,
             new_tokens=new_tokens,
             vocabulary_share=vocabulary_share,
+            anyway=anyway,
             trust_base=trust_base,
             seed=seed,
             config=config,

@@ -114,6 +114,14 @@ VocabularyShare = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+Anyway = Annotated[
+    bool,
+    typer.Option(
+        "--anyway",
+        help="Insist where A and B, of different shapes, compute unrelated things.",
+        rich_help_panel=_MODELS,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(

@@ -11,6 +11,7 @@ import typer
 from transfusion.cli.console import Messages, results_apart, show
 from transfusion.cli.option_checks import given, missing
 from transfusion.cli.options import (
+    Anyway,
     ArchitectureFile,
     Config,
     DryRun,
@@ -112,6 +113,7 @@ def transport(
     architecture: ArchitectureFile = None,
     new_tokens: NewTokensOption = "refuse",
     vocabulary_share: VocabularyShare = None,
+    anyway: Anyway = False,
     trust_base: TrustBase = False,
     dtype: StoredDtype = None,
 ) -> None:
@@ -139,6 +141,7 @@ def transport(
             full=full,
             new_tokens=new_tokens,
             vocabulary_share=vocabulary_share,
+            anyway=anyway,
             trust_base=trust_base,
             seed=seed,
             config=config,
@@ -230,6 +233,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     lines += _shift(metadata.get("output_shift") or {})
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
+    lines += _named("not moved, because B has no counterpart", metadata.get("left_out", ()))
     if advice := metadata["alignment"]["advice"]:
         lines.append(f"{advice['verdict']}: {advice['text']}")
     return lines

@@ -70,10 +70,64 @@ def _branch(tree: Tree, axes: list[dict[str, Any]]) -> None:
 
 def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
     """Show the share of B's activations that is predicted, by axis: by π, with nothing moved, by chance."""
-    table = Table("axis", "predicted", "nothing moved", "by chance", box=None, header_style="bold")
+    shown = {"found": "predicted", "identity": "nothing moved", "null": "by chance"}
+    if not any(quality["identity"] for quality in axes.values()):  # between different shapes
+        del shown["identity"]
+    table = Table("axis", *shown.values(), box=None, header_style="bold")
     for id, quality in axes.items():
-        shares = (quality["found"], quality["identity"], quality["null"])
+        shares = [quality[key] for key in shown]
         table.add_row(id, *(Text(f"{round(share, 2) + 0.0:.0%}", justify="right") for share in shares))
+    return table
+
+
+def described(description: dict[str, Any]) -> RenderableType:
+    """Show a model, or a π of either kind."""
+    if "model" in description:
+        return model(description)
+    return rectangular(description) if "paths" in description else alignment(description)
+
+
+def rectangular(description: dict[str, Any]) -> RenderableType:
+    """Show a π between models of different shapes: the blocks that correspond, and every map."""
+    about = Table.grid(padding=(0, 2))
+    source, target, advice = (description[key] for key in ("source", "target", "advice"))
+    rows = {
+        "π": f"between different shapes, method {description['method']}, seed {description['seed']}",
+        "from": f"{source['name']}  {source['sha256'][:12]}",
+        "to": f"{target['name']}  {target['sha256'][:12]}",
+    }
+    if description["vocabulary"]:
+        rows["tokens"] = describe_vocabulary(description["vocabulary"])
+    if advice:
+        rows["advice"] = f"{advice['verdict']}: {advice['text']}"
+    rows["room"] = f"B has room for {description['kept_share']:.0%} of A's directions, mean over all axes"
+    for name, value in rows.items():
+        about.add_row(Text(name, style="bold"), Text(value))
+    parts: list[RenderableType] = [about, ""]
+    for stack, path in description["paths"].items():
+        parts += [_blocks(stack, path, (advice or {}).get("blocks", {}).get(stack)), ""]
+    axes = Table("axis of B <- axis of A", "units of B", "of A", "predicted", box=None, header_style="bold")
+    predicted = (advice or {}).get("axes", {})
+    for name, (ours, theirs) in description["maps"].items():
+        share = predicted.get(name, {}).get("found")
+        axes.add_row(name, str(ours), str(theirs), "" if share is None else f"{share:.0%}")
+    return Group(*parts, axes)
+
+
+def _blocks(stack: str, path: list[list[int]], quality: list[list[float]] | None) -> Table:
+    """Show how well every block of A predicts every block of B; pairs that correspond are in brackets."""
+    depths = [1 + max(cell[side] for cell in path) for side in (0, 1)]
+    title = Text(f"{stack}: share of B's block that A's predicts; those in brackets correspond")
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
+    table.add_column("")
+    for j in range(depths[1]):
+        table.add_column(f"B {j}", justify="right")
+    for i in range(depths[0]):
+        cells = []
+        for j in range(depths[1]):
+            value = "" if quality is None else f"{quality[i][j]:.0%}"
+            cells.append(Text(f"[{value}]", style="bold") if [i, j] in path else Text(f"{value} "))
+        table.add_row(f"A {i}", *cells)
     return table
 
 

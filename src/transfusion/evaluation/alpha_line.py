@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import require_one_shape
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
 from transfusion.evaluation.adapted_model import hold
@@ -101,7 +102,7 @@ class AlphaLines:
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if not adapter and not isinstance(finetuned, Model):
             finetuned = Model.open(finetuned)
-        naive = align(a, b, method=NAIVE, advice=False)
+        naive = require_one_shape(align(a, b, method=NAIVE, advice=False))
         moved = _transport(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = moved.module().to(dtype).eval()
         held = hold(module, moved)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, require_one_shape
 from transfusion.errors import SettingError
 from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
@@ -130,7 +131,7 @@ def sweep(
     onto: Base,
     data: DataReference,
     support: DataReference | None = None,
-    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
+    via: AnyAlignment | str | Path | Sequence[AnyAlignment | str | Path] | None = None,
     alphas: Iterable[float] = ALPHAS,
     naive: bool = True,
     batch: int | None = None,
@@ -239,10 +240,10 @@ def _sweep(
 
 
 def given_alignments(
-    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None,
-) -> list[Alignment | str | Path]:
+    via: AnyAlignment | str | Path | Sequence[AnyAlignment | str | Path] | None,
+) -> list[AnyAlignment | str | Path]:
     """Return the alignments, or their files, as a list."""
-    return [via] if isinstance(via, Alignment | str | Path) else list(via or ())
+    return [via] if isinstance(via, Alignment | RectangularAlignment | str | Path) else list(via or ())
 
 
 def aligning_for(
@@ -257,15 +258,15 @@ def aligning_for(
 def alignments(
     a: Model,
     b: Model,
-    via: Sequence[Alignment | str | Path],
+    via: Sequence[AnyAlignment | str | Path],
     aligning: Mapping[str, Any],
     resources: Resources,
     progress: Progress,
 ) -> list[Alignment]:
     """Load the given alignments; without any, align."""
     if not via:
-        return [align(a, b, resources=resources, progress=progress, **aligning)]
-    return [one if isinstance(one, Alignment) else Alignment.load(one) for one in via]
+        return [require_one_shape(align(a, b, resources=resources, progress=progress, **aligning))]
+    return [require_one_shape(one) for one in via]
 
 
 def _curve(

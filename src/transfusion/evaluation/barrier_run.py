@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.errors import SettingError
 from transfusion.evaluation.alpha_sweep import given_alignments, labels_of
 from transfusion.evaluation.evaluation_data import EvaluationData
@@ -51,7 +52,7 @@ def barriers(
     b: Model | Reference,
     *,
     data: DataReference,
-    via: Alignment | str | Path | Sequence[Alignment | str | Path] | None = None,
+    via: AnyAlignment | str | Path | Sequence[AnyAlignment | str | Path] | None = None,
     vanilla: bool = True,
     points: int = POINTS,
     shortcuts: Shortcuts | str | None = None,
@@ -86,7 +87,7 @@ def barriers(
     files = ResultFiles.checked(output, force=force, inputs=read, draw=draw_barriers)
     models = open_bases(a, b, progress=progress)
     ways: list[Alignment | None] = [None] if vanilla else []
-    ways += [one if isinstance(one, Alignment) else Alignment.load(one) for one in paths]
+    ways += [require_one_shape(one) for one in paths]
     curves: dict[str, Barrier] = {}
     with resources.in_process(), progress.bar(points * len(ways), "building the models") as advance:
         for label, pi in zip(labels_of(ways, VANILLA), ways, strict=True):

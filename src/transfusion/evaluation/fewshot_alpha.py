@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.publishing import publish_file, write_json
 from transfusion.errors import SettingError
 from transfusion.evaluation.adapted_model import named_base
@@ -125,7 +126,7 @@ def fewshot(
     onto: Base,
     data: DataReference,
     test: DataReference | None = None,
-    via: Alignment | str | Path | None = None,
+    via: AnyAlignment | str | Path | None = None,
     shots: int = SHOTS,
     epochs: int = EPOCHS,
     rate: float = RATE,

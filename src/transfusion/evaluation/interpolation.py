@@ -21,6 +21,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
+from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
 from transfusion.evaluation.evaluation_data import EvaluationData
@@ -123,7 +124,7 @@ def barrier(
     a: Model | Reference,
     b: Model | Reference,
     *,
-    via: Alignment | str | Path | None,
+    via: AnyAlignment | str | Path | None,
     data: DataReference,
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
@@ -154,7 +155,7 @@ def barrier(
     """
     alphas = _alphas(points)
     dtype = as_precision(dtype)
-    alignment = via if isinstance(via, Alignment | None) else Alignment.load(via)
+    alignment = None if via is None else require_one_shape(via)
     chosen = _shortcuts(shortcuts, alignment)
     a, b = (model if isinstance(model, Model) else Model.open(model) for model in (a, b))
     _require_one_vocabulary(a, b)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.checkpoint.publishing import require_writable
 from transfusion.reporting.change_shares import groups, require_ceiling
@@ -21,7 +21,7 @@ from transfusion.reporting.head_panels import panels
 from transfusion.reporting.headline import hero
 from transfusion.reporting.html_page import Report
 from transfusion.reporting.page_parts import PageSection
-from transfusion.reporting.pi_sections import advice, by_layer, heads, task_vector, what_was_moved
+from transfusion.reporting.pi_sections import advice, blocks, by_layer, heads, task_vector, what_was_moved
 from transfusion.reporting.proof_sections import time_and_memory
 from transfusion.reporting.report_bases import Bases
 from transfusion.reporting.report_inputs import ReportInputs, gather_inputs, inputs_of
@@ -36,7 +36,7 @@ def report(
     run: str | Path,
     results: Iterable[str | Path] = (),
     *,
-    via: Alignment | str | Path | None = None,
+    via: AnyAlignment | str | Path | None = None,
     ceiling: str | Path | None = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -64,10 +64,13 @@ def report(
     require_ceiling(bases.b, inputs.ceiling)
     pi, metadata = inputs.alignment, inputs.metadata
     info = _advice(inputs)
-    quality = qualities(info, pi, bases, inputs.of("verify"))
+    shapes = bool(info.get("blocks"))  # A and B have different ones, and axes are no longer one to one
+    quality = None if shapes else qualities(info, pi, bases, inputs.of("verify"))
     sections: list[PageSection] = [what_was_moved(metadata)] if metadata else []
     if info.get("text"):
         sections.append(advice(info, pi.provenance.objective if pi else ()))
+    if shapes:
+        sections.append(blocks(info))
     measured = from_results(inputs)
     sections += [one for one in measured if one.id == "evaluation"]
     if quality is not None:

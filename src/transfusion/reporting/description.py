@@ -11,6 +11,7 @@ from typing import Any
 from transfusion.alignment.alignment import Alignment, fixed_points
 from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.alignment.pi_file import is_alignment
+from transfusion.alignment.rectangular import RectangularAlignment, load_alignment
 from transfusion.architecture.architecture import Space
 from transfusion.errors import SettingError
 from transfusion.model.bases import compare_vocabularies
@@ -38,7 +39,10 @@ def inspect(
     if isinstance(reference, str | Path) and is_alignment(reference):
         if beside is not None:
             raise SettingError("`beside`: a file of π has no vocabulary of its own", hint="give a model")
-        return describe_alignment(Alignment.load(reference))
+        found = load_alignment(reference)
+        if isinstance(found, RectangularAlignment):
+            return describe_rectangular(found)
+        return describe_alignment(found)
     model = Model.open(reference, config=config)
     if beside is None:
         return describe_model(model)
@@ -137,6 +141,27 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
         "vocabulary": dict(metadata.vocabulary) or None,
         "axes": axes,
         "heads": heads,
+    }
+
+
+def describe_rectangular(alignment: RectangularAlignment) -> dict[str, Any]:
+    """Describe a π between models of different shapes: the blocks that correspond, and every map."""
+    made = alignment.provenance
+    return {
+        "family": made.family,
+        "method": made.method,
+        "seed": made.seed,
+        "options": dict(made.options),
+        "source": {"name": made.source, "sha256": made.source_digest},
+        "target": {"name": made.target, "sha256": made.target_digest},
+        "version": made.version,
+        "sha256": alignment.digest,
+        "advice": dict(made.advice) or None,
+        "vocabulary": dict(made.vocabulary) or None,
+        "paths": {stack: [list(cell) for cell in path] for stack, path in alignment.paths.items()},
+        "kept_share": alignment.kept_share,
+        "parts": len(alignment.pairs),
+        "maps": {name: list(one.matrix.shape) for name, one in alignment.maps.items()},
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.reporting.change_shares import TensorGroup
 from transfusion.reporting.charts.map_charts import HeatMap
@@ -83,6 +85,32 @@ def advice(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageSection
             )
         )
     return PageSection("advice", f"Advice: {info['verdict']}", "Can you rely on this π?", parts, "Advice")
+
+
+def blocks(info: Mapping[str, Any]) -> PageSection:
+    """Show which blocks of A and B correspond, and how well each predicts each."""
+    figures: list[Part] = []
+    for stack, quality in info["blocks"].items():
+        path = [(j, i) for i, j in info["paths"][stack]]
+        matrix = np.clip(np.asarray(quality, dtype=float).T, 0, 1)
+        partners = {j: [i for to, i in path if to == j] for j in range(len(matrix))}
+        rows = [
+            (str(j), ", ".join(map(str, ours)), percent(float(max(matrix[j][i] for i in ours))))
+            for j, ours in partners.items()
+        ]
+        figures.append(
+            PageFigure(
+                f"blocks-{stack}",
+                f"Blocks of {stack}",
+                HeatMap([(stack, matrix)], f"Blocks of {stack}: B's in rows, A's in columns", framed=path),
+                PageTable(["block of B", "gets the change of A's", "share predicted"], rows),
+                "How much of what a block of B writes is predicted by what a block of A writes, on held-out"
+                " inputs. Framed: the blocks that correspond. The change of a block that has several"
+                " partners is divided among them, and the changes of several blocks are added.",
+            )
+        )
+    lead = "A and B have different shapes. Which block of A became which block of B?"
+    return PageSection("blocks", "Blocks that correspond", lead, figures, "Blocks")
 
 
 def _objective(info: Mapping[str, Any], objective: tuple[float, ...]) -> PageFigure:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import MismatchError, TransfusionError
-from transfusion.model.bases import in_one_vocabulary
+from transfusion.model.bases import differing_shape, in_one_vocabulary
 from transfusion.model.model import Model, require_same_shape, take_hashes
 from transfusion.reporting.report_inputs import ReportInputs
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
@@ -34,6 +34,8 @@ class Bases:
         info = _info(metadata, pi)
         models = {role: _model(info.get(role), config, notes) for role in ("base", "onto")}
         a, b = models["base"], models["onto"]
+        if a is not None and b is not None and differing_shape(a, b) is not None:
+            return cls(notes=tuple(notes))  # the sections about weights are for models of one shape
         if a is not None and b is not None:
             try:
                 a = in_one_vocabulary(a, b, 0.0)

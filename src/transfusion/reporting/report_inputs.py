@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, load_alignment
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
 from transfusion.reporting.result_schemas import SCHEMAS, schema_of
 from transfusion.runtime.untrusted_files import path_inside, read_json, validate
@@ -53,7 +54,7 @@ class ReportInputs:
         """The folder of the run."""
         return self.run if self.run.is_dir() else self.run.parent
 
-    def files(self, via: Alignment | str | Path | None = None) -> list[Path]:
+    def files(self, via: AnyAlignment | str | Path | None = None) -> list[Path]:
         """All files that were read, which no page may overwrite: run, results, π and models."""
         metadata = self.metadata or {}
         models = [
@@ -80,7 +81,7 @@ def inputs_of(*references: str | Path | None) -> list[Path]:
 def gather_inputs(
     run: str | Path,
     results: Iterable[str | Path] = (),
-    via: Alignment | str | Path | None = None,
+    via: AnyAlignment | str | Path | None = None,
     ceiling: str | Path | None = None,
 ) -> ReportInputs:
     """Read a run's folder, further results and π."""
@@ -175,18 +176,21 @@ def _checked(path: Path, info: Mapping[str, Any]) -> Result:
 
 
 def _alignment(
-    metadata: Mapping[str, Any] | None, results: Sequence[Result], via: Alignment | str | Path | None
+    metadata: Mapping[str, Any] | None, results: Sequence[Result], via: AnyAlignment | str | Path | None
 ) -> tuple[Alignment | None, str]:
-    """Return π as given or from its recorded file, and why there is none."""
+    """Return π as given or from its recorded file, and why there is none.
+
+    Of a π between models of different shapes, the metadata has all that is shown.
+    """
     wanted = None if metadata is None else metadata["alignment"].get("sha256")
     if via is not None:
-        pi = via if isinstance(via, Alignment) else Alignment.load(via)
+        pi = load_alignment(via) if isinstance(via, str | Path) else via
         if wanted not in (None, pi.digest):
             raise MismatchError(
                 f"{via} is another π than that of this run: {pi.digest[:12]}…, not {wanted[:12]}…",
                 hint="give the π that was used for this run",
             )
-        return pi, ""
+        return (None, "") if isinstance(pi, RectangularAlignment) else (pi, "")
     place = ((metadata or {}).get("settings") or {}).get("via")
     if place is None and metadata is not None:
         return None, "The run did not keep its π in a file."
@@ -196,9 +200,9 @@ def _alignment(
             return None, "No file of π was given."
         place = aligned[0]
     try:
-        pi = Alignment.load(place)
+        pi = load_alignment(place)
     except AlignmentError as error:
         return None, f"The file of π cannot be read: {error.message}."
     if wanted not in (None, pi.digest):
         return None, f"{place} holds another π now."
-    return pi, ""
+    return (None, "") if isinstance(pi, RectangularAlignment) else (pi, "")

@@ -14,6 +14,12 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
+from transfusion.alignment.rectangular import (
+    AnyAlignment,
+    RectangularAlignment,
+    load_alignment,
+    require_one_shape,
+)
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
 from transfusion.live.activations import record_outputs
@@ -25,6 +31,7 @@ from transfusion.matching.activations.prediction_quality import (
     prediction_qualities,
 )
 from transfusion.matching.methods import FunctionalOptions
+from transfusion.matching.rectangular.rectangular_matching import RectangularMatching, run_both
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
@@ -77,7 +84,7 @@ class Verification:
 def verify(
     a: Model | Reference,
     *,
-    via: Alignment | str | Path,
+    via: AnyAlignment | str | Path,
     tolerance: float = TOLERANCE,
     config: ConfigArgument = None,
     output: str | Path | None = None,
@@ -102,14 +109,14 @@ def verify(
             f"tolerance = {tolerance}: it must be a finite number of at least 0", hint="for example 1e-9"
         )
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, via))
-    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    alignment = require_one_shape(via)
     metadata = alignment.provenance
     model = open_model(a, config).under(metadata.policy)
     alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     found = compare(LiveModel.of(model), alignment, tolerance)
-    return files.finish(found, record, _about(model, alignment, via))
+    return files.finish(found, record, _about(model.label, alignment, via))
 
 
 def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
@@ -182,17 +189,17 @@ class Prediction:
             )
 
 
-def _about(a: Model, alignment: Alignment, via: Alignment | str | Path) -> dict[str, Any]:
+def _about(a: str, alignment: AnyAlignment, via: AnyAlignment | str | Path) -> dict[str, Any]:
     """Return the subject of a result: A, and the file, digest and method of π."""
     info = {"sha256": alignment.digest, "method": alignment.provenance.method}
-    return {"a": a.label, "via": None if isinstance(via, Alignment) else str(via), "alignment": info}
+    return {"a": a, "via": str(via) if isinstance(via, str | Path) else None, "alignment": info}
 
 
 def predict(
     a: Model | Reference,
     b: Model | Reference | None = None,
     *,
-    via: Alignment | str | Path,
+    via: AnyAlignment | str | Path,
     probes: int = 64,
     calibrate: str | Path | None = None,
     config: ConfigArgument = None,
@@ -216,8 +223,11 @@ def predict(
     (True, 'layer.0.ffn')
     """
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, b, via))
-    alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+    alignment = load_alignment(via) if isinstance(via, str | Path) else via
     metadata = alignment.provenance
+    if isinstance(alignment, RectangularAlignment):
+        found, target = _predict_shapes(a, b, alignment, probes, calibrate, config)
+        return files.finish(found, record, {**_about(metadata.source, alignment, via), "b": target.label})
     models = open_bases(a, metadata.target if b is None else b, config, vocabulary_share=0.0)
     source, target = (model.under(metadata.policy) for model in with_common_tokens(*models))
     alignment = alignment.fitted(source.architecture)
@@ -234,4 +244,23 @@ def predict(
         )
     with run_on_probes(source, target, options, seed) as probed:
         found = Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
-    return files.finish(found, record, {**_about(source, alignment, via), "b": target.label})
+    return files.finish(found, record, {**_about(source.label, alignment, via), "b": target.label})
+
+
+def _predict_shapes(
+    a: Model | Reference,
+    b: Model | Reference | None,
+    alignment: RectangularAlignment,
+    probes: int,
+    calibrate: str | Path | None,
+    config: ConfigArgument,
+) -> tuple[Prediction, Model]:
+    """Measure the same between models of different shapes."""
+    made = alignment.provenance
+    source, target = open_bases(a, made.target if b is None else b, config, other_shapes=True)
+    alignment.require_between(source=source, target=target)
+    own = str(Path(calibrate).resolve()) if calibrate else None
+    options = FunctionalOptions(probes=probes, calibrate=own)
+    with run_both(source.to_run, target, options, made.seed + 1) as probed:
+        matching = RectangularMatching(probed.a, probed.b, probed.about)
+        return Prediction(matching.qualities(alignment), probed.about), target

@@ -36,6 +36,8 @@ class HeatMap:
     """Read aloud."""
     row: str = "B"
     column: str = "A"
+    framed: Sequence[tuple[int, int]] = ()
+    """Cells with a frame, (row, column)."""
 
     def shown(self) -> list[tuple[str, Matrix]]:
         """The panels that are drawn: all of them, or some from the first to the last."""
@@ -64,13 +66,17 @@ class HeatMap:
             return canvas.svg(self.label)
 
     def _panel(self, canvas: PageCanvas, axes: Any, name: str, matrix: Matrix) -> None:
-        count = len(matrix)
+        down, across = matrix.shape
         hide_frame(axes)
-        axes.set(xlim=(0, count), ylim=(count, 0), xticks=[], yticks=[])
-        axes.add_patch(Rectangle((0, 0), count, count, facecolor=SOFT, clip_on=False))
-        if count <= 32:
-            axes.hlines(range(1, count), 0, count, CARD, linewidth=0.7, clip_on=False)
-            axes.vlines(range(1, count), 0, count, CARD, linewidth=0.7, clip_on=False)
+        axes.set(xlim=(0, across), ylim=(down, 0), xticks=[], yticks=[])
+        axes.add_patch(Rectangle((0, 0), across, down, facecolor=SOFT, clip_on=False))
+        if max(down, across) <= 32:
+            axes.hlines(range(1, down), 0, across, CARD, linewidth=0.7, clip_on=False)
+            axes.vlines(range(1, across), 0, down, CARD, linewidth=0.7, clip_on=False)
+        for to, source in self.framed:
+            box = Rectangle((source + 0.04, to + 0.04), 0.92, 0.92, facecolor="none", clip_on=False)
+            box.set(edgecolor=COLOURS[1], linewidth=1.6, zorder=3)
+            axes.add_patch(box)
         places = list(zip(*np.nonzero(matrix >= FAINT), strict=True))
         shares = [float(matrix[place]) for place in places]
         if places:

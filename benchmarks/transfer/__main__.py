@@ -84,7 +84,10 @@ def moved(
     """
     shown = _inputs(case.pair.name) if real else None
     via = _aligned(case.folders["a"], case.folders["b"], method, shown, **choices)
-    transport: Any = transfusion.transport(case.tuned, base=case.a, onto=case.b, via=via, alpha=alpha)
+    folders = case.folders
+    transport: Any = transfusion.transport(
+        folders["tuned"], base=folders["a"], onto=folders["b"], via=via, alpha=alpha, anyway=True
+    )
     return transport.module().eval()
 
 
@@ -169,7 +172,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "refined, rank 16": partial(refined, refine_rank=16),
     **{f"refined, {steps} steps": partial(refined, refine_steps=steps) for steps in STEPS},
     **{
-        f"from B, {steps} steps": partial(refined, method="naive", alpha=0.0, refine_steps=steps)
+        f"from B, {steps} steps": partial(refined, alpha=0.0, refine_steps=steps)
         for steps in (*STEPS, RefinementSettings().steps)
     },
     "ceiling": lambda case: case.ceiling,

@@ -23,7 +23,7 @@ from experiments.pairs.data import (
     TEACHER,
     Texts,
 )
-from experiments.pairs.pair import Pair
+from experiments.pairs.pair import OfAnother, Pair
 from experiments.pairs.training import MODELS, Recipe, fit
 from transfusion.checkpoint.publishing import publish_file
 
@@ -240,4 +240,45 @@ TEXT = TextPair(
         TextTask("dropped", "the same, with four pieces in ten missing", Recipe(300, 5e-4, 64), dropped=0.4),
         TextTask("opening", "is the review good, by its beginning?", Recipe(300, 5e-4, 64), opening=True),
     ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherEncoder(OfAnother[TextTask], TextPair):
+    """A of another pair with its fine-tunes, and a B of another shape with a tokenizer of its own."""
+
+    def untouched(self, b: Any, tuned: Any) -> Any:
+        """B's encoder under a head that says nothing: that of A's fine-tune has another width."""
+        model = transformers.BertForSequenceClassification(b.config).eval()
+        model.bert.load_state_dict(b.state_dict())
+        nn.init.zeros_(model.classifier.weight)
+        nn.init.zeros_(model.classifier.bias)
+        return model
+
+    def inputs(self, which: str, count: int) -> Mapping[str, Tensor]:
+        return self.origin.inputs(which, count) if which == "a" else super().inputs(which, count)
+
+    def task_inputs(self, task: TextTask, count: int) -> Mapping[str, Tensor]:
+        return self.origin.task_inputs(task, count)
+
+
+LARGER_TEXT = OtherEncoder(
+    name="larger-text",
+    about="as text, but B is a BERT of 6 layers, width 192, with 8 000 pieces of words instead of 6 000",
+    origin=TEXT,
+    packages=TEXT.packages,
+    width=TEXT.width,
+    lessons=TEXT.lessons,
+    masked=TEXT.masked,
+    config=TEXT.config
+    | {
+        "vocab_size": 8000,
+        "hidden_size": 192,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "intermediate_size": 384,
+    },
+    training=TEXT.training,
+    tests=TEXT.tests,
+    tasks=TEXT.tasks[:1],
 )

@@ -102,3 +102,16 @@ class Pair(ABC, Generic[T]):
 
     def seed_of(self, which: str, seed: int) -> int:
         return 100 * seed + STARTS[which]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfAnother(Pair[T]):
+    """A of another pair with its fine-tunes, and another B for it."""
+
+    origin: Pair[T]
+
+    def base(self, which: str, seed: int) -> Path:
+        return self.origin.base("a", seed) if which == "a" else super().base(which, seed)
+
+    def tuned(self, which: str, task: T, seed: int) -> Path:
+        return self.origin.tuned("a", task, seed) if which == "a" else super().tuned(which, task, seed)

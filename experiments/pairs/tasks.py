@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.pairs.berts import TEXT
+from experiments.pairs.berts import LARGER_TEXT, TEXT
 from experiments.pairs.pair import Pair
-from experiments.pairs.vits import CIFAR, MNIST, SUCCESSORS
+from experiments.pairs.vits import CIFAR, LARGER, MNIST, SUCCESSORS
 
-PAIRS: dict[str, Pair[Any]] = {pair.name: pair for pair in (MNIST, CIFAR, TEXT, SUCCESSORS)}
+PAIRS: dict[str, Pair[Any]] = {
+    pair.name: pair for pair in (MNIST, CIFAR, TEXT, SUCCESSORS, LARGER, LARGER_TEXT)
+}
 APART = (MNIST.name, CIFAR.name, TEXT.name)
 """The pairs whose bases were trained apart."""
+SHAPES = (LARGER.name, LARGER_TEXT.name)
+"""The pairs whose bases have different shapes."""

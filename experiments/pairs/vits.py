@@ -19,7 +19,7 @@ from experiments.pairs.data import (
     PHOTOGRAPHS,
     Examples,
 )
-from experiments.pairs.pair import Pair
+from experiments.pairs.pair import OfAnother, Pair
 from experiments.pairs.training import Recipe, fit
 
 
@@ -251,17 +251,35 @@ CIFAR = ImagePair(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Successors(ImagePair):
+class OtherBase(OfAnother[ImageTask], ImagePair):
+    """A of another pair, and a B of another shape."""
+
+
+LARGER = OtherBase(
+    name="larger",
+    about="as mnist, but B is a ViT of 6 layers, width 128, with patches of 4 instead of 7",
+    origin=MNIST,
+    packages=MNIST.packages,
+    per_package=MNIST.per_package,
+    config=MNIST.config
+    | {
+        "hidden_size": 128,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "patch_size": 4,
+    },
+    training=MNIST.training,
+    tests=MNIST.tests,
+    tasks=MNIST.tasks,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Successors(OfAnother[ImageTask], ImagePair):
     """A of another pair, and a B that has gone on from it with images of its own."""
 
-    origin: ImagePair
     going_on: Recipe
-
-    def base(self, which: str, seed: int) -> Path:
-        return self.origin.base("a", seed) if which == "a" else super().base(which, seed)
-
-    def tuned(self, which: str, task: ImageTask, seed: int) -> Path:
-        return self.origin.tuned("a", task, seed) if which == "a" else super().tuned(which, task, seed)
 
     def new_base(self, which: str, seed: int) -> Any:
         own, name = self.seed_of(which, seed), f"{self.name} {which}, seed {seed}"

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import transfusion
+from deepening import deepened
 from families import CASES, finetuned
 from test_estimate import MACHINE
 from transfusion.transportation.alpha import Alpha
@@ -40,6 +41,8 @@ def examples(name: str) -> list[doctest.DocTest]:
 @pytest.fixture(scope="module")
 def prepared(made, tmp_path_factory) -> Path:
     """What the examples speak of: B is A with its units in another order."""
+    import transformers
+
     place = tmp_path_factory.mktemp("examples")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -49,6 +52,8 @@ def prepared(made, tmp_path_factory) -> Path:
         finetuned(CASES["vit-classifier"], Path("models/a"), Path("models/tuned"))
         finetuned(CASES["vit-classifier"], Path("models/a"), Path("models/tuned-again"), seed=8)
         _adapter("models/lora")
+        load = transformers.ViTForImageClassification.from_pretrained
+        deepened(load("models/a")).save_pretrained("models/deeper")
         Path("models/a/notes.txt").touch()
         transfusion.align("models/a", "models/b", residual="tied").save("pi.safetensors")
         images = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(0))

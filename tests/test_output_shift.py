@@ -58,7 +58,9 @@ def test_what_was_rehearsed_is_what_is_written(exact, tuned):
     alpha_search = exact.alpha_search(tuned)
     outputs = alpha_search._at(0.5)
     module = exact.transport(tuned, alpha=0.5).module().eval()
-    assert torch.allclose(outputs["logits"], alpha_search._run(module)["logits"], atol=1e-5)
+    assert torch.allclose(
+        outputs["logits"], alpha_search._run(module, exact.b, alpha_search.batches)["logits"], atol=1e-5
+    )
 
 
 def test_alpha_is_one_where_nothing_is_lost(exact, tuned):

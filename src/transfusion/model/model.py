@@ -155,7 +155,7 @@ class Model:
 
     @property
     def to_run(self) -> Model:
-        """The model as it is run beside one of another shape: in its own vocabulary if B's is quite another."""
+        """The model as it runs beside one of another shape: in its own vocabulary if B's is quite another."""
         other = self.vocabulary is not None and not self.vocabulary.nearly_same
         return self.original if other and self.original is not None else self
 

@@ -280,5 +280,5 @@ LARGER_TEXT = OtherEncoder(
     },
     training=TEXT.training,
     tests=TEXT.tests,
-    tasks=TEXT.tasks[:1],
+    tasks=TEXT.tasks,
 )

@@ -52,14 +52,14 @@ def inspect(
         return
     if output is not None:
         raise typer.BadParameter("--output goes with --propose")
-    from transfusion.cli import views
+    from transfusion.cli import description_views
     from transfusion.reporting.description import inspect as describe
 
     description = describe(model, beside=beside, config=config)
     if as_json:
         print_json(description)
     else:
-        out.print(views.described(description))
+        out.print(description_views.described(description))
 
 
 def _propose(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:

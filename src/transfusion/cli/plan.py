@@ -175,7 +175,7 @@ def constants(machine: Machine) -> RenderableType:
     """Return a table of a machine's constants."""
     from rich.table import Table
 
-    from transfusion.cli.views import size
+    from transfusion.cli.description_views import size
 
     table = Table("of each core, per second", "", box=None, header_style="bold")
     table.add_row("operations of matrix products", size(int(machine.operations_per_second)))
@@ -190,7 +190,7 @@ def view(found: Estimate) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from transfusion.cli.views import size
+    from transfusion.cli.description_views import size
 
     cluster, memory, traffic = found.cluster, found.memory, found.traffic
     about = Table.grid(padding=(0, 2))

@@ -97,14 +97,14 @@ def _predict(
     as_json: bool,
 ) -> None:
     """Print how much of B's activations π predicts, and fail if it is no more than chance."""
-    from transfusion.cli import views
+    from transfusion.cli import description_views
     from transfusion.verification.equivalence import predict
 
     found = predict(a, onto, via=via, calibrate=calibrate, config=config, output=output, force=force)
     if as_json:
         print_json(found.record)
     elif found.holds:
-        out.print(views.prediction(found.record["axes"]))
+        out.print(description_views.prediction(found.record["axes"]))
         out.print(f"{found.mean}; inputs: {found.probes}", markup=False)
     _written(output, as_json)
     found.require()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from os.path import exists
 from pathlib import Path
+from typing import TypeAlias
 
 from transfusion.errors import SettingError, listing
 from transfusion.runtime.untrusted_files import parse_json, read_text
@@ -94,6 +95,8 @@ class Alpha:
         return f"{min(values):.4g} to {max(values):.4g}, by layer"
 
 
+AlphaArgument: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
+"""α as users give it: a number, a file, a mapping, or "auto"."""
 _FORM = 'an α file is JSON such as {"default": 1.0, "encoder.layer.0.*": 0.5}'
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.checkpoint.tensor_files import FLOATS
 from transfusion.data.probes.input_translation import InputTranslation, SameInputs
-from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError, listing
+from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.live.building import build
 from transfusion.live.live_model import expected_outputs
 from transfusion.model.bases import open_bases, with_common_tokens
@@ -28,22 +28,21 @@ from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
-from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.alpha import Alpha, AlphaArgument
+from transfusion.transportation.alpha_chooser import AlphaChooser
 from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
 from transfusion.transportation.composed_tokens import ComposedTokens, added_tokens
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_record import OutputRecord, recorded_base
-from transfusion.transportation.output_shift import RELATED, SAME, UNRELATED, AlphaSearch
+from transfusion.transportation.output_shift import AlphaSearch
 from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
 
 PLANNED = "planned"
 """The method of an assumed alignment, and the digest of a model that was not hashed."""
 Base: TypeAlias = Model | Reference
-AlphaArgument: TypeAlias = Alpha | float | str | Path | Mapping[str, float]
-"""α as users give it: a number, a file, a mapping, or "auto"."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,8 @@ class TransportPlan:
         tried = alpha == AUTO or keep_support is not None or checked
         if known and tried:
             alpha_search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
-            alpha, output_record = self._tried(alpha, keep_support, alpha_search, output_record, anyway)
+            choice = self.alpha_choice.choose(alpha, keep_support, alpha_search, anyway=anyway)
+            alpha, output_record = choice.alpha, replace(output_record, output_shift=choice.output_shift)
         chosen = self.alpha(1.0 if alpha is None else alpha)
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
@@ -248,14 +248,9 @@ class TransportPlan:
         )
 
     @property
-    def must_measure(self) -> bool:
-        """Whether an α is chosen only if the change of B's outputs can be measured."""
-        return False
-
-    @property
-    def least_direction(self) -> float:
-        """The cosine between the changes of B's and A's outputs below which none is chosen, but refused."""
-        return UNRELATED
+    def alpha_choice(self) -> AlphaChooser:
+        """How an α is chosen by running models."""
+        return AlphaChooser(rotates=self._rotates)
 
     def running(self, model: Model) -> Model:
         """Return a model of A's architecture as it is run."""
@@ -281,51 +276,6 @@ class TransportPlan:
             assert isinstance(folded, DenseTransport)
             return folded.module()
         return build(self.opened(finetuned), torch.float32)
-
-    def _tried(
-        self,
-        asked: AlphaArgument | None,
-        keep_support: float | None,
-        search: Callable[[], AlphaSearch],
-        output_record: OutputRecord,
-        anyway: bool = False,
-    ) -> tuple[AlphaArgument | None, OutputRecord]:
-        """Choose α by running models on probes, and record what was measured.
-
-        Where models cannot be run, and there is no ``keep_support``, the weights alone decide. An α that was
-        not asked for is lowered where it would do harm, or refused.
-        """
-        if keep_support is not None and not 0 < float(keep_support) < float("inf"):
-            raise SettingError(
-                f"`keep_support` = {keep_support}: it must be a number above 0",
-                hint="give the share of their own spread that B's outputs may move by, such as 0.2",
-            )
-        if asked not in (AUTO, None) and Alpha.of(asked).patterns:
-            raise SettingError("`keep_support`: α was given for every layer", hint="give one number, or auto")
-        try:
-            alpha_search = search()
-        except (ArchitectureError, LibraryError) as error:
-            if keep_support is not None or (self.must_measure and not anyway):
-                raise
-            return asked, replace(output_record, output_shift={"not_tried": str(error)})
-        info: dict[str, Any] = {"probes": alpha_search.probes.about}
-        whole = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked or 1.0).default)
-        found = whole
-        if self._rotates and asked in (AUTO, None):
-            found = alpha_search.harmless(whole, RELATED if asked == AUTO else SAME)
-        if found.alpha < whole.alpha:
-            info["lowered"] = whole.as_dict()
-        if keep_support is not None:
-            found = alpha_search.within(keep_support, found.alpha)
-        chosen = asked in (AUTO, None) and self._rotates
-        if chosen and found.direction < self.least_direction and not anyway:
-            raise MismatchError(
-                f"with this π, B's outputs would not move as A's did (cosine {found.direction:.2f}):"
-                " the fine-tune would not arrive, and B would lose some of what it can do",
-                hint="add `refine`, which starts from B then; or give a number for `alpha`, and measure; or"
-                " insist with `anyway`",
-            )
-        return round(found.alpha, 4), replace(output_record, output_shift={**found.as_dict(), **info})
 
     def merge(
         self,

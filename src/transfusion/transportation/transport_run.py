@@ -23,6 +23,7 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.alpha import AlphaArgument
 from transfusion.transportation.balanced_alpha import AUTO
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune, open_finetune
@@ -40,7 +41,7 @@ from transfusion.transportation.refinement.refine_transport import RefineTranspo
 from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.refinement.refinement_settings import refinement_settings
 from transfusion.transportation.task_vector import NewTokens
-from transfusion.transportation.transport_plan import AlphaArgument, Base, TransportPlan
+from transfusion.transportation.transport_plan import Base, TransportPlan
 
 __all__ = ["merge", "transport"]
 

@@ -23,7 +23,8 @@ from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, take_hashes
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
-from transfusion.transportation.alpha import Alpha
+from transfusion.transportation.alpha import Alpha, AlphaArgument
+from transfusion.transportation.alpha_chooser import AlphaChooser
 from transfusion.transportation.balanced_alpha import AUTO
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
@@ -31,7 +32,7 @@ from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.rectangular.rectangular_source import RectangularSource
 from transfusion.transportation.task_vector import NewTokens, TaskVector
-from transfusion.transportation.transport_plan import PLANNED, AlphaArgument, Base, TransportPlan, as_dtype
+from transfusion.transportation.transport_plan import PLANNED, Base, TransportPlan, as_dtype
 
 LORA = "LORA"
 DOUBTFUL = 0.2
@@ -91,12 +92,8 @@ class RectangularPlan(TransportPlan):
         return True
 
     @property
-    def must_measure(self) -> bool:
-        return True
-
-    @property
-    def least_direction(self) -> float:
-        return DOUBTFUL
+    def alpha_choice(self) -> AlphaChooser:
+        return AlphaChooser(rotates=True, least_direction=DOUBTFUL, must_measure=True)
 
     def running(self, model: Model) -> Model:
         return model.to_run

@@ -23,6 +23,7 @@ from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transportation.adapters.adapter_classes import class_for_type, named_in
 from transfusion.transportation.composed_tokens import TOKENIZER
 from transfusion.transportation.magnitude_counts import count_magnitudes
 from transfusion.transportation.merge_rules import MergeRule
@@ -278,6 +279,9 @@ class DenseTransport(OutputModel[TensorAction]):
                 config.pop(key, None)  # a key that the fine-tune lacks has its default there
                 if key in theirs:
                     config[key] = theirs[key]
+            if (name := named_in(config)) is not None:
+                types = theirs.get("model_type"), config.get("model_type")
+                config["architectures"] = [class_for_type(name, *types)]
         if self._grown and self.lead.composed_tokens is not None:
             size = self.lead.composed_tokens.vocabulary.size + self.lead.composed_tokens.growth
             for ours in (config, config.get("text_config")):

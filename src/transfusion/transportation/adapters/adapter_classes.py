@@ -149,8 +149,12 @@ def _checked(name: object, base: Mapping[str, Any]) -> str | None:
         return None
     if (classes := _classes(base)) is None or name in classes.values():
         return name
-    beginning = classes["FEATURE_EXTRACTION"].removesuffix(TASKS["FEATURE_EXTRACTION"])
-    return name if name.startswith(beginning) else None
+    return name if name.startswith(_beginning(classes)) else None
+
+
+def _beginning(classes: Mapping[str, str]) -> str:
+    """Return what the names of all classes of a model type begin with."""
+    return classes["FEATURE_EXTRACTION"].removesuffix(TASKS["FEATURE_EXTRACTION"])
 
 
 def _classes(config: Mapping[str, Any]) -> Mapping[str, str] | None:
@@ -163,6 +167,24 @@ def named_in(config: Mapping[str, Any]) -> str | None:
     names = config.get("architectures")
     own = names[0] if isinstance(names, list) and names else None
     return own if isinstance(own, str) and _NAME.fullmatch(own) else None
+
+
+def class_for_type(name: str, own: object, other: object) -> str:
+    """Return the class of another model type for the same task; the name itself, if the type is not known.
+
+    >>> class_for_type("LlamaForSequenceClassification", "llama", "qwen2")
+    'Qwen2ForSequenceClassification'
+    """
+    ours, theirs = CLASSES.get(str(own)), CLASSES.get(str(other))
+    if own == other or ours is None or theirs is None or name in theirs.values():
+        return name
+    task = next((task for task, known in ours.items() if known == name and task in theirs), None)
+    if task is not None:
+        return theirs[task]
+    before, after = (
+        one["FEATURE_EXTRACTION"].removesuffix(TASKS["FEATURE_EXTRACTION"]) for one in (ours, theirs)
+    )
+    return after + name.removeprefix(before) if name.startswith(before) else name
 
 
 def class_prefix(class_name: str, config: Mapping[str, Any], known: tuple[str, ...]) -> str:

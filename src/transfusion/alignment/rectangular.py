@@ -182,7 +182,8 @@ class RectangularAlignment:
     @cached_property
     def digest(self) -> str:
         """A hash of everything that decides what is moved where."""
-        total = hashlib.sha256(json.dumps([_pair_info(pair) for pair in self.pairs]).encode())
+        pairs, paths = [_pair_info(pair) for pair in self.pairs], sorted(self.paths.items())
+        total = hashlib.sha256(json.dumps([pairs, paths]).encode())
         for name in sorted(self.maps):
             map_ = self.maps[name]
             total.update(f"{name}:{map_.produced!r}:{map_.read!r}:".encode() + tensor_digest(map_.matrix))

@@ -275,7 +275,7 @@ class TransportPlan:
             folded = own.transport(finetuned, full=True, trust_base=True)
             assert isinstance(folded, DenseTransport)
             return folded.module()
-        return build(self.opened(finetuned), torch.float32)
+        return build(self.running(self.opened(finetuned)), torch.float32)
 
     def merge(
         self,

@@ -118,6 +118,11 @@ def flatten_outputs(config: Config) -> dict[str, Any]:
     return level
 
 
+def logits_name(family: Family) -> str:
+    """Return the name of the outputs of a task head."""
+    return "output" if family.library == "timm" else "logits"
+
+
 def run_model(
     module: nn.Module,
     family: Family,
@@ -132,7 +137,7 @@ def run_model(
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
         if family.library == "timm":
-            return {"output": module(inputs["pixel_values"])}
+            return {logits_name(family): module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library == "transformers" else {}
         return dict(_tensors(module(**inputs, **kwargs)))
 

@@ -67,8 +67,11 @@ class PartMatching:
         ]
         return depths[0], depths[1]
 
-    def even_path(self, stack: str) -> list[BlockPair]:
-        """Return the path that divides both depths evenly; it is assumed before the models were run."""
+    def even_paths(self) -> dict[str, list[BlockPair]]:
+        """Return paths that divide both depths evenly; they are assumed before the models were run."""
+        return {stack: self._even_path(stack) for stack in self.stacks()}
+
+    def _even_path(self, stack: str) -> list[BlockPair]:
         ours, theirs = self.depths(stack)
         steps = max(ours, theirs)
         cells = [(step * ours // steps, step * theirs // steps) for step in range(steps)]
@@ -98,7 +101,7 @@ class PartMatching:
 
     def count_axes(self) -> int:
         """Return the number of maps that are needed if both depths are divided evenly."""
-        pairs = list(self.pairs({stack: self.even_path(stack) for stack in self.stacks()}))
+        pairs = self.pairs(self.even_paths())
         return len({name for pair in pairs for name in (pair.writes, pair.reads) if name is not None})
 
     @staticmethod

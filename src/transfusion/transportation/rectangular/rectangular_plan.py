@@ -16,9 +16,9 @@ from transfusion.alignment.rectangular import RectangularAlignment, RectangularM
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.data.probes.input_translation import InputTranslation, input_translation
 from transfusion.data.probes.probed_model import ProbedModel
+from transfusion.data.probes.random_inputs import logits_name
 from transfusion.errors import AdapterError, SettingError
 from transfusion.layouts import size_of
-from transfusion.live.building import build
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, take_hashes
@@ -35,11 +35,9 @@ from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.transport_plan import PLANNED, Base, TransportPlan, as_dtype
 
 LORA = "LORA"
-DOUBTFUL = 0.2
+LEAST_DIRECTION = 0.2
 """Between shapes, a change of B's outputs with a smaller cosine to that of A's is refused: on measured pairs,
 less than this brought next to nothing and cost B some points of its support."""
-OUTPUT_NAMES = ("output", "logits")
-"""What libraries call the outputs of a head."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class RectangularPlan(TransportPlan):
     def assumed(cls, a: Model, b: Model, *, hashed: bool = False) -> RectangularPlan:
         """Return a plan for dry runs and early refusals: parts by their roles, with maps of zeros."""
         matching = PartMatching(a, b)
-        paths = {stack: matching.even_path(stack) for stack in matching.stacks()}
+        paths = matching.even_paths()
         pairs = tuple(matching.pairs(paths))
         maps: dict[str, RectangularMap] = {}
         for pair in pairs:
@@ -93,27 +91,18 @@ class RectangularPlan(TransportPlan):
 
     @property
     def alpha_choice(self) -> AlphaChooser:
-        return AlphaChooser(rotates=True, least_direction=DOUBTFUL, must_measure=True)
+        return AlphaChooser(rotates=True, least_direction=LEAST_DIRECTION, must_measure=True)
 
     def running(self, model: Model) -> Model:
         return model.to_run
 
     def expected(self, architecture: Architecture, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = self.alignment.expected(outputs, architecture.outputs, self.b.architecture.outputs)
-        ours, theirs = (model.family.library for model in (self.a, self.b))
-        if "timm" in (ours, theirs) and ours != theirs:  # other names for the same outputs
-            one, other = OUTPUT_NAMES if ours == "timm" else OUTPUT_NAMES[::-1]
-            if one in found:
-                found[other] = found.pop(one)
-        return found
+        ours, theirs = (logits_name(model.family) for model in (self.a, self.b))
+        return {theirs if name == ours else name: value for name, value in found.items()}
 
     def translation(self, a: nn.Module, b: nn.Module) -> InputTranslation:
         return input_translation(ProbedModel(self.running(self.a), a), ProbedModel(self.b, b))
-
-    def tuned_module(self, finetuned: Finetune) -> nn.Module:
-        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            return super().tuned_module(finetuned)
-        return build(self.running(self.opened(finetuned)), torch.float32)
 
     def source(
         self,

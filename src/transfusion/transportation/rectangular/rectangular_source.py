@@ -81,9 +81,9 @@ class RectangularSource(TaskVectorSource):
     def config(self) -> Mapping[str, Any] | None:
         """The fine-tune's configuration; with the class of B, where B has the heads already."""
         own, theirs = self.model.checkpoint.config, self.onto.checkpoint.config
-        if own is None or theirs is None or not self._new:
-            return own if own is None else {**own, "architectures": (theirs or {}).get("architectures")}
-        return own
+        if own is None or self._new:
+            return own
+        return {**own, "architectures": (theirs or {}).get("architectures")}
 
     @cached_property
     def names(self) -> Mapping[str, TensorPieces]:
@@ -133,7 +133,8 @@ class RectangularSource(TaskVectorSource):
 
     def _name_on_b(self, role: Role, part: TensorPart) -> str:
         """Return the name of a head on B: that of the same role, or the same name in the same family."""
-        theirs = tensor_parts(self.onto.architecture).get(replace(role, block=self._block(role)))
+        block = self._translated(role.stack, role.block)
+        theirs = tensor_parts(self.onto.architecture).get(replace(role, block=block))
         if theirs is not None and theirs.index is None and theirs.tensor in self.onto.architecture.heads:
             return theirs.tensor
         if self.onto.family.name == self.model.family.name:
@@ -143,9 +144,6 @@ class RectangularSource(TaskVectorSource):
             f" {self.onto.family.name}, has none of this kind",
             hint="give a B with a head for the same task",
         )
-
-    def _block(self, role: Role) -> int | None:
-        return self._translated(role.stack, role.block)
 
     def _translated(self, stack: str, block: int | None) -> int | None:
         """Return B's number of what is behind A's last block; other numbers stay."""

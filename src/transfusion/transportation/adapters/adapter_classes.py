@@ -181,9 +181,7 @@ def class_for_type(name: str, own: object, other: object) -> str:
     task = next((task for task, known in ours.items() if known == name and task in theirs), None)
     if task is not None:
         return theirs[task]
-    before, after = (
-        one["FEATURE_EXTRACTION"].removesuffix(TASKS["FEATURE_EXTRACTION"]) for one in (ours, theirs)
-    )
+    before, after = _beginning(ours), _beginning(theirs)
     return after + name.removeprefix(before) if name.startswith(before) else name
 
 

@@ -285,7 +285,7 @@ def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
 # ── two bases ───────────────────────────────────────────────────────────────────────────────
 
 
-_OTHER_SHAPES = '`method="functional"` moves between different shapes'
+_OTHER_SHAPES = '`method="functional"`, in align and transport, moves between different shapes'
 
 
 def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:

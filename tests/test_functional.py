@@ -25,15 +25,16 @@ from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
-from transfusion.live import live_model
-from transfusion.live.activations import GRADIENT, HELD_OUT
+from transfusion.live import live_model, running
+from transfusion.live.activation_store import GRADIENT, HELD_OUT
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching import functional_choice
-from transfusion.matching.activations import correspondence
+from transfusion.matching.activations import correspondence, probed_pair
 from transfusion.matching.activations.prediction_quality import PredictionQuality
-from transfusion.matching.activations.procrustes import nearest_rotation, writing_rotation
+from transfusion.matching.activations.procrustes import writing_rotation
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
+from transfusion.matching.solvers.polar import polar
 from transfusion.model.model import Model
 from transfusion.runtime import optional_libraries
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -349,7 +350,7 @@ def test_gradients_reach_directions_that_activations_do_not():
     both = writing_rotation(truth @ seen, truth @ sent_back, 0.1)
     assert torch.allclose(both, truth, atol=1e-6)
     noisy = truth @ seen + 1e-6 * torch.randn(6, 6, generator=generator, dtype=torch.float64)
-    assert (nearest_rotation(noisy) - truth).abs().max() > 0.1, "activations alone do not tell"
+    assert (polar(noisy) - truth).abs().max() > 0.1, "activations alone do not tell"
     larger = writing_rotation(7 * truth @ seen, 1e-3 * truth @ sent_back, 0.1)
     assert torch.allclose(larger, both, atol=1e-9), "sizes do not matter"
 
@@ -413,7 +414,7 @@ def test_outputs_of_other_sizes_share_no_space(made):
     fewer = case("fewer-classes", "vit", "ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 4})
     a, b = made("vit-classifier", 1), made(fewer, 2)
     options = FunctionalOptions(probes=16, gradients=0.3)
-    with correspondence.run_on_probes(Model.open(a), Model.open(b), options) as probed:
+    with probed_pair.run_on_probes(Model.open(a), Model.open(b), options) as probed:
         assert probed.evidence.unshared == "A and B have different logits (logits of 7; logits of 4)"
         assert not list(probed.evidence.gradients("layer.0.x"))
 
@@ -422,16 +423,16 @@ def test_gradients_are_recorded_only_if_they_are_asked_for(made):
     models = [Model.open(made("vit-classifier", seed)) for seed in (1, 2)]
     for gradients in (0.0, 0.3):
         options = FunctionalOptions(probes=16, gradients=gradients)
-        with correspondence.run_on_probes(*models, options) as probed:
+        with probed_pair.run_on_probes(*models, options) as probed:
             for store in (probed.evidence.of_a, probed.evidence.of_b):
-                assert any(key.endswith("/gradient") for key in store.keys) is (gradients > 0)
+                assert any(key.endswith("/gradient") for key in store.segments) is (gradients > 0)
 
 
 def test_gradients_are_those_of_the_library(made):
     """Of the classifier's output, the cotangent itself; behind it, that times the weights."""
     model = Model.open(made("vit-classifier", 1))
     options = FunctionalOptions(probes=16, gradients=0.3)
-    with correspondence.run_on_probes(model, model, options) as probed:
+    with probed_pair.run_on_probes(model, model, options) as probed:
         pair = probed.evidence.pair("classifier", GRADIENT)
         assert pair is not None
         sent, again = pair
@@ -476,14 +477,14 @@ def test_of_strangers_little_is_predicted(case, strangers):
 
 def other_batches(monkeypatch, change: Callable[[list], list]) -> None:
     """From now on, probes are not what they would have been."""
-    made_up = correspondence.synthetic_probes
+    made_up = probed_pair.synthetic_probes
 
     def changed(*asked):
         made = made_up(*asked)
         assert len(made.batches) == 10
         return Probes(change(made.batches), made.about)
 
-    monkeypatch.setattr(correspondence, "synthetic_probes", changed)
+    monkeypatch.setattr(probed_pair, "synthetic_probes", changed)
 
 
 def noise(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -513,7 +514,7 @@ def test_the_others_are_learned_from(strangers, made, monkeypatch):
 
 def test_a_fifth_of_few_probes_is_held_out_too():
     for count in (8, 20, 64, 320):
-        batches = correspondence.split_batches(
+        batches = probed_pair.split_batches(
             [{"x": torch.arange(count)[start : start + 32]} for start in range(0, count, 32)]
         )
         assert torch.equal(torch.cat([batch["x"] for batch in batches]), torch.arange(count))
@@ -541,7 +542,7 @@ def test_both_models_are_never_in_memory_together(plants, monkeypatch):
         built.append(weakref.ref(module))
         return module
 
-    monkeypatch.setattr(correspondence, "build", build)
+    monkeypatch.setattr(running, "build", build)
     align(planted.a, planted.b, method="functional")
     assert len(built) == 2
     assert alive == []
@@ -616,11 +617,16 @@ EDGES = [
 def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plants, monkeypatch):
     planted, asked = plants("vit"), []
 
-    def qualities(evidence, maps):
+    def quality(maps):
         asked.append(maps)
         return {"layer.0.x": PredictionQuality(shares[(2, 0, 1)[len(asked) - 1]], shares[0], 0.0)}
 
-    monkeypatch.setattr(functional_choice, "prediction_qualities", qualities)
+    def correspond(*given, **named):
+        found = correspondence.correspond(*given, **named)
+        return replace(found, quality=quality(found.maps))
+
+    monkeypatch.setattr(functional_choice, "correspond", correspond)
+    monkeypatch.setattr(functional_choice, "prediction_qualities", lambda evidence, maps: quality(maps))
     pi = align(planted.a, planted.b, method=preset("auto").changed(probes=20, heads="matched"))
     assert pi.provenance.advice["chosen"] == chosen
     assert pi.maps == asked[["functional", "identity", "permutation"].index(chosen)]

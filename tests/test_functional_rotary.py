@@ -15,7 +15,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Rotation
 from transfusion.alignment.rotary_pairs import random_pair_rotations, rotary_pairs, rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
-from transfusion.live.activations import OUTPUT
+from transfusion.live.activation_store import OUTPUT
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations.axis_activations import AxisPiece
 from transfusion.matching.activations.head_matching import _head_scores, _HeadActivations

@@ -113,7 +113,7 @@ def test_formulas_code_and_pictures_are_in_the_pages(site):
     assert equations.count("<math") > 30
     assert "arithmatex" not in equations
     assert "<!-- code:" not in equations
-    assert "nearest_rotation" in equations
+    assert "polar" in equations
     assert (site / "concepts.html").read_text().count("<svg xmlns") >= 6
 
 

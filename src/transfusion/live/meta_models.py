@@ -40,6 +40,29 @@ def require_modest_size(model: Model) -> None:
         )
 
 
+def skeleton(model: Model) -> nn.Module:
+    """Return the module of a model with its parameters on the device meta; buffers have their values."""
+    with refusing(model.family, model.label), _parameters_on_meta():
+        return _MAKERS[model.family.library](model.checkpoint.config or {}, model.label).eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within the block, every parameter that a module registers loses its values at once."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # one that is tied stays the same object
+            param = nn.Parameter(param.data.to("meta"), requires_grad=False)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
 def _outlined(family: Family, config: Config, label: str) -> nn.Module:
     with refusing(family, label), torch.device("meta"):
         return _MAKERS[family.library](config, label)

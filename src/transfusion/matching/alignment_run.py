@@ -24,6 +24,7 @@ from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
 from transfusion.checkpoint.publishing import path_beside, require_writable
 from transfusion.errors import SettingError
+from transfusion.live.running import HowToRun
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.functional_choice import align_auto, align_functional
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
@@ -212,6 +213,11 @@ def _align(
     budget = within_memory(weights, chosen, memory, engine, jobs)
     if memory is not None or weights.nbytes > MUCH:
         give_back_at_once()
+    how = HowToRun(
+        workers=budget.threads if resources.shared else torch.get_num_threads(),
+        device=resources.device,
+        by_unit=memory is not None,
+    )
     with replace(resources, jobs=budget.threads if engine == "local" else jobs).opened() as hands:
         take_hashes(a, b, engine=hands, checked=True)
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
@@ -220,7 +226,7 @@ def _align(
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, metadata, on_step)
         if chosen.functional is not None and not chosen.searches:
-            return align_functional(weights, chosen.functional, metadata, on_step)
+            return align_functional(weights, chosen.functional, metadata, on_step, hands, how)
         if not chosen.searches:
             return _without_search(weights, chosen, metadata)
         search = Search(
@@ -236,17 +242,22 @@ def _align(
         )
         trial = search.run()
         info = advise(search, trial) if advice or chosen.follows_advice else None
-    if notes:
-        notes.forget()
-    recorded_as = info.as_dict() if info else {}
-    metadata = replace(metadata, gap=max(trial.gaps.values(), default=0.0))
-    if info and chosen.follows_advice and chosen.functional is not None:
-        if info.verdict is not Verdict.ADD:
-            metadata = replace(metadata, objective=tuple(trial.trace), advice=recorded_as)
-            return align_auto(weights, trial.maps, chosen.functional, metadata, on_step)
-        trial = Trial(UNMOVED, {}, trial.trace[:1])
-    metadata = replace(metadata, objective=tuple(trial.trace), advice=recorded_as)
-    return Alignment.of(trial.maps, a.architecture, metadata)
+        if notes:
+            notes.forget()
+        metadata = replace(
+            metadata,
+            gap=max(trial.gaps.values(), default=0.0),
+            objective=tuple(trial.trace),
+            advice=info.as_dict() if info else {},
+        )
+        if info and chosen.follows_advice and chosen.functional is not None:
+            if info.verdict is not Verdict.ADD:
+                return align_auto(weights, trial.maps, chosen.functional, metadata, on_step, hands, how)
+            unmoved = Trial(UNMOVED, {}, trial.trace[:1])
+            return Alignment.of(
+                unmoved.maps, a.architecture, replace(metadata, objective=tuple(unmoved.trace))
+            )
+        return Alignment.of(trial.maps, a.architecture, metadata)
 
 
 def _provenance(

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map, Rotation
 from transfusion.alignment.provenance import Provenance
-from transfusion.architecture.architecture import Architecture, HeadPolicy
+from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
-from transfusion.matching.activations.correspondence import (
-    Correspondence,
-    ProbedPair,
-    correspond,
-    run_on_probes,
-)
+from transfusion.live.running import HowToRun
+from transfusion.matching.activations.correspondence import Correspondence, correspond
 from transfusion.matching.activations.prediction_quality import (
     PredictionQuality,
     mean_quality,
     prediction_qualities,
 )
+from transfusion.matching.activations.probed_pair import ProbedPair, run_on_probes
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.search import Step
 from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.engines import Engine
 
 CLEARLY = 0.02
 """How much more of B's activations must be predicted for units to move between heads."""
@@ -35,53 +33,45 @@ IDENTITY, PERMUTATION, FUNCTIONAL = "identity", "permutation", "functional"
 
 
 def align_functional(
-    weights: WeightPair, options: FunctionalOptions, metadata: Provenance, on_step: Callable[[Step], None]
+    weights: WeightPair,
+    options: FunctionalOptions,
+    metadata: Provenance,
+    on_step: Callable[[Step], None],
+    engine: Engine,
+    how: HowToRun,
 ) -> Alignment:
     """Align by activations, with a rotation for every axis that allows one."""
-    with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
-        found = _best_heads(probed, options, on_step)
+    with run_on_probes(weights.a, weights.b, options, metadata.seed, how) as probed:
+        found = _best_heads(probed, options, on_step, engine)
     advice = _with_note(_advice_of(found.quality, probed), _gradient_note(found, probed, options))
-    return found.alignment(replace(metadata, advice=advice))
+    return _aligned(found, replace(metadata, advice=advice))
 
 
-@dataclass(frozen=True)
-class _FunctionalResult:
-    """The maps for the axes of an architecture, and their prediction quality."""
-
-    found: Correspondence
-    quality: Mapping[str, PredictionQuality]
-    architecture: Architecture
-
-    def alignment(self, metadata: Provenance) -> Alignment:
-        policy, digest = self.architecture.policy, self.architecture.digest()
-        metadata = replace(metadata, policy=policy, architecture=digest, objective=())
-        return Alignment.of(self.found.maps, self.architecture, metadata, self.found.folds)
+def _aligned(found: Correspondence, metadata: Provenance) -> Alignment:
+    architecture = found.architecture
+    metadata = replace(metadata, policy=architecture.policy, architecture=architecture.digest(), objective=())
+    return Alignment.of(found.maps, architecture, metadata, found.folds)
 
 
 def _best_heads(
-    probed: ProbedPair, options: FunctionalOptions, on_step: Callable[[Step], None]
-) -> _FunctionalResult:
-    """Solve with units inside matched heads, or across heads where that is clearly better."""
-    within = _solve_functional(probed, options, on_step)
+    probed: ProbedPair, options: FunctionalOptions, on_step: Callable[[Step], None], engine: Engine
+) -> Correspondence:
+    """Solve with units inside matched heads, or across heads where that is clearly better.
+
+    Neurons and the points of the stream are solved once: heads hardly change them.
+    """
+    within = correspond(probed, options, engine, on_axis=_counting("pass", on_step))
     if not options.freely:
         return within
-    policy = replace(within.architecture.policy, heads=HeadPolicy.FLAT)
-    across = _solve_functional(probed.under(policy), options, on_step)
+    flat = probed.under(replace(within.architecture.policy, heads=HeadPolicy.FLAT))
+    across = correspond(flat, options, engine, before=within, on_axis=_counting("flat heads", on_step))
     better = mean_quality(across.quality).found > mean_quality(within.quality).found + CLEARLY
     return across if better else within
 
 
-def _solve_functional(
-    probed: ProbedPair, options: FunctionalOptions, on_step: Callable[[Step], None]
-) -> _FunctionalResult:
-    architecture = probed.evidence.architecture
-    total, done = sum(space.parent is None for space in architecture.free()), count(1)
-
-    def on_axis(id: str) -> None:
-        on_step(Step("pass", 0, next(done), total, id, None))
-
-    found = correspond(probed.evidence, options, on_axis=on_axis)
-    return _FunctionalResult(found, prediction_qualities(probed.held_out, found.maps), architecture)
+def _counting(name: str, on_step: Callable[[Step], None]) -> Callable[[str, int], None]:
+    done = count(1)
+    return lambda axis, total: on_step(Step(name, 0, next(done), total, axis, None))
 
 
 def align_auto(
@@ -90,14 +80,16 @@ def align_auto(
     options: FunctionalOptions,
     metadata: Provenance,
     on_step: Callable[[Step], None],
+    engine: Engine,
+    how: HowToRun,
 ) -> Alignment:
     """Choose the simplest of identity, permutation and functional maps that predicts B about as well as any.
 
     If the models cannot be run, the permutation found by the search is kept.
     """
     try:
-        with run_on_probes(weights.a, weights.b, options, metadata.seed) as probed:
-            found = _best_heads(probed, options, on_step)
+        with run_on_probes(weights.a, weights.b, options, metadata.seed, how) as probed:
+            found = _best_heads(probed, options, on_step, engine)
             ways = {
                 IDENTITY: prediction_qualities(probed.held_out, {}),
                 PERMUTATION: prediction_qualities(probed.held_out, matched),
@@ -122,7 +114,7 @@ def align_auto(
     advice = {**info[chosen], **compared, "text": text, "by_weights": by_weights}
     if chosen == IDENTITY:
         return Alignment.of({}, weights.architecture, replace(metadata, advice=advice))
-    return found.alignment(replace(metadata, advice=_with_note(advice, note)))
+    return _aligned(found, replace(metadata, advice=_with_note(advice, note)))
 
 
 def _advice_of(quality: Mapping[str, PredictionQuality], probed: ProbedPair) -> dict[str, Any]:
@@ -137,13 +129,13 @@ def _advice_of(quality: Mapping[str, PredictionQuality], probed: ProbedPair) -> 
     }
 
 
-def _gradient_note(found: _FunctionalResult, probed: ProbedPair, options: FunctionalOptions) -> str:
+def _gradient_note(found: Correspondence, probed: ProbedPair, options: FunctionalOptions) -> str:
     """Return what gradients were used for, or why they were not; nothing, if they were not asked for."""
     if not options.gradients:
         return ""
     if (why := probed.evidence.unshared) is not None:
         return f"not used: {why}"
-    rotations = [map_ for map_ in found.found.maps.values() if isinstance(map_, Rotation)]
+    rotations = [map_ for map_ in found.maps.values() if isinstance(map_, Rotation)]
     written = sum(map_.writing is not None for map_ in rotations)
     return f"used for {written} of {len(rotations)} rotations"
 

@@ -24,12 +24,12 @@ from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
 from transfusion.live.activations import record_outputs
 from transfusion.live.live_model import LiveModel, largest_difference
-from transfusion.matching.activations.correspondence import run_on_probes
 from transfusion.matching.activations.prediction_quality import (
     PredictionQuality,
     mean_quality,
     prediction_qualities,
 )
+from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.rectangular.rectangular_matching import RectangularMatching, run_both
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens

@@ -14,7 +14,7 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Policy
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
-from transfusion.live.activations import GRADIENT, INPUT, OUTPUT, ActivationStore
+from transfusion.live.activation_store import GRADIENT, INPUT, OUTPUT, ActivationStore, precision
 from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.model.model import Model
 
@@ -33,20 +33,24 @@ class AxisPiece:
 class AxisActivations:
     """The activations of two models on the same probes, by axis."""
 
-    def __init__(self, a: Model, b: Model, of_a: ActivationStore, of_b: ActivationStore) -> None:
-        self.a, self.b, self.of_a, self.of_b = a, b, of_a, of_b
+    def __init__(
+        self, a: Model, b: Model, of_a: ActivationStore, of_b: ActivationStore, device: str = "cpu"
+    ) -> None:
+        self.a, self.b, self.of_a, self.of_b, self.device = a, b, of_a, of_b, device
         self.architecture = a.architecture
         self.sizes = a.architecture.sizes
         self.recorded = RecordedModel(a, of_a), RecordedModel(b, of_b)
 
     def under(self, policy: Policy) -> AxisActivations:
         """Return the same activations for the axes of another policy."""
-        return AxisActivations(self.a.under(policy), self.b.under(policy), self.of_a, self.of_b)
+        return AxisActivations(self.a.under(policy), self.b.under(policy), self.of_a, self.of_b, self.device)
 
     def pair(self, module: str, side: str) -> tuple[Tensor, Tensor] | None:
         """Return the samples of one module in both models, if both were recorded."""
         a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
-        return None if a is None or b is None or a.shape != b.shape else (a, b)
+        if a is None or b is None or a.shape != b.shape:
+            return None
+        return a.to(self.device), b.to(self.device)
 
     @cached_property
     def unshared(self) -> str | None:
@@ -127,7 +131,7 @@ class AxisActivations:
             free = {one for one in others if one in self._free}
             if len(dims) != 1 or free - maps.keys() or self.a.info(name).shape != self.b.info(name).shape:
                 continue
-            a, b = (self._scaled(model, name) for model in (self.a, self.b))
+            a, b = (self._scaled(model, name, self.sizes[id]) for model in (self.a, self.b))
             a = move_tensor(a, layout, reading, self.sizes, self.architecture.parents)
             flat = [one.movedim(dims[0], 0).flatten(1) for one in (b, a)]
             size = torch.linalg.vector_norm(flat[0]) * torch.linalg.vector_norm(flat[1])
@@ -139,14 +143,14 @@ class AxisActivations:
     def _free(self) -> frozenset[str]:
         return frozenset(space.id for space in self.architecture.moving())
 
-    def _scaled(self, model: Model, name: str) -> Tensor:
-        """Return a weight with the scale of the norm that it reads through."""
-        value = model.read(name).double()
+    def _scaled(self, model: Model, name: str, units: int) -> Tensor:
+        """Return a weight with the scale of the norm that it reads through, as exact as ``units`` ask for."""
+        value = model.read(name).to(self.device, precision(units))
         if (fold := self.folds.get(name)) is not None:
             layout = self.architecture.tensors[name]
             shape = [1] * value.ndim
             shape[layout.inputs[0]] = -1
-            value = value * (model.read(f"{fold.norm}.weight").double() + fold.offset).reshape(shape)
+            value = value * (model.read(f"{fold.norm}.weight").to(value) + fold.offset).reshape(shape)
         return value
 
     # ── other axes ───────────────────────────────────────────────────────────────────────────
@@ -209,9 +213,9 @@ class AxisActivations:
         count = min(len(pair[0]) for pair in inputs)
 
         def outputs(model: Model, which: int) -> Tensor:
-            weight, bias = model.read(name).double(), name.removesuffix("weight") + "bias"
+            weight, bias = model.read(name).to(inputs[0][0]), name.removesuffix("weight") + "bias"
             shift = (
-                model.read(bias).double()
+                model.read(bias).to(weight)
                 if bias in model.architecture.tensors
                 else weight.new_zeros(len(weight))
             )

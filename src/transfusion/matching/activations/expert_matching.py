@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transfusion.alignment.maps import Map, Permutation
 from transfusion.layouts import Layout, Name, names_in
-from transfusion.live.activations import INPUT
+from transfusion.live.activation_store import INPUT
 from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.activations.procrustes import normalise_units, unit
 from transfusion.matching.solvers.assignment import assign, best_totals
@@ -41,7 +41,7 @@ class _Stack:
     def outputs(self, given: tuple[Tensor, Tensor], which: int, expert: int) -> Tensor:
         """Return the outputs of one expert's neurons on all samples; gate and up, if it has both, joined."""
         model = (self.evidence.a, self.evidence.b)[which]
-        (weight,) = model.read(self.name, slice(expert, expert + 1)).double()
+        (weight,) = model.read(self.name, slice(expert, expert + 1)).to(given[which])
         parts = weight.split(self.evidence.sizes[self.neurons])
         return torch.cat([unit(part @ given[which].T) for part in parts], dim=1)
 
@@ -103,7 +103,7 @@ def _router_agreement(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
     total = given[0].new_zeros(count, count)
     for name, layout in stack.evidence.architecture.tensors.items():
         if _is_router(layout, stack.experts):
-            weights = (model.read(name).double() for model in (stack.evidence.a, stack.evidence.b))
+            weights = (model.read(name).to(given[0]) for model in (stack.evidence.a, stack.evidence.b))
             a, b = (
                 normalise_units((one - one.mean(0)) @ samples.T)
                 for one, samples in zip(weights, given, strict=True)

@@ -43,8 +43,7 @@ class _HeadActivations:
     def agreement(self) -> Tensor:
         """The agreement under the best rotation: (B's head, query; A's head, query)."""
         if self.group is Symmetry.PERMUTATION:
-            best: Tensor = torch.linalg.matrix_norm(self.covariances, ord="nuc")
-            return best
+            return nuclear_norms(self.covariances)
         if self.group.rotates_pairs:
             return split_pairs(self.covariances, self.group).abs().sum(-1)
         return torch.diagonal(self.covariances, dim1=-2, dim2=-1).sum(-1)
@@ -64,6 +63,14 @@ class _HeadActivations:
         assigned = torch.from_numpy(assign(by_pair).index)[:, :, None, None]
         rest = values.permute(0, 2, 1, 3, 4).reshape(heads * heads, sharing, sharing, -1)
         return rest.take_along_dim(assigned, dim=2).sum((1, 2)).reshape(heads, heads, -1)
+
+
+def nuclear_norms(matrices: Tensor) -> Tensor:
+    """Return the sum of the singular values of every matrix, from the eigenvalues of its products."""
+    products = matrices.double()
+    squares = torch.linalg.eigvalsh(products.transpose(-1, -2) @ products)
+    norms: Tensor = squares.clamp(min=0).sqrt().sum(-1)
+    return norms
 
 
 def match_heads(
@@ -156,16 +163,16 @@ def _unit_rotation(
         ratios = [norm_ratio(view.piece.b[i], view.piece.a[j]) for view in views]
         sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
     return Rotation(
-        torch.stack(matrices).float().numpy(),
+        torch.stack(matrices).float().cpu().numpy(),
         np.array(sizes),
         np.array(sizes),
-        torch.stack(writing).float().numpy() if writing else None,
+        torch.stack(writing).float().cpu().numpy() if writing else None,
     )
 
 
 def _of_heads(views: Sequence[_HeadActivations], i: int, j: int, queries: dict[str, Permutation]) -> Tensor:
     """Return the covariance of the units of B's head i and A's head j, over all queries of both."""
-    together = torch.zeros(())
+    together = views[0].covariances.new_zeros(())
     for view in views:
         query: Index = queries[view.sharing].index[i] if view.sharing else np.zeros(1, dtype=np.int64)
         for r, s in enumerate(query.tolist()):

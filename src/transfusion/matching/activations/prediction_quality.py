@@ -12,9 +12,8 @@ from torch import Tensor
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.layouts import ANONYMOUS, Layout, Name
-from transfusion.live.activations import INPUT
+from transfusion.live.activation_store import INPUT
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.procrustes import unit
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,19 @@ def prediction_qualities(evidence: AxisActivations, maps: Mapping[str, Map]) -> 
     """
     found: dict[str, PredictionQuality] = {}
     for space in evidence.architecture.moving():
-        if space.parent is None and (pieces := list(_pieces(evidence, space.id))):
-            found[space.id] = PredictionQuality(
-                fmean(predicted(piece.b, _moved(evidence, piece, maps)) for piece in pieces),
-                fmean(predicted(piece.b, piece.a) for piece in pieces),
-                fmean(predicted(piece.b, shuffled(_moved(evidence, piece, maps))) for piece in pieces),
-            )
+        if space.parent is None and (quality := axis_quality(evidence, space.id, maps)) is not None:
+            found[space.id] = quality
     return found
+
+
+def axis_quality(evidence: AxisActivations, id: str, maps: Mapping[str, Map]) -> PredictionQuality | None:
+    """Return the quality of the maps of one axis and of its children; None without activations."""
+    shares: list[tuple[float, float, float]] = []
+    for piece in _pieces(evidence, id):
+        moved = _moved(evidence, piece, maps)
+        ways = moved, piece.a, shuffled(moved)
+        shares.append((predicted(piece.b, ways[0]), predicted(piece.b, ways[1]), predicted(piece.b, ways[2])))
+    return PredictionQuality(*(fmean(one) for one in zip(*shares, strict=True))) if shares else None
 
 
 def mean_quality(found: Mapping[str, PredictionQuality]) -> PredictionQuality:
@@ -80,5 +85,6 @@ def shuffled(values: Tensor) -> Tensor:
 
 def predicted(b: Tensor, a: Tensor) -> float:
     """Return the squared cosine of both, with its sign: the share that the best multiple of A explains."""
-    cosine = float((unit(a) * unit(b)).sum())
+    sizes: Tensor = torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b)
+    cosine = float((a * b).sum() / sizes.clamp(min=1e-30))
     return cosine * abs(cosine)

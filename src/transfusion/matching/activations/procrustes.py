@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,10 +12,14 @@ from torch import Tensor
 from transfusion.alignment.maps import Map, Rotation
 from transfusion.alignment.rotary_pairs import rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
-from transfusion.live.activations import INPUT, OUTPUT
+from transfusion.live.activation_store import INPUT, OUTPUT
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.matching.solvers.assignment import assign
+from transfusion.matching.solvers.polar import polar, symmetric_product
+
+FULL_RANK = 1e-12
+"""The smallest eigenvalue of activations that reach all directions, as a share of the sum of all."""
 
 
 def covariance(b: Tensor, a: Tensor) -> Tensor:
@@ -22,18 +27,11 @@ def covariance(b: Tensor, a: Tensor) -> Tensor:
     return unit(b) @ unit(a).transpose(-1, -2)
 
 
-def nearest_rotation(covariances: Tensor) -> Tensor:
-    """Return the orthogonal matrix nearest to a covariance of B and A."""
-    u, _, v = torch.linalg.svd(covariances)
-    nearest: Tensor = u @ v
-    return nearest
-
-
 def nearest(covariances: Tensor, group: Symmetry) -> Tensor:
     """Return the nearest matrix among those that the symmetry of an axis admits."""
     if group.rotates_pairs:
         return rotate_pairs(split_pairs(covariances, group).angle(), group)
-    return nearest_rotation(covariances)
+    return polar(covariances)
 
 
 def norm_ratio(b: Tensor, a: Tensor) -> float:
@@ -71,7 +69,7 @@ def solve_stream(
     if options.weights and (by_weights := evidence.weight_covariance(id, maps)) is not None:
         together = unit(together) + options.weights * unit(by_weights)
     writing = _writing(evidence, id, together, options)
-    return {id: _rotation(nearest_rotation(together)[None], [produced], [read], options, writing)}
+    return {id: _rotation(polar(together)[None], [produced], [read], options, writing)}
 
 
 def _writing(
@@ -99,38 +97,95 @@ def solve_axis(evidence: AxisActivations, id: str, options: FunctionalOptions) -
     """Solve an axis without parent and children: the neurons of an MLP, a key shared by all heads, the units
     of heads whose boundaries are ignored.
     """
-    pieces = [piece for piece in evidence.pieces(id) if piece.axes == (id,)]
-    if not pieces:
+    sums = AxisSums()
+    for piece in _own_pieces(evidence, id):
+        sums.add(piece)
+    if sums.covariance is None:
         return {}
-    b, a = (torch.cat([unit(getattr(piece, one)) for piece in pieces], dim=1) for one in "ba")
-    sides = [piece.side for piece in pieces]
-    gated = sides.count(OUTPUT) > 1 and INPUT in sides  # unlike q and k, which no module reads
-    produced, read = (_mean_size(pieces, side) for side in (OUTPUT, INPUT))
+    gated = sums.sides.count(OUTPUT) > 1 and INPUT in sums.sides  # unlike q and k, which no module reads
+    produced, read = sums.ratio(OUTPUT), sums.ratio(INPUT)
     if (group := evidence.architecture.spaces[id].group).rotates_pairs:
-        writing = _writing(evidence, id, b @ a.T, options)
-        return {id: _rotation(nearest(b @ a.T, group)[None], [produced], [produced], options, writing)}
+        writing = _writing(evidence, id, sums.covariance, options)
+        return {
+            id: _rotation(nearest(sums.covariance, group)[None], [produced], [produced], options, writing)
+        }
     if options.mlp is MlpSolver.ASSIGNED or (
-        options.mlp is MlpSolver.AUTO and (gated or _is_rank_deficient(a))
+        options.mlp is MlpSolver.AUTO and (gated or not spans(_own_pieces(evidence, id)))
     ):
-        return {id: assign((normalise_units(b) @ normalise_units(a).T)[None])}
-    writing = _writing(evidence, id, b @ a.T, options)
-    return {id: _rotation(nearest_rotation(b @ a.T)[None], [produced], [read], options, writing)}
+        return {id: assign(sums.correlation()[None])}
+    writing = _writing(evidence, id, sums.covariance, options)
+    return {id: _rotation(polar(sums.covariance)[None], [produced], [read], options, writing)}
 
 
-def _is_rank_deficient(values: Tensor) -> bool:
-    """Return whether activations lack some directions, for which no rotation can be found."""
-    return int(torch.linalg.matrix_rank(values)) < len(values)
+def _own_pieces(evidence: AxisActivations, id: str) -> Iterator[AxisPiece]:
+    return (piece for piece in evidence.pieces(id) if piece.axes == (id,))
+
+
+@dataclass
+class AxisSums:
+    """Sums over the samples of an axis, one piece after the other; every piece counts alike."""
+
+    covariance: Tensor | None = None
+    """Of B's units and A's."""
+    squares: list[Tensor] = field(default_factory=list)
+    """Of every unit of B, and of A."""
+    sides: list[str] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    """How much larger B's activations are, for every piece."""
+
+    def add(self, piece: AxisPiece) -> None:
+        b, a = piece.b, piece.a
+        sizes = [torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (b, a)]
+        squares = [
+            (torch.linalg.vector_norm(one, dim=1) / size) ** 2
+            for one, size in zip((b, a), sizes, strict=True)
+        ]
+        share = float(1 / (sizes[0] * sizes[1]))
+        if self.covariance is None:
+            self.covariance, self.squares = (b @ a.T).mul_(share), squares
+        else:
+            self.covariance.addmm_(b, a.T, alpha=share)
+            self.squares = [total + one for total, one in zip(self.squares, squares, strict=True)]
+        self.sides.append(piece.side)
+        self.ratios.append(norm_ratio(b, a))
+
+    def correlation(self) -> Tensor:
+        """Return the covariance with every unit's activations scaled to length 1; the sums are used up."""
+        assert self.covariance is not None
+        b, a = (one.sqrt().clamp(min=1e-30) for one in self.squares)
+        return self.covariance.div_(b[:, None]).div_(a)
+
+    def ratio(self, side: str) -> float:
+        """Return the geometric mean of how much larger B's activations are on one side."""
+        found = [ratio for ratio, own in zip(self.ratios, self.sides, strict=True) if own == side]
+        return float(np.exp(np.mean(np.log(found)))) if found else 1.0
+
+
+def spans(pieces: Iterable[AxisPiece]) -> bool:
+    """Return whether A's activations reach all directions; in others, no rotation can be found.
+
+    The smallest eigenvalue of their products must exceed a share of the largest: 1 less that share has a
+    Cholesky factor, then. As many samples as units are enough, for each piece.
+    """
+    total: Tensor | None = None
+    count = 0
+    for piece in pieces:
+        size = len(piece.a)
+        values = piece.a[:, : size + size // 4].double()
+        count += values.shape[1]
+        products = symmetric_product(unit(values).T)
+        total = products if total is None else total.add_(products)
+    if total is None or count < len(total) or not total.diagonal().all():
+        return False
+    total.diagonal().sub_(FULL_RANK * float(total.trace()))
+    _, failed = torch.linalg.cholesky_ex(total)
+    return not failed
 
 
 def normalise_units(values: Tensor) -> Tensor:
     """Return every unit's activations scaled to length 1."""
     sizes: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     return values / sizes.clamp(min=1e-30)
-
-
-def _mean_size(pieces: list[AxisPiece], side: str) -> float:
-    sizes = [norm_ratio(piece.b, piece.a) for piece in pieces if piece.side == side]
-    return float(np.exp(np.mean(np.log(sizes)))) if sizes else 1.0
 
 
 def _rotation(
@@ -143,10 +198,10 @@ def _rotation(
     if not options.scaled:
         produced, read = [1.0] * len(produced), [1.0] * len(read)
     return Rotation(
-        matrix.float().numpy(),
+        matrix.float().cpu().numpy(),
         np.array(produced),
         np.array(read),
-        None if writing is None else writing.float().numpy(),
+        None if writing is None else writing.float().cpu().numpy(),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import NormFold
 from transfusion.layouts import Item, Layout, Name
-from transfusion.live.activations import INPUT, OUTPUT, ActivationStore
+from transfusion.live.activation_store import INPUT, OUTPUT, ActivationStore
 from transfusion.model.model import Model
 from transfusion.model.part_roles import TensorPart
 
@@ -20,6 +20,7 @@ class RecordedModel:
     def __init__(self, model: Model, store: ActivationStore) -> None:
         self.model, self.store = model, store
         self.architecture = model.architecture
+        self._offsets: dict[str, float] = {}
 
     @property
     def held_out(self) -> RecordedModel:
@@ -31,7 +32,7 @@ class RecordedModel:
 
     def is_recorded(self, module: str) -> bool:
         """Return whether the outputs of a module were recorded."""
-        return f"{module}/{OUTPUT}" in self.store.keys
+        return self.store.has(module, OUTPUT)
 
     # ── the residual stream ──────────────────────────────────────────────────────────────────
 
@@ -89,17 +90,20 @@ class RecordedModel:
     def bare(self, norm: str, output: Tensor, offset: float) -> Tensor:
         """Return an output of a norm without its scale and shift."""
         if (bias := f"{norm}.bias") in self.architecture.tensors:
-            output = output - self.model.read(bias).double()
-        scale = self.model.read(f"{norm}.weight").double() + offset
+            output = output - self.model.read(bias).to(output)
+        scale = self.model.read(f"{norm}.weight").to(output) + offset
         return output / torch.where(scale.abs() < 1e-4, torch.ones_like(scale), scale)
 
     def offset(self, norm: str) -> float:
         """Return 1 if a norm multiplies by 1 + its weight, 0 if by its weight, from recorded outputs."""
-        output = self.samples(norm, OUTPUT)
-        if output is None:
-            return 0.0
-        off = [float((self.bare(norm, output, offset).square().mean() - 1).abs()) for offset in (0, 1)]
-        return float(off[1] < off[0])
+        if norm not in self._offsets:
+            output = self.samples(norm, OUTPUT)
+            off = [
+                0.0 if output is None else float((self.bare(norm, output, one).square().mean() - 1).abs())
+                for one in (0, 1)
+            ]
+            self._offsets[norm] = float(off[1] < off[0])
+        return self._offsets[norm]
 
     # ── parts of tensors ─────────────────────────────────────────────────────────────────────
 

@@ -22,8 +22,9 @@ from transfusion.alignment.rectangular import PartPair, RectangularAlignment, Re
 from transfusion.data.probes.paired_probes import paired_probes
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import AlignmentError
-from transfusion.live.activations import INPUT, OUTPUT, record_activations
+from transfusion.live.activation_store import INPUT, OUTPUT, record_activations
 from transfusion.live.building import build
+from transfusion.live.running import RunningModel
 from transfusion.matching.activations.prediction_quality import PredictionQuality, mean_quality
 from transfusion.matching.activations.procrustes import norm_ratio
 from transfusion.matching.activations.recorded_model import RecordedModel
@@ -60,17 +61,19 @@ def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Itera
     """Run two models on the same inputs; their activations are on disk for the ``with`` block."""
     with tempfile.TemporaryDirectory() as folder:
         subjects = [ProbedModel(model, build(model, torch.float32)) for model in (a, b)]
+        running = [RunningModel(one.module, one.model.family) for one in subjects]
         own = None if options.calibrate is None else Path(options.calibrate)
         probes = paired_probes(subjects[0], subjects[1], options.probes, seed, own)
         recorded = []
-        for subject, given, name in zip(subjects, (probes.of_a, probes.of_b), "ab", strict=True):
+        given = probes.of_a, probes.of_b
+        for subject, runs, shown, name in zip(subjects, running, given, "ab", strict=True):
             place = Path(folder) / name
             place.mkdir()
             store = record_activations(
-                subject.model, subject.module, given.batches, place, options.samples, places=given.places
+                subject.model, runs, shown.batches, place, options.samples, places=shown.places
             )
             recorded.append(RecordedModel(subject.model, store))
-        del subjects
+        del subjects, running
         yield RecordedPair(recorded[0], recorded[1], probes.about)
 
 

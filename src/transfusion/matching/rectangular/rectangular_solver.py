@@ -15,7 +15,7 @@ from transfusion.alignment.rectangular import RectangularMap
 from transfusion.alignment.rotary_pairs import rotary_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Item, names_in
-from transfusion.live.activations import INPUT, OUTPUT
+from transfusion.live.activation_store import INPUT, OUTPUT
 from transfusion.matching.activations.prediction_quality import PredictionQuality, predicted, shuffled
 from transfusion.matching.activations.procrustes import norm_ratio, normalise_units, unit
 from transfusion.matching.activations.recorded_model import RecordedModel

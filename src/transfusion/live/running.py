@@ -1,0 +1,73 @@
+"""How models are run on probes: whole or unit by unit, on how many threads, on which device.
+
+Batches run side by side, each on one thread, so that the outputs do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.architecture.table import Family
+from transfusion.data.probes.random_inputs import plain_experts, run_model
+from transfusion.live.building import build
+from transfusion.live.lockstep import run_side_by_side
+from transfusion.live.streaming import StreamedModule, stream
+from transfusion.model.model import Model
+
+
+@dataclass(frozen=True)
+class RunningModel:
+    """A module that can be run, whole or unit by unit."""
+
+    module: nn.Module
+    family: Family
+    workers: int = 1
+    device: str = "cpu"
+    streamed: StreamedModule | None = None
+
+    def outputs(self, inputs: Mapping[str, Tensor], *, gradients: bool = False) -> dict[str, Tensor]:
+        """Run the module on one batch."""
+        given = {name: one.to(self.device) for name, one in inputs.items()}
+        return run_model(self.module, self.family, given, double=False, gradients=gradients)
+
+    def each(self, run: Callable[[int], None], count: int) -> None:
+        """Call ``run(number)`` for every number below ``count``, some at a time.
+
+        Streamed weights are loaded once for all of them.
+        """
+        with plain_experts(self.module):
+            run_side_by_side(run, count, self.workers, self.streamed)
+
+
+@dataclass(frozen=True)
+class HowToRun:
+    """How models are run on probes."""
+
+    workers: int = 1
+    """How many batches run side by side."""
+    device: str = "cpu"
+    by_unit: bool = False
+    """Whether the weights of one unit at a time are in memory, not the whole model."""
+
+    @contextmanager
+    def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
+        """Within the block, the model can be run in float32.
+
+        ``read`` returns other values than the model's own by canonical name.
+        """
+        if not self.by_unit:
+            module = build(model, torch.float32).to(self.device)
+            yield RunningModel(module, model.family, self.workers, self.device)
+            return
+        streamed = stream(model, torch.float32, self.device, read)
+        with streamed.loading():
+            yield RunningModel(streamed.module, model.family, self.workers, self.device, streamed)
+
+
+WHOLE = HowToRun()
+"""Whole models, one batch at a time."""

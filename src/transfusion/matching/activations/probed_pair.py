@@ -1,0 +1,88 @@
+"""Two models on the same probes: the evidence of functional alignment.
+
+`live.activation_store` records samples of the inputs and outputs of modules, `axis_activations` sorts them by
+axis, and `correspondence` finds the maps.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from transfusion.architecture.architecture import Policy
+from transfusion.data.probes import calibration_probes, synthetic_probes
+from transfusion.data.probes.probed_model import Probes
+from transfusion.live.activation_store import HELD_OUT, ActivationStore, record_activations
+from transfusion.live.running import WHOLE, HowToRun
+from transfusion.matching.activations.axis_activations import AxisActivations
+from transfusion.matching.methods import FunctionalOptions
+from transfusion.model.model import Model
+
+
+@dataclass(frozen=True)
+class ProbedPair:
+    """The activations of two models on the same probes."""
+
+    evidence: AxisActivations
+    held_out: AxisActivations
+    """Activations on held-out probes."""
+    about: str
+    """A description of the probes."""
+
+    def under(self, policy: Policy) -> ProbedPair:
+        """Return the same samples for the axes of another policy."""
+        return replace(self, evidence=self.evidence.under(policy), held_out=self.held_out.under(policy))
+
+
+def split_batches(batches: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
+    """Divide inputs into at least ten batches, so that a fifth of the inputs can be held out."""
+    total = sum(_count(batch) for batch in batches)
+    size = max(1, total // (2 * HELD_OUT))
+    return [
+        {name: one[start : start + size] for name, one in batch.items()}
+        for batch in batches
+        for start in range(0, _count(batch), size)
+    ]
+
+
+def _count(batch: Mapping[str, Tensor]) -> int:
+    return len(next(iter(batch.values())))
+
+
+@contextmanager
+def run_on_probes(
+    a: Model, b: Model, options: FunctionalOptions, seed: int = 0, how: HowToRun = WHOLE
+) -> Iterator[ProbedPair]:
+    """Run two models one after the other; yield their activations, on disk for the ``with`` block."""
+    with tempfile.TemporaryDirectory() as folder:
+        of_a, probes = _recorded(a, options, seed, how, Path(folder) / "a", None)
+        of_b, _ = _recorded(b, options, seed, how, Path(folder) / "b", probes)
+        yield ProbedPair(
+            AxisActivations(a, b, of_a, of_b, how.device),
+            AxisActivations(a, b, of_a.others, of_b.others, how.device),
+            probes.about,
+        )
+
+
+def _recorded(
+    model: Model, options: FunctionalOptions, seed: int, how: HowToRun, folder: Path, probes: Probes | None
+) -> tuple[ActivationStore, Probes]:
+    """Run one model; the first one decides on the probes."""
+    folder.mkdir()
+    with how.opened(model) as running:
+        if probes is None:
+            make = (
+                partial(calibration_probes, Path(options.calibrate))
+                if options.calibrate
+                else synthetic_probes
+            )
+            probes = make(model, running.module, options.probes, seed)
+        batches, asked = split_batches(probes.batches), options.gradients > 0
+        store = record_activations(model, running, batches, folder, options.samples, gradients=asked)
+    return store, probes

@@ -58,15 +58,16 @@ def _best_heads(
 ) -> Correspondence:
     """Solve with units inside matched heads, or across heads where that is clearly better.
 
-    Neurons and the points of the stream are solved once: heads hardly change them.
+    Neurons are solved once. So are the points of the stream, unless units do move between heads.
     """
     within = correspond(probed, options, engine, on_axis=_counting("pass", on_step))
     if not options.freely:
         return within
     flat = probed.under(replace(within.architecture.policy, heads=HeadPolicy.FLAT))
     across = correspond(flat, options, engine, before=within, on_axis=_counting("flat heads", on_step))
-    better = mean_quality(across.quality).found > mean_quality(within.quality).found + CLEARLY
-    return across if better else within
+    if mean_quality(across.quality).found <= mean_quality(within.quality).found + CLEARLY:
+        return within
+    return correspond(flat, options, engine, before=across.branches(), on_axis=_counting("stream", on_step))
 
 
 def _counting(name: str, on_step: Callable[[Step], None]) -> Callable[[str, int], None]:

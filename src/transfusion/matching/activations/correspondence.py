@@ -9,7 +9,7 @@ count as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transfusion.alignment.alignment import NormFold
 from transfusion.alignment.maps import Map
@@ -35,6 +35,13 @@ class Correspondence:
     """By axis without a parent, its children included."""
     folds: dict[str, NormFold] = field(default_factory=dict)
     """For every tensor that reads the stream through a norm, the norm."""
+
+    def branches(self) -> Correspondence:
+        """Return the same without the points of the stream."""
+        spaces = self.architecture.spaces
+        maps = {id: map_ for id, map_ in self.maps.items() if spaces[id].stream is None}
+        quality = {id: one for id, one in self.quality.items() if spaces[id].stream is None}
+        return replace(self, maps=maps, quality=quality)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 EXACT = 512
 """Matrices up to this size are decomposed, and activations of so many units compared, in float64."""
-SMALLEST = 1e-7
-"""The smallest singular value, as a share of the largest one, that one round of steps brings to 1."""
+ROUNDS = (1e-7, 1e-2, 1e-2)
+"""The smallest singular value, as a share of the largest one, that each round of steps brings to 1. One round
+is enough, unless the matrix is nearly singular."""
 NEAR = 1e-6
 """How near to 1 the steps bring all singular values."""
-ROUNDS = 2
 WELL_CONDITIONED = 1e3
 """The largest c of a step in float32."""
 TOLERANCE = 1e-4
@@ -34,8 +34,8 @@ def polar(matrix: Tensor) -> Tensor:
     """Return the orthogonal matrix nearest to a square matrix, or to each of a stack of them."""
     if matrix.shape[-1] > EXACT and matrix.ndim == 2:
         found = matrix
-        for _ in range(ROUNDS):  # a second one for matrices that are nearly singular
-            found = iterated_polar(found)
+        for smallest in ROUNDS:
+            found = iterated_polar(found, smallest)
             if is_polar(found, matrix):
                 return found.to(matrix.dtype)
     u, _, v = torch.linalg.svd(matrix.double())
@@ -43,13 +43,16 @@ def polar(matrix: Tensor) -> Tensor:
     return nearest.to(matrix.dtype)
 
 
-def iterated_polar(matrix: Tensor) -> Tensor:
-    """Return the orthogonal factor of a square matrix in float32, by products and Cholesky factors."""
+def iterated_polar(matrix: Tensor, smallest: float = ROUNDS[0]) -> Tensor:
+    """Return the orthogonal factor of a square matrix in float32, by products and Cholesky factors.
+
+    Only singular values above a share of the largest, ``smallest``, are brought to 1.
+    """
     bound = _upper_bound(matrix)
     if not 0 < bound < float("inf"):
         return matrix
     found = matrix / bound
-    for a, b, c in _weights(SMALLEST):
+    for a, b, c in _weights(smallest):
         found = found.to(torch.float32 if c < WELL_CONDITIONED else torch.float64)
         inner = symmetric_product(found).mul_(c)
         inner.diagonal().add_(1)

@@ -114,9 +114,17 @@ def _show_plan(plan: dict[str, Any], output: Path, resources: Resources, as_json
     ]
     if "memory" in plan:
         local, bounded = resources.shared, resources.memory is not None
+        parts = [f"{format_bytes(plan['memory_of_a_block'])} a thread ({plan['most_demanding']} takes most)"]
+        known = {
+            "memory_of_kept_gains": "for gains that are kept",
+            "memory_of_passes": "to run a model",
+            "memory_of_maps": "for maps",
+        }
+        parts += [f"{format_bytes(plan[key])} {what}" for key, what in known.items() if key in plan]
         lines.append(
             f"{memory_line(plan['memory'], plan['threads'], local=local, bounded=bounded)}:"
-            f" {format_bytes(plan['memory_of_a_block'])} a thread ({plan['most_demanding']} takes most),"
-            f" {format_bytes(plan['memory_of_kept_gains'])} for gains that are kept, and the program"
+            f" {', '.join(parts)}, and the program"
         )
+    if "samples_on_disk" in plan:
+        lines.append(f"about {format_bytes(plan['samples_on_disk'])} of temporary files for activations")
     show({"would_write": str(output), **plan}, as_json, "\n".join(lines))

@@ -1,7 +1,7 @@
 """Modules larger than memory: the weights of one unit at a time, read as it is needed and dropped.
 
-A unit is a block of the model, or a large table or projection outside of the blocks. All other parameters are
-small and stay in memory. Weights have the type of their file until they are used.
+A unit is a block of the model, or a table or projection of the vocabulary. All other parameters are small and
+stay in memory. Weights have the type of their file until they are used.
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import ArchitectureError
 from transfusion.live.meta_models import require_modest_size, skeleton
 from transfusion.model.model import Model
-
-LARGE = 2**20
-"""The numbers from which a table or projection outside of the blocks is a unit."""
+from transfusion.model.vocabulary_map import VOCABULARY
 
 Meet = Callable[[Callable[[], None]], None]
+Change = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class _Place:
     """Where a parameter is in its module, and how it is read."""
 
+    name: str
+    """Its name in the whole module."""
     owner: nn.Module
-    leaf: str
     read: Callable[[], Tensor]
     shape: torch.Size
 
+    @property
+    def leaf(self) -> str:
+        return self.name.rpartition(".")[2]
+
     def fill(self, value: Tensor) -> None:
-        self.owner._parameters[self.leaf] = nn.Parameter(value, requires_grad=False)
+        self.owner._parameters[self.leaf] = nn.Parameter(value)
 
     def empty(self) -> None:
         self.fill(torch.empty(self.shape, device="meta"))
@@ -50,10 +54,14 @@ class StreamedModule:
     units: Mapping[str, nn.Module]
     places: Mapping[str, list[_Place]]
     """The parameters of every unit."""
+    resident: list[_Place]
+    """The parameters that stay in memory."""
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     meet: Meet = lambda load: load()
     """Called in front of every unit, with what loads it."""
+    change: Change = lambda name, value: value
+    """What becomes of a parameter, by its name, when it is loaded."""
     loaded: str | None = None
     loads: int = field(default=0, compare=False)
     """How many times a unit was loaded."""
@@ -66,6 +74,7 @@ class StreamedModule:
             return lambda module, args: self.meet(partial(self._load, name))
 
         handles = [unit.register_forward_pre_hook(hook_of(name)) for name, unit in self.units.items()]
+        self._fill(self.resident)
         try:
             yield
         finally:
@@ -86,21 +95,31 @@ class StreamedModule:
         if self.loaded == name:
             return
         self._drop()
-        for place in self.places[name]:
-            place.fill(place.read().to(device=self.device, dtype=self.dtype))
+        self._fill(self.places[name])
         self.loaded, self.loads = name, self.loads + 1
+
+    def _fill(self, places: list[_Place]) -> None:
+        for place in places:
+            value = place.read().to(device=self.device, dtype=self.dtype)
+            place.fill(self.change(place.name, value))
 
     def _drop(self) -> None:
         for place in self.places[self.loaded] if self.loaded is not None else ():
             place.empty()
         self.loaded = None
 
-    @property
-    def largest(self) -> int:
-        """The most bytes of weights that are in memory at once: a unit as it is used, and all that stays."""
-        sizes = [sum(place.shape.numel() for place in places) for places in self.places.values()]
-        stays = sum(one.numel() for one in self.module.parameters() if not one.is_meta)
-        return (max(sizes, default=0) + stays) * self.dtype.itemsize
+    @contextmanager
+    def changed(self, change: Change) -> Iterator[None]:
+        """Within the block, all parameters are loaded with a change."""
+        before, self.change = self.change, change
+        self._drop()
+        self._fill(self.resident)
+        try:
+            yield
+        finally:
+            self.change = before
+            self._drop()
+            self._fill(self.resident)
 
 
 def stream(
@@ -121,16 +140,27 @@ def stream(
     require_modest_size(model)
     module, read = skeleton(model), read or model.read
     places = _places(model, module, read)
-    units = dict(_units(module))
+    units = dict(_units(module, _of_vocabulary(model, module)))
     owned: dict[str, list[_Place]] = {name: [] for name in units}
+    resident: list[_Place] = []
     for name, place in places.items():
         unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
-        if unit is None:
-            place.fill(place.read().to(device=device, dtype=dtype))
-        else:
-            owned[unit].append(place)
+        (resident if unit is None else owned[unit]).append(place)
     _fill_buffers(model, module, dtype, device)
-    return StreamedModule(module, units, owned, dtype, device)
+    return StreamedModule(module, units, owned, resident, dtype, device)
+
+
+def unit_sizes(model: Model, module: nn.Module) -> int:
+    """Return the most bytes of weights in float32 that a streamed module holds, from a skeleton."""
+    units = dict(_units(module, _of_vocabulary(model, module)))
+    sizes, stays = dict.fromkeys(units, 0), 0
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
+        if unit is None:
+            stays += parameter.numel()
+        else:
+            sizes[unit] += parameter.numel()
+    return torch.float32.itemsize * (max(sizes.values(), default=0) + stays)
 
 
 def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> dict[str, _Place]:
@@ -144,7 +174,7 @@ def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> d
             ours.setdefault(parameter, canonical)
     begun: dict[str, int] = {}
     for name, parameter in named.items():
-        path, _, leaf = name.rpartition(".")
+        path = name.rpartition(".")[0]
         known = ours.get(parameter)
         if known is None:
             raise ArchitectureError(
@@ -166,7 +196,7 @@ def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> d
                 hint="leave out `memory`: the model is then held whole",
             )
         source = partial(_cut, read, whole, rows)
-        found[name] = _Place(module.get_submodule(path), leaf, source, parameter.shape)
+        found[name] = _Place(name, module.get_submodule(path), source, parameter.shape)
     return found
 
 
@@ -175,17 +205,29 @@ def _cut(read: Callable[[str], Tensor], name: str, rows: slice | None) -> Tensor
     return value if rows is None else value[rows]
 
 
-def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks, and what else is large enough to be loaded alone, by name."""
+def _units(
+    module: nn.Module, alone: frozenset[nn.Module], prefix: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the blocks, and the modules that are loaded alone, by name."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
-        if isinstance(module, nn.ModuleList | nn.Sequential) and not _is_list(child):
+        if child in alone or (isinstance(module, nn.ModuleList | nn.Sequential) and not _is_list(child)):
             yield path, child
-        elif isinstance(child, nn.Linear | nn.Embedding) and not isinstance(module, nn.MultiheadAttention):
-            if child.weight.numel() >= LARGE:
-                yield path, child
         else:
-            yield from _units(child, f"{path}.")
+            yield from _units(child, alone, f"{path}.")
+
+
+def _of_vocabulary(model: Model, module: nn.Module) -> frozenset[nn.Module]:
+    """Return the tables and projections with an axis of the vocabulary."""
+    naming, tensors = Naming(model.family, live=True), model.architecture.tensors
+    layouts = {
+        part: tensors.get(f"{naming.canonical(name)}.weight")
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear | nn.Embedding)
+    }
+    return frozenset(
+        part for part, layout in layouts.items() if layout is not None and layout.dims_with(VOCABULARY)
+    )
 
 
 def _is_list(module: nn.Module) -> bool:

@@ -33,7 +33,12 @@ from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.matching.rectangular.rectangular_matching import align_rectangular
 from transfusion.matching.search import UNMOVED, Search, Step, Trial
 from transfusion.matching.search_journal import SearchJournal
-from transfusion.matching.search_memory import plan_memory, refuse_limits, within_memory
+from transfusion.matching.search_memory import (
+    functional_memory,
+    plan_memory,
+    refuse_limits,
+    within_memory,
+)
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.bases import (
     ConfigArgument,
@@ -210,15 +215,21 @@ def _align(
     """Align two models by a method."""
     a, b, dtype = weights.a, weights.b, weights.place["dtype"]
     engine, jobs, memory = resources.engine, resources.jobs, resources.memory
-    budget = within_memory(weights, chosen, memory, engine, jobs)
+    if chosen.fusion is not None:
+        refuse_limits(chosen, memory, engine)
+    budget = within_memory(weights, chosen, memory, engine, jobs) if chosen.searches else None
+    threads = budget.threads if budget else jobs
+    if chosen.functional is not None and (memory is not None or not chosen.searches):
+        plan = functional_memory(a, b, chosen.functional, memory, engine, threads)
+        threads = plan.threads
     if memory is not None or weights.nbytes > MUCH:
         give_back_at_once()
     how = HowToRun(
-        workers=budget.threads if resources.shared else torch.get_num_threads(),
+        workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),
         device=resources.device,
         by_unit=memory is not None,
     )
-    with replace(resources, jobs=budget.threads if engine == "local" else jobs).opened() as hands:
+    with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:
         take_hashes(a, b, engine=hands, checked=True)
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
         deciding = json.dumps({**asdict(metadata), "source": "", "target": "", "dtype": dtype}, default=str)
@@ -234,8 +245,8 @@ def _align(
             chosen,
             seed=seed,
             engine=hands,
-            limit=budget.kept,
-            room=budget.room,
+            limit=budget.kept if budget else 0,
+            room=budget.room if budget else None,
             on_step=on_step,
             on_sweep=notes.note if notes else lambda trial: None,
             known=notes.recall() if notes else None,

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from transfusion.errors import SettingError
+from transfusion.matching.activations.functional_memory import FunctionalMemory
 from transfusion.matching.blocks import AxisBlock, Block, NestedBlock, blocks
-from transfusion.matching.methods import Method
+from transfusion.matching.methods import FunctionalOptions, Method
 from transfusion.matching.solvers.assignment import HUGE
 from transfusion.matching.weights import gain_products, weight_pair
 from transfusion.matching.weights.gains import gain_bytes
@@ -107,8 +108,43 @@ def plan_memory(
         "bytes_to_read": sum(model.checkpoint.nbytes for model in (a, b)),
     }
     weights = WeightPair(a, b, vectors=method.vectors, dtype=dtype)
-    budget = within_memory(weights, method, memory, engine, jobs)
-    return plan | budget.as_dict() if method.searches else plan
+    if method.fusion is not None:
+        refuse_limits(method, memory, engine)
+    if method.searches:
+        plan |= within_memory(weights, method, memory, engine, jobs).as_dict()
+    if method.functional is not None:
+        found = functional_memory(a, b, method.functional, memory, engine, jobs).as_dict()
+        both = {
+            "memory": max(plan.get("memory", 0), found["memory"]),
+            "threads": min(plan.get("threads", found["threads"]), found["threads"]),
+        }
+        plan |= found | both
+    return plan
+
+
+def functional_memory(
+    a: Model,
+    b: Model,
+    options: FunctionalOptions,
+    memory: int | None,
+    engine: str | Engine = "local",
+    jobs: int | None = None,
+) -> FunctionalMemory:
+    """Divide the memory of this process, or of each worker, in functional alignment."""
+    if memory is not None and options.gradients:
+        raise SettingError(
+            f"memory of {format_bytes(memory)}: gradients need whole models",
+            hint="leave out `memory`, or `gradients`",
+        )
+    here = engine == "local" or isinstance(engine, LocalEngine)
+    return FunctionalMemory.of(
+        a,
+        b,
+        options,
+        _threads(engine, jobs),
+        MemoryBudget.for_process(memory, local=here),
+        by_unit=memory is not None,
+    )
 
 
 def refuse_limits(method: Method, memory: int | None, engine: str | Engine) -> None:
@@ -125,26 +161,16 @@ def refuse_limits(method: Method, memory: int | None, engine: str | Engine) -> N
 def within_memory(
     weights: WeightPair, method: Method, memory: int | None, engine: str | Engine, jobs: int | None
 ) -> SearchMemory:
-    """Divide the memory of this process, or of each worker.
-
-    Only methods that search can keep to a limit or use a cluster: the others hold whole models.
-    """
-    if method.fusion is not None or method.functional is not None:
-        refuse_limits(method, memory, engine)
+    """Divide the memory of this process, or of each worker, in a search."""
     here = engine == "local" or isinstance(engine, LocalEngine)
     if not here and str(weights.place["device"]) != "cpu":
         raise SettingError(
             f"device {str(weights.place['device'])!r}: workers of Ray compute on cpu",
             hint="leave out `device`, or `engine`",
         )
-    match engine:
-        case LocalEngine():
-            threads = engine.count
-        case "local":
-            threads = jobs or torch.get_num_threads()
-        case _:
-            threads = 1
-    budget = SearchMemory.of(weights, method, threads, MemoryBudget.for_process(memory, local=here))
+    budget = SearchMemory.of(
+        weights, method, _threads(engine, jobs), MemoryBudget.for_process(memory, local=here)
+    )
     if isinstance(engine, LocalEngine) and budget.threads < engine.count:
         raise SettingError(
             f"memory of {format_bytes(memory or 0)}: enough for {budget.threads} thread(s),"
@@ -152,6 +178,17 @@ def within_memory(
             hint=f"open an engine of {budget.threads}, or give more memory",
         )
     return budget
+
+
+def _threads(engine: str | Engine, jobs: int | None) -> int:
+    """Return how many threads this process, or each worker, would use."""
+    match engine:
+        case LocalEngine():
+            return engine.count
+        case "local":
+            return jobs or torch.get_num_threads()
+        case _:
+            return 1
 
 
 def memory_needed(weights: WeightPair, block: Block, *, on_disk: bool = False) -> int:

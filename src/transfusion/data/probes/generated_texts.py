@@ -10,7 +10,7 @@ from torch import Tensor
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.random_inputs import plain_experts
 
-AT_ONCE = 128
+AT_ONCE = 256
 """Texts that are generated in parallel: every step reads all weights."""
 
 WORDPIECE = {30522: 999, 28996: 106, 119547: 106}

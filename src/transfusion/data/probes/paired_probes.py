@@ -23,7 +23,13 @@ from transfusion.data.probes.input_translation import (
 )
 from transfusion.data.probes.places import EveryPlace, GridPlaces, Places, TokenPlaces
 from transfusion.data.probes.probed_model import ProbedModel, batched
-from transfusion.data.probes.synthetic_images import generated_images, image_inputs, normalised, size
+from transfusion.data.probes.synthetic_images import (
+    generated_images,
+    image_inputs,
+    normalised,
+    patch_grid,
+    size,
+)
 from transfusion.data.probes.synthetic_texts import corpus, synthetic_texts, text_inputs
 from transfusion.data.probes.text_encoders import TextEncoder, text_encoder
 from transfusion.errors import DataError, MismatchError
@@ -103,18 +109,13 @@ def _images(a: ProbedModel, b: ProbedModel, count: int, seed: int, calibrate: Pa
 
 def _patches(subject: ProbedModel) -> tuple[int, int]:
     """Return the rows and columns of patches that a model divides its images into."""
-    _, rows, columns = size(subject)
-    for layout_name, layout in subject.model.architecture.tensors.items():
-        if len(layout.inputs) == 3:
-            _, _, height, width = subject.model.info(layout_name).shape
-            return rows // height, columns // width
-    side = subject.settings.get("patch_size")
-    if isinstance(side, int):
-        return rows // side, columns // side
-    raise MismatchError(
-        f"{subject.model.label}: it is not known how the model divides its images",
-        hint="choose a base of the same shape",
-    )
+    found = patch_grid(subject)
+    if found is None:
+        raise MismatchError(
+            f"{subject.model.label}: it is not known how the model divides its images",
+            hint="choose a base of the same shape",
+        )
+    return found
 
 
 def _has_class_token(subject: ProbedModel) -> bool:

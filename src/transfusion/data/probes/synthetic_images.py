@@ -71,6 +71,17 @@ def size(subject: ProbedModel) -> tuple[int, int, int]:
     return channels, rows, columns
 
 
+def patch_grid(subject: ProbedModel) -> tuple[int, int] | None:
+    """Return the rows and columns of patches that a model divides its images into, if that is known."""
+    _, rows, columns = size(subject)
+    for layout_name, layout in subject.model.architecture.tensors.items():
+        if len(layout.inputs) == 3:
+            _, _, height, width = subject.model.info(layout_name).shape
+            return rows // height, columns // width
+    side = subject.settings.get("patch_size")
+    return (rows // side, columns // side) if isinstance(side, int) else None
+
+
 def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
     """Return prepared images under the library's names; cut into patches, if the model takes those."""
     if not subject.takes("patches"):

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from transfusion.architecture.architecture import Policy
 from transfusion.data.probes import calibration_probes, synthetic_probes
-from transfusion.data.probes.probed_model import Probes
+from transfusion.data.probes.probe_counts import enough_probes
+from transfusion.data.probes.probed_model import ProbedModel, Probes
 from transfusion.live.activation_store import HELD_OUT, ActivationStore, record_activations
 from transfusion.live.running import WHOLE, HowToRun
 from transfusion.matching.activations.axis_activations import AxisActivations
@@ -82,7 +83,9 @@ def _recorded(
                 if options.calibrate
                 else synthetic_probes
             )
-            probes = make(model, running.module, options.probes, seed)
+            subject = ProbedModel(model, running.module)
+            count = enough_probes(subject, options.probes, options.samples)
+            probes = make(model, running.module, count, seed)
         batches, asked = split_batches(probes.batches), options.gradients > 0
         store = record_activations(model, running, batches, folder, options.samples, gradients=asked)
     return store, probes

@@ -1,0 +1,183 @@
+"""The memory that functional alignment takes, from headers alone, and how a limit is kept.
+
+Three phases follow each other. Passes hold one unit of a model, the hidden states of all probes, and the
+activations of a block for each batch that runs. Solutions of neurons and heads hold the samples of one axis
+and some matrices of its size, for each thread. Solutions of the stream hold all maps as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from transfusion.architecture.architecture import Space
+from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.data.probes.probed_model import ProbedModel
+from transfusion.live.activation_store import HELD_OUT
+from transfusion.live.meta_models import skeleton
+from transfusion.live.streaming import unit_sizes
+from transfusion.matching.methods import FunctionalOptions
+from transfusion.model.model import Model
+from transfusion.runtime.byte_sizes import format_bytes
+from transfusion.runtime.memory_budget import NO_LIMIT, MemoryBudget
+
+NUMBER = 4
+"""Bytes of a number in float32."""
+MATRICES = 44
+"""Bytes for every entry of an axis's square matrix: the covariance, and four matrices in float64 with one in
+float32 while its polar factor is found; assignments take less."""
+COPIES = 3
+"""Copies of the samples of one piece of an axis: as read, joined, and in the order of the product."""
+KEPT_STATES = 4
+"""Tensors of the size of the hidden states that a pass keeps between two blocks."""
+BATCHES = 2 * HELD_OUT
+
+
+@dataclass(frozen=True)
+class ModelPasses:
+    """What running a model on the probes holds in memory."""
+
+    model: Model
+    options: FunctionalOptions
+
+    @cached_property
+    def module(self) -> nn.Module:
+        return skeleton(self.model)
+
+    @cached_property
+    def tokens(self) -> int:
+        """The tokens of all probes."""
+        subject = ProbedModel(self.model, self.module)
+        probes = enough_probes(subject, self.options.probes, self.options.samples)
+        return probes * tokens_of_a_probe(subject)
+
+    @cached_property
+    def whole(self) -> int:
+        """Bytes of all weights, in float32."""
+        return NUMBER * sum(one.numel() for one in self.module.parameters())
+
+    @cached_property
+    def by_unit(self) -> int:
+        """Bytes of the largest unit and of what stays, with a tensor as it is stored."""
+        return unit_sizes(self.model, self.module) + max(
+            (self.model.info(name).nbytes for name in self.model.names), default=0
+        )
+
+    @cached_property
+    def states(self) -> int:
+        """Bytes of the hidden states of all probes."""
+        widths = [space.size for space in self.model.architecture.spaces.values() if space.stream]
+        return KEPT_STATES * NUMBER * self.tokens * max(widths, default=0)
+
+    @cached_property
+    def of_a_batch(self) -> int:
+        """Bytes of the activations of one batch in its largest block, attention included."""
+        outputs: dict[str, int] = {}
+        for name, layout in self.model.architecture.tensors.items():
+            if layout.arrow is not None and len(layout.outputs) == 1 and name in self.model.names:
+                block = ".".join(part for part in name.split(".")[:-1] if not part.isidentifier())
+                size = self.model.info(name).shape[layout.outputs[0]]
+                outputs[block] = outputs.get(block, 0) + (size if "vocab" not in layout.names() else 0)
+        return 2 * NUMBER * max(outputs.values(), default=0) * self.tokens // BATCHES
+
+
+@dataclass(frozen=True)
+class FunctionalMemory:
+    """How the memory of one process is divided in functional alignment."""
+
+    threads: int
+    block: int
+    """Bytes that the most demanding axis takes."""
+    demanding: str
+    passes: int
+    """Bytes of running a model."""
+    maps: int
+    """Bytes of all maps, at the most."""
+    stream: int
+    """Bytes that the widest point of the stream takes."""
+    samples: int
+    """Bytes on disk."""
+    budget: MemoryBudget = NO_LIMIT
+
+    @property
+    def total(self) -> int:
+        """The most bytes of the process."""
+        phases = self.passes, self.threads * self.block, self.maps + self.threads * self.stream
+        return self.budget.program + max(phases)
+
+    @classmethod
+    def of(
+        cls,
+        a: Model,
+        b: Model,
+        options: FunctionalOptions,
+        threads: int,
+        budget: MemoryBudget = NO_LIMIT,
+        *,
+        by_unit: bool,
+    ) -> FunctionalMemory:
+        """Fit up to ``threads`` threads into the budget."""
+        running = [ModelPasses(model, options) for model in (a, b)]
+        of_axes = {space.id: axis_bytes(a, space, options) for space in a.architecture.moving()}
+        points = [of_axes[space.id] for space in a.architecture.moving() if space.stream]
+        branches = {id: size for id, size in of_axes.items() if not a.architecture.spaces[id].stream}
+        demanding = max(branches, key=branches.__getitem__, default="")
+        block, stream = branches.get(demanding, 0), max(points, default=0)
+        maps = sum(
+            NUMBER * a.architecture.rows(space.id) * space.size**2 for space in a.architecture.moving()
+        )
+        recorded = sum(
+            a.info(name).shape[dim]
+            for name, layout in a.architecture.tensors.items()
+            if layout.arrow is not None and name in a.names and "vocab" not in layout.names()
+            for dim in (*layout.outputs[:1], *layout.inputs[:1])
+        )
+
+        def made(count: int) -> FunctionalMemory:
+            of_passes = max(
+                (one.by_unit + one.states if by_unit else one.whole) + count * one.of_a_batch
+                for one in running
+            )
+            return cls(
+                count,
+                block,
+                demanding,
+                of_passes,
+                maps,
+                stream,
+                2 * NUMBER * recorded * options.samples,
+                budget,
+            )
+
+        found = made(threads)
+        while budget.limit is not None and found.total > budget.limit and found.threads > 1:
+            found = made(found.threads - 1)
+        budget.require(found.total - budget.program, "functional alignment")
+        return found
+
+    def as_dict(self) -> dict[str, int | str]:
+        """Return plain data for a dry run."""
+        return {
+            "memory": self.total,
+            "threads": self.threads,
+            "memory_of_a_block": self.block,
+            "most_demanding": self.demanding,
+            "memory_of_passes": self.passes,
+            "memory_of_maps": self.maps,
+            "samples_on_disk": self.samples,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{format_bytes(self.passes)} to run a model, {format_bytes(self.block)} a thread for"
+            f" {self.demanding}, {format_bytes(self.maps)} for maps; {format_bytes(self.samples)} of"
+            " temporary files"
+        )
+
+
+def axis_bytes(model: Model, space: Space, options: FunctionalOptions) -> int:
+    """Return the bytes of the samples of both models and of the matrices of an axis."""
+    units = space.size * model.architecture.rows(space.id)
+    return 2 * COPIES * NUMBER * units * options.samples + MATRICES * units**2

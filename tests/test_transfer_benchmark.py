@@ -21,6 +21,7 @@ from experiments.pairs.data import END, NAMES, PAD, START, UNKNOWN, Texts
 from experiments.pairs.tasks import PAIRS
 from experiments.pairs.vits import CIFAR, MNIST, Shift
 from transfer import __main__ as table
+from transfer import drawing
 
 
 def reviews() -> Texts:
@@ -107,19 +108,54 @@ def scores(task: float, support: float, share: float) -> dict[str, float]:
     return {"task": task, "support": support, "share": share}
 
 
-def test_the_best_harmless_strength_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the strength costs one point of the support, the whole costs three."""
-    by_strength = {0.5: (60.0, 89.0), 1.0: (70.0, 87.0)}
-    monkeypatch.setitem(table.METHODS, "B", lambda case: (50.0, 90.0))
-    monkeypatch.setitem(table.METHODS, "ceiling", lambda case: (90.0, 90.0))
-    monkeypatch.setitem(table.METHODS, "naive", lambda case, alpha=1.0: by_strength[alpha])
-    monkeypatch.setattr(table, "scored", lambda case, model: {"task": model[0], "support": model[1]})
-    case = table.Case(TEXT, TEXT.tasks[0], 0)
+class Line(torch.nn.Module):
+    """A model of one number: its accuracy on the task, and three points of support for twenty of those."""
+
+    def __init__(self, right: float) -> None:
+        super().__init__()
+        self.right = torch.nn.Parameter(torch.tensor(right))
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch) -> table.Case:
+    """B is right for 50 %, the ceiling for 90 %, and ``naive`` for 70 %, at a loss of 3 points of support."""
+    for name, right in (("B", 50.0), ("ceiling", 90.0), ("naive", 70.0)):
+        monkeypatch.setitem(table.METHODS, name, lambda case, right=right: Line(right))
+    monkeypatch.setattr(
+        table,
+        "scored",
+        lambda case, model: {"task": model.right.item(), "support": 90 - 0.15 * (model.right.item() - 50)},
+    )
+    return table.Case(TEXT, TEXT.tasks[0], 0)
+
+
+def test_the_best_harmless_strength_is_found_between_b_and_the_result(case: table.Case) -> None:
     found = table.measured(case, ["naive"], (0.5, 1.0))["naive"]
+    assert found.pop("seconds") >= 0
     assert found == scores(70.0, 87.0, 50.0) | {"alpha": 0.5, "matched": 25.0}
     assert table.measured(case, ["naive"], (1.0,))["naive"]["alpha"] == 0.0
 
 
+def test_a_shared_pi_counts_in_the_seconds_of_every_method(
+    case: table.Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aligned = table.Alignments({(Path("a"), Path("b"), "guarded", None): ("π", 100.0)})
+    monkeypatch.setattr(table, "_aligned", aligned)
+
+    def moved(case: table.Case) -> Line:
+        aligned(Path("a"), Path("b"), "guarded", None)
+        return Line(60.0)
+
+    monkeypatch.setitem(table.METHODS, "guarded", moved)
+    monkeypatch.setattr(table, "tune_again", lambda case: None)
+    found = table.measured(case, ["naive", "guarded"], timed=True)
+    assert found["naive"]["seconds"] < 100 <= found["guarded"]["seconds"] < 200
+    assert found["ceiling"]["seconds"] < 100
+    results: drawing.Results = {"text": {"sentiment": [found]}}
+    drawn = drawing.draw_seconds(results, ["B", "guarded", "ceiling"])
+    assert [column.header for column in drawn.columns] == ["task", "guarded", "ceiling"]
+
+
 def test_means_are_taken_over_tasks_before_seeds_scatter() -> None:
     rows = [[{"naive": {"share": 0.0}}, {"naive": {"share": 2.0}}], [{"naive": {"share": 4.0}}] * 2]
-    assert table.by_seed(rows, "naive", "share") == [2.0, 3.0]
+    assert drawing.by_seed(rows, "naive", "share") == [2.0, 3.0]

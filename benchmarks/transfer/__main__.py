@@ -4,23 +4,25 @@
     python -m transfer --table             move every fine-tune by every method, and print the tables
     python -m transfer --table --pairs text --methods naive guarded --seeds 3
     python -m transfer --table --alphas    look for the best strength of every method, too
+    python -m transfer --table --seconds   fine-tune B once more, and time it
 
 Without either it does both. A table for every pair gives accuracies on the task and, after a stroke, on the
 support, and below the share of the gap between B and the ceiling (B fine-tuned itself) that arrives; with
 several seeds, each with its standard deviation. One more table gives the mean share over tasks and seeds.
 With --alphas, another one gives it where every fine-tune arrives with the strength α that is best for the
-task among those that cost B at most 2 points of its support.
+task among those that cost B at most 2 points of its support. With --seconds, the last table says how long
+each method took, beside fine-tuning B.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,22 @@ import peft
 import torch
 import transformers
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 
 import transfusion
 from experiments.pairs.pair import Pair
 from experiments.pairs.tasks import APART, PAIRS
 from experiments.pairs.training import say
+from transfer.drawing import (
+    AUTOMATIC,
+    ENDS,
+    LOSS,
+    Measured,
+    Results,
+    draw,
+    draw_means,
+    draw_seconds,
+)
 from transfusion.matching.methods import preset
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
 from transfusion.transportation.refinement.refinement_settings import RefinementSettings
@@ -129,10 +140,27 @@ def _task_inputs(case: Case, count: int) -> Path:
     return place
 
 
-@cache
-def _aligned(a: Path, b: Path, method: str, shown: Path | None, **choices: Any) -> Any:
-    chosen = preset(method).changed(calibrate=shown and str(shown), **choices)
-    return transfusion.align(a, b, method=chosen)
+@dataclass
+class Alignments:
+    """The π between bases, each found once."""
+
+    found: dict[Any, tuple[Any, float]] = field(default_factory=dict)
+    """Every π, and the seconds that it took."""
+    saved: float = 0.0
+    """The seconds of those that had been found before."""
+
+    def __call__(self, a: Path, b: Path, method: str, shown: Path | None, **choices: Any) -> Any:
+        key = (a, b, method, shown, *sorted(choices.items()))
+        if key in self.found:
+            self.saved += self.found[key][1]
+        else:
+            chosen = preset(method).changed(calibrate=shown and str(shown), **choices)
+            since = time.process_time()
+            self.found[key] = transfusion.align(a, b, method=chosen), time.process_time() - since
+        return self.found[key][0]
+
+
+_aligned = Alignments()
 
 
 @cache
@@ -144,7 +172,7 @@ def _inputs(pair: str) -> Path:
     return place
 
 
-STEPS = (30, 100)
+STEPS = (30, 100, 300)
 """Shorter refinements, with π and without it: what does π add?"""
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -177,44 +205,59 @@ METHODS: dict[str, Callable[..., Any]] = {
     },
     "ceiling": lambda case: case.ceiling,
 }
-"""From a case to a model on B's side: a line here is a column of the tables.
+"""From a case to a model on B's side: a line here is a column of the tables."""
 
-All but B and the ceiling take the strength ``alpha`` of what arrives as well.
-"""
-
-ENDS = ("B", "ceiling")
-AUTOMATIC = ("functional, default α", "functional, α auto")
-"""Have a strength of their own."""
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-LOSS = 2.0
-"""Points of B's support that a matched strength may cost."""
-
-Measured = dict[str, dict[str, float]]
-"""By method: ``task`` and ``support`` in percent, and ``share`` of the gap.
-
-Where strengths were tried, the best one with its share: ``alpha`` and ``matched``.
-"""
-Results = dict[str, dict[str, list[Measured]]]
-"""By pair and task, a measurement for every seed."""
 
 
-def measured(case: Case, methods: list[str], alphas: tuple[float, ...] = ()) -> Measured:
-    found = {name: scored(case, METHODS[name](case)) for name in dict.fromkeys([*ENDS, *methods])}
-    b, ceiling = (found[name]["task"] for name in ENDS)
+def measured(
+    case: Case, methods: list[str], alphas: tuple[float, ...] = (), *, timed: bool = False
+) -> Measured:
+    found = {name: scored(case, METHODS[name](case)) for name in ENDS}
+    b, ceiling = found["B"], found["ceiling"]
 
     def share(scores: dict[str, float]) -> float:
-        return 100 * (scores["task"] - b) / (ceiling - b) if ceiling != b else float("nan")
+        gap = ceiling["task"] - b["task"]
+        return 100 * (scores["task"] - b["task"]) / gap if gap else float("nan")
 
-    for name, scores in found.items():
+    for name in methods:
+        if name in ENDS:
+            continue
+        seconds, model = clocked(partial(METHODS[name], case))
+        found[name] = scored(case, model) | {"seconds": seconds}
+        if alphas and name not in AUTOMATIC:
+            tried = {alpha: scored(case, along(case, model, alpha)) for alpha in alphas}
+            harmless = {
+                alpha: some for alpha, some in tried.items() if some["support"] >= b["support"] - LOSS
+            }
+            harmless[0.0] = b
+            best = max(harmless, key=lambda alpha: harmless[alpha]["task"])
+            found[name] |= {"alpha": best, "matched": share(harmless[best])}
+    for scores in found.values():
         scores["share"] = share(scores)
-        if alphas and name not in (*ENDS, *AUTOMATIC):
-            tried = {alpha: scored(case, METHODS[name](case, alpha=alpha)) for alpha in alphas}
-            enough = found["B"]["support"] - LOSS
-            harmless = {alpha: some for alpha, some in tried.items() if some["support"] >= enough}
-            harmless[0.0] = found["B"]
-            scores["alpha"] = max(harmless, key=lambda alpha: harmless[alpha]["task"])
-            scores["matched"] = share(harmless[scores["alpha"]])
+    if timed:
+        ceiling["seconds"] = clocked(partial(tune_again, case))[0]
     return found
+
+
+def clocked(make: Callable[[], Any]) -> tuple[float, Any]:
+    """What is made, and the seconds of the processor for it; a π that had been found before counts."""
+    _aligned.saved, since = 0.0, time.process_time()
+    made = make()
+    return time.process_time() - since + _aligned.saved, made
+
+
+def tune_again(case: Case) -> Any:
+    """Train the ceiling once more."""
+    return case.pair.new_tuned(case.folders["b"], "b", case.task, case.seed)
+
+
+def along(case: Case, model: Any, alpha: float) -> Any:
+    """B with α times all that a method changed, on the straight line through B and the model."""
+    changed, start = deepcopy(model), dict(METHODS["B"](case).named_parameters())
+    for name, parameter in changed.named_parameters():
+        parameter.data = torch.lerp(start[name].data, parameter.data, alpha)
+    return changed
 
 
 def scored(case: Case, model: Any) -> dict[str, float]:
@@ -240,63 +283,25 @@ def train(pairs: list[str], seeds: int) -> None:
     say(f"all is trained, after {time.monotonic() - since:.0f} s")
 
 
-def tables(pairs: list[str], methods: list[str], seeds: int, alphas: tuple[float, ...] = ()) -> Results:
+def tables(
+    pairs: list[str],
+    methods: list[str],
+    seeds: int,
+    alphas: tuple[float, ...] = (),
+    *,
+    timed: bool = False,
+    written: Path | None = None,
+) -> Results:
+    """Measure every case; the numbers are ``written`` after each of them."""
     results: Results = {}
     for case in cases(pairs, seeds):
         since = time.monotonic()
-        found = measured(case, methods, alphas)
+        found = measured(case, methods, alphas, timed=timed)
         results.setdefault(case.pair.name, {}).setdefault(case.task.name, []).append(found)
+        if written is not None:
+            written.write_text(json.dumps(results, indent=2))
         say(f"{case.pair.name} {case.task.name}, seed {case.seed}: {time.monotonic() - since:.0f} s")
     return results
-
-
-def draw(pair: Pair[Any], rows: dict[str, list[Measured]], methods: list[str]) -> Table:
-    seeds = len(next(iter(rows.values())))
-    table = Table(title=f"{pair.name}: {pair.about} ({seeds} seed{'s' * (seeds > 1)})")
-    table.add_column("task / support\nshare of the gap")
-    for name in methods:
-        table.add_column(name, justify="right")
-    for task, by_seed in rows.items():
-        cells = []
-        for name in methods:
-            task_, support, share = (
-                spread([found[name][what] for found in by_seed]) for what in ("task", "support", "share")
-            )
-            cells.append(f"{task_} / {support}\n{share} %")
-        table.add_row(task, *cells, end_section=True)
-    return table
-
-
-def draw_means(results: Results, methods: list[str], *, matched: bool = False) -> Table:
-    """What arrives over all tasks: a row for every pair, and one for all of them."""
-    how = f", α matched to a loss of support of at most {LOSS:g} points (mean α below)" if matched else ""
-    table = Table(title=f"share of the gap, mean over tasks and seeds ± standard deviation over seeds{how}")
-    table.add_column("pair")
-    named = [name for name in methods if name not in ENDS and not (matched and name in AUTOMATIC)]
-    for name in named:
-        table.add_column(name, justify="right")
-    groups = {pair: list(rows.values()) for pair, rows in results.items()}
-    groups["all"] = [row for rows in groups.values() for row in rows]
-    for pair, rows in groups.items():
-        cells = []
-        for name in named:
-            cell = f"{spread(by_seed(rows, name, 'matched' if matched else 'share'))} %"
-            if matched:
-                cell += f"\nα {statistics.mean(by_seed(rows, name, 'alpha')):.2f}"
-            cells.append(cell)
-        table.add_row(pair, *cells)
-    return table
-
-
-def by_seed(rows: list[list[Measured]], method: str, what: str) -> list[float]:
-    """For every seed the mean over the tasks, whose rows these are."""
-    return [statistics.mean(found[method][what] for found in tasks) for tasks in zip(*rows, strict=True)]
-
-
-def spread(values: list[float]) -> str:
-    """The mean, and with more than one value how far they scatter."""
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
 
 
 def main() -> None:
@@ -307,8 +312,9 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(APART))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--alphas", action="store_true", help="look for the best strength of every method")
+    parser.add_argument("--seconds", action="store_true", help="fine-tune B once more, and time it")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the numbers there, too")
+    parser.add_argument("--json", type=Path, help="write the numbers there, after every task")
     asked = parser.parse_args()
 
     torch.set_num_threads(asked.threads)
@@ -316,15 +322,18 @@ def main() -> None:
     if asked.train or not asked.table:
         train(asked.pairs, asked.seeds)
     if asked.table or not asked.train:
-        results = tables(asked.pairs, asked.methods, asked.seeds, ALPHAS if asked.alphas else ())
+        alphas = ALPHAS if asked.alphas else ()
+        results = tables(
+            asked.pairs, asked.methods, asked.seeds, alphas, timed=asked.seconds, written=asked.json
+        )
         console = Console(width=200)
         for name, rows in results.items():
             console.print(draw(PAIRS[name], rows, asked.methods))
         console.print(draw_means(results, asked.methods))
         if asked.alphas:
             console.print(draw_means(results, asked.methods, matched=True))
-        if asked.json:
-            asked.json.write_text(json.dumps(results, indent=2))
+        if asked.seconds:
+            console.print(draw_seconds(results, asked.methods))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transfusion.checkpoint.references import PICKLES
 from transfusion.checkpoint.tensor_content import content
-from transfusion.errors import CheckpointError
+from transfusion.errors import CheckpointError, SettingError
 from transfusion.runtime.untrusted_files import require_regular
 
 SAFETENSORS_DTYPES = {
@@ -218,3 +218,12 @@ def unpickle(file: Path) -> dict[str, Tensor]:
             hint="save the model's state_dict() alone",
         )
     return state
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a type that weights can be stored in, by its name."""
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in FLOATS:
+        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
+        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
+    return chosen

@@ -61,13 +61,14 @@ def merge(
     ] = None,
     via: Via = None,
     alpha: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--alpha",
-            help="How much of the change to add: a number, a file with one number per layer, or auto, which"
-            " keeps its size relative to the weights.",
+            show_default="1; less where a functional π would do harm",
+            help="How much of the combined change to add: a number, a file with one number per layer, or"
+            " auto: as much as changes B's outputs on synthetic inputs the way the fine-tunes changed A's.",
         ),
-    ] = "1.0",
+    ] = None,
     aligning: dict[str, Any],
     head: Annotated[
         int | None,

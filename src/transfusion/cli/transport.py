@@ -230,7 +230,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
         lines.append(f"{metadata['lost_tokens']} new token(s) of the fine-tune were dropped")
     if (metadata.get("vocabulary") or {}).get("moved"):
         lines.append(f"vocabularies: {describe_vocabulary(metadata['vocabulary'])}")
-    lines += _shift(metadata.get("output_shift") or {})
+    lines += _shift(metadata.get("output_shift") or {}, refinable=metadata["verb"] == "transport")
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
     lines += _named("not moved, because B has no counterpart", metadata.get("left_out", ()))
@@ -239,7 +239,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shift(output_shift: Mapping[str, Any]) -> list[str]:
+def _shift(output_shift: Mapping[str, Any], *, refinable: bool) -> list[str]:
     """How much of the change was measured in B's outputs, or why it was not."""
     if "not_tried" in output_shift:
         return [f"α was taken from the weights alone: {output_shift['not_tried']}"]
@@ -251,7 +251,8 @@ def _shift(output_shift: Mapping[str, Any]) -> list[str]:
         because.append(
             f"α was lowered from {lowered['alpha']:g}, where B's outputs would move by"
             f" {lowered['reach']:.2f} of their own spread,"
-            f" with a cosine of only {lowered['direction']:.2f}; --refine brings more of the fine-tune"
+            f" with a cosine of only {lowered['direction']:.2f}"
+            + ("; --refine brings more of the fine-tune" if refinable else "")
         )
     return [
         *because,

@@ -38,11 +38,13 @@ class AlphaChooser:
         search: Callable[[], AlphaSearch],
         *,
         anyway: bool = False,
+        refinable: bool = True,
     ) -> ChosenAlpha:
         """Choose α by running models on probes.
 
         Where models cannot be run, and there is no ``keep_support``, the weights alone decide. An α that was
-        not asked for is lowered where it would do harm, or refused unless ``anyway``.
+        not asked for is lowered where it would do harm, or refused unless ``anyway``. ``refinable`` says
+        whether a refinement could be asked for instead.
         """
         self._require_sensible(asked, keep_support)
         try:
@@ -64,8 +66,8 @@ class AlphaChooser:
             raise MismatchError(
                 f"with this π, B's outputs would not move as A's did (cosine {found.direction:.2f}):"
                 " the fine-tune would not arrive, and B would lose some of what it can do",
-                hint="add `refine`, which starts from B then; or give a number for `alpha`, and measure; or"
-                " insist with `anyway`",
+                hint=("add `refine`, which starts from B then; or " if refinable else "")
+                + "give a number for `alpha`, and measure; or insist with `anyway`",
             )
         return ChosenAlpha(round(found.alpha, 4), {**found.as_dict(), **info})
 

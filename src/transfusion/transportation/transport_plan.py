@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from transfusion.alignment.maps import Rotation
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.architecture.architecture import Architecture, Policy
-from transfusion.checkpoint.tensor_files import FLOATS
+from transfusion.checkpoint.tensor_files import as_dtype
 from transfusion.data.probes.input_translation import InputTranslation, SameInputs
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.live.building import build
@@ -202,15 +202,10 @@ class TransportPlan:
         Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
         A's did; refused if they would move in an unrelated one, unless ``anyway``.
         """
-        output_record = output_record or OutputRecord()
-        known = self.alignment.provenance.method != PLANNED
-        checked = alpha is None and self._rotates and _can_be_scaled(finetuned)
-        tried = alpha == AUTO or keep_support is not None or checked
-        if known and tried:
-            alpha_search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
-            choice = self.alpha_choice.choose(alpha, keep_support, alpha_search, anyway=anyway)
-            alpha, output_record = choice.alpha, replace(output_record, output_shift=choice.output_shift)
-        chosen = self.alpha(1.0 if alpha is None else alpha)
+        search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
+        chosen, output_record = self.choose_alpha(
+            alpha, (finetuned,), search, output_record or OutputRecord(), keep_support, anyway=anyway
+        )
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
             raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
@@ -234,18 +229,47 @@ class TransportPlan:
             assert isinstance(whole, DenseTransport)
             return whole.module()
 
+        return self.search_between(partial(self.tuned_module, finetuned), moved, calibrate)
+
+    def search_between(
+        self,
+        tuned: Callable[[], nn.Module],
+        moved: Callable[[], nn.Module],
+        calibrate: str | Path | None = None,
+    ) -> AlphaSearch:
+        """Return a search for α between a fine-tune of A and the same on B with α = 1, both yet to build."""
         own = Path(calibrate) if calibrate else None
         seed = self.alignment.provenance.seed + 1  # probes that π has not learned from
         return AlphaSearch(
             self.running(self.a),
             self.b,
-            partial(self.tuned_module, finetuned),
+            tuned,
             moved,
             expected=partial(self.expected, self.a.architecture),
             translated=self.translation,
             calibrate=own,
             seed=seed,
         )
+
+    def choose_alpha(
+        self,
+        asked: AlphaArgument | None,
+        finetuned: Sequence[Finetune],
+        search: Callable[[], AlphaSearch],
+        output_record: OutputRecord,
+        keep_support: float | None = None,
+        **choosing: bool,
+    ) -> tuple[Alpha, OutputRecord]:
+        """Return α for fine-tunes, and the record with what was measured in B's outputs, if anything was.
+
+        ``choosing`` are further parameters of `AlphaChooser.choose`.
+        """
+        known = self.alignment.provenance.method != PLANNED
+        checked = asked is None and self._rotates and all(map(_can_be_scaled, finetuned))
+        if known and (asked == AUTO or keep_support is not None or checked):
+            choice = self.alpha_choice.choose(asked, keep_support, search, **choosing)
+            asked, output_record = choice.alpha, replace(output_record, output_shift=choice.output_shift)
+        return self.alpha(1.0 if asked is None else asked), output_record
 
     @property
     def alpha_choice(self) -> AlphaChooser:
@@ -328,12 +352,3 @@ def _can_be_scaled(finetuned: Finetune) -> bool:
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
         return Adapter.open(finetuned).kind.scalable
     return True
-
-
-def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a type that weights can be stored in, by its name."""
-    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and chosen not in FLOATS:
-        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
-        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
-    return chosen

@@ -25,6 +25,7 @@ from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.alpha import AlphaArgument
 from transfusion.transportation.balanced_alpha import AUTO
+from transfusion.transportation.checked_merge import checked_merge
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
@@ -204,7 +205,7 @@ def merge(
     head: int | None = None,
     rank: int | None = None,
     via: AnyAlignment | str | Path | None = None,
-    alpha: AlphaArgument = 1.0,
+    alpha: AlphaArgument | None = None,
     calibrate: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
     full: bool = False,
@@ -232,7 +233,7 @@ def merge(
     fine-tune; ``density`` is the share of each change that ties and dare keep.
     ``head`` is the place in the list, counted from 0, of the fine-tune whose heads are kept.
     ``rank`` is the rank of the merged adapter; the default is the sum of their ranks.
-    ``calibrate`` names inputs for a method that runs models.
+    ``calibrate`` names inputs for ``alpha="auto"`` and for methods that run models.
     ``seed`` is for the search and for dare.
     All other parameters are those of `transport`.
 
@@ -249,7 +250,7 @@ def merge(
         raise SettingError("one fine-tune was given, and not a list", hint="give a list, or use transport")
     if via is not None:
         refuse_beside_via(aligning)
-    aligning = calibrated(calibrate, via, aligning)
+    aligning = calibrated(calibrate, via, aligning, used=alpha == AUTO)
     pi = load_alignment(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
@@ -263,15 +264,20 @@ def merge(
         new_tokens=str(new_tokens),
         config=config,
         architecture=architecture,
+        calibrate=calibrate,
         vocabulary_share=vocabulary_share,
     )
     output_record = OutputRecord("merge", command=record.command, settings=settings, record=record)
 
     def prepare(plan: TransportPlan) -> DenseTransport | MergedAdapters:
-        return plan.merge(
+        return checked_merge(
+            plan,
             tuned,
-            merging=MergeRule.asked(how, weights, density, seed, plan.alpha(alpha)),
+            merging=MergeRule.asked(how, weights, density, seed),
+            alpha=alpha,
             head=head,
+            calibrate=calibrate,
+            anyway=anyway,
             full=full,
             rank=rank,
             new_tokens=new_tokens,

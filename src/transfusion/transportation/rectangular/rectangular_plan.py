@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import RectangularAlignment, RectangularMap
 from transfusion.architecture.architecture import Architecture, Policy
+from transfusion.checkpoint.tensor_files import as_dtype
 from transfusion.data.probes.input_translation import InputTranslation, input_translation
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.random_inputs import logits_name
@@ -32,7 +33,7 @@ from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.rectangular.rectangular_source import RectangularSource
 from transfusion.transportation.task_vector import NewTokens, TaskVector
-from transfusion.transportation.transport_plan import PLANNED, Base, TransportPlan, as_dtype
+from transfusion.transportation.transport_plan import PLANNED, Base, TransportPlan
 
 LORA = "LORA"
 LEAST_DIRECTION = 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from families import CASES, finetuned
 from test_adapter import train_adapter
 from transfusion import align, predict, transport
 from transfusion.errors import AlignmentError, SettingError
+from transfusion.live.running import RunningModel
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 from transfusion.transportation.balanced_alpha import balanced_alpha
 from transfusion.transportation.output_shift import AlphaSearch, OutputShift
 from transfusion.transportation.transport_plan import TransportPlan
@@ -59,7 +62,9 @@ def test_what_was_rehearsed_is_what_is_written(exact, tuned):
     outputs = alpha_search._at(0.5)
     module = exact.transport(tuned, alpha=0.5).module().eval()
     assert torch.allclose(
-        outputs["logits"], alpha_search._run(module, exact.b, alpha_search.batches)["logits"], atol=1e-5
+        outputs["logits"],
+        alpha_search._run(RunningModel(module, exact.b.family), alpha_search.batches)["logits"],
+        atol=1e-5,
     )
 
 
@@ -257,3 +262,21 @@ def test_own_inputs_are_for_the_alignment_too(shuffled, tuned, tmp_path):
     assert held_out.mean.found == pytest.approx(advice["found"], abs=1e-6), "the same inputs were held out"
     with pytest.raises(SettingError, match="nothing would use these inputs"):
         transport(tuned, base=a, onto=b, method="naive", calibrate=own)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_alpha_is_the_same_in_the_memory_of_a_unit(adapter, exact, tuned, tmp_path):
+    """Unit by unit, the moved fine-tune is written to a temporary folder, and read together with B."""
+    finetune = tuned
+    if adapter:
+        finetune = tmp_path / "adapter"
+        train_adapter(exact.a.checkpoint.root, finetune, ["q_proj", "v_proj"])
+    limited = replace(exact, resources=Resources(memory=2 * 10**9))
+    whole, by_unit = (plan.alpha_search(finetune) for plan in (exact, limited))
+    assert by_unit.how.by_unit
+    for alpha in (0.5, 1.0):
+        assert by_unit.at(alpha) == whole.at(alpha)
+    folder = by_unit._folder
+    assert (folder / "moved").is_dir()
+    del by_unit
+    assert not folder.exists(), "it goes with the search"

@@ -89,13 +89,12 @@ def test_a_plan_is_known_from_the_headers(llamas, monkeypatch):
     assert "memory" not in plan_memory(*llamas, method=preset("naive"))
 
 
-@pytest.mark.parametrize("method", ["functional", "auto", "ot"])
 @pytest.mark.parametrize(
     ("asked", "named"), [({"memory": 10**9}, r"memory of 1\.00 GB"), ({"engine": "ray"}, "engine = 'ray'")]
 )
-def test_what_holds_whole_models_cannot_be_limited_nor_sent(method, asked, named, llamas):
-    with pytest.raises(SettingError, match=f"{named}: the method {method} holds whole models"):
-        align(*llamas, method=method, resources=Resources(**asked))
+def test_what_holds_whole_models_cannot_be_limited_nor_sent(asked, named, llamas):
+    with pytest.raises(SettingError, match=f"{named}: the method ot holds whole models"):
+        align(*llamas, method="ot", resources=Resources(**asked))
 
 
 def test_workers_elsewhere_have_no_device(weights):

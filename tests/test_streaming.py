@@ -7,13 +7,27 @@ import threading
 import pytest
 import torch
 
-from families import CASES, FIRST, OFTEN, often
+from families import FIRST, OFTEN, often
+from transfusion import align, predict
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.architecture.architecture import Policy
 from transfusion.data.probes.random_inputs import random_inputs
-from transfusion.errors import ArchitectureError
-from transfusion.live import streaming
+from transfusion.errors import ArchitectureError, SettingError
+from transfusion.live.live_model import LiveModel
 from transfusion.live.lockstep import run_side_by_side
 from transfusion.live.running import HowToRun
+from transfusion.live.streaming import stream
+from transfusion.matching.methods import preset
+from transfusion.matching.search_memory import plan_memory
 from transfusion.model.model import Model
+from transfusion.runtime.memory_budget import PROGRAM
+from transfusion.runtime.resources import Resources
+from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.verification.equivalence import compare
+
+WHOLE_ONLY = frozenset(["marian"])
+"""Families whose module has parameters that files lack: their positions are computed."""
+UNITS = [family for family in sorted(FIRST) if family not in WHOLE_ONLY]
 
 
 def inputs_of(model: Model, module, seed: int) -> dict[str, torch.Tensor]:
@@ -35,10 +49,117 @@ def outputs(model: Model, how: HowToRun, count: int = 3) -> list[dict[str, torch
     return [found[number] for number in range(count)]
 
 
-@pytest.mark.parametrize("family", often(sorted(FIRST), OFTEN))
+@pytest.mark.parametrize("family", often(UNITS, OFTEN))
 def test_unit_by_unit_every_family_computes_the_same_bits(family, made):
     model = Model.open(made(FIRST[family]))
     whole, by_unit = (outputs(model, HowToRun(workers=2, by_unit=one)) for one in (False, True))
     for one, other in zip(whole, by_unit, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("family", often(UNITS, ["llama", "qwen2_moe", "t5", "vit"]))
+def test_equivalence_is_proved_unit_by_unit(family, made):
+    """π(A) computes what A computes, with rotated shortcuts; and the number is that of the whole model."""
+    model = Model.open(made(FIRST[family])).under(Policy())
+    planned = TransportPlan.planned(model, model).alignment
+    pi = Alignment.of(random_maps(model.architecture, 3), model.architecture, planned.provenance)
+    whole, by_unit = (compare(LiveModel.of(model, by_unit=one), pi) for one in (False, True))
+    assert by_unit.equal
+    assert by_unit == whole, "to the last digit"
+
+
+def test_every_unit_is_loaded_once_for_all_batches_and_dropped(made):
+    model = Model.open(made("llama"))
+    streamed = stream(model)
+    batches = [inputs_of(model, streamed.module, seed) for seed in range(5)]
+    with streamed.loading():
+        run_side_by_side(lambda number: streamed.module(**batches[number]) and None, 5, 2, streamed)
+        held = [name for name, one in streamed.module.named_parameters() if not one.is_meta]
+        assert {name.split(".")[2] for name in held if ".layers." in name} <= {"2"}, "the last unit only"
+    assert streamed.loads == len(streamed.units) == 3 + 2, "three blocks, the table and the projection"
+    kept = {name for name, one in streamed.module.named_parameters() if not one.is_meta}
+    assert kept == {"model.norm.weight"}
+
+
+def test_only_some_passes_run_at_a_time():
+    running, most, lock = [0], [0], threading.Lock()
+    meet = threading.Barrier(3)
+
+    def run(number: int) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        meet.wait(timeout=60)  # three do run together: nobody else would let them go on
+        with lock:
+            running[0] -= 1
+
+    run_side_by_side(run, 9, 3)
+    assert most == [3]
+
+
+def test_an_error_in_one_pass_ends_all(made):
+    """Also of those that wait in front of a unit."""
+    model = Model.open(made("llama"))
+    streamed = stream(model)
+    inputs = inputs_of(model, streamed.module, 0)
+
+    def run(number: int) -> None:
+        if number == 3:
+            raise ZeroDivisionError("of the fourth")
+        streamed.module(**inputs)
+
+    with streamed.loading(), pytest.raises(ZeroDivisionError, match="of the fourth"):
+        run_side_by_side(run, 5, 2, streamed)
+
+
+def test_what_files_lack_is_named(made):
+    with pytest.raises(ArchitectureError, match="embed_positions.weight of MarianMTModel is not in the file"):
+        stream(Model.open(made(FIRST["marian"])))
+
+
+def test_such_a_model_runs_whole_and_says_so(made):
+    notes: list[str] = []
+    model = Model.open(made(FIRST["marian"]))
+    with HowToRun(by_unit=True, note=notes.append).opened(model) as running:
+        assert running.streamed is None
+    assert len(notes) == 1
+    assert "runs whole" in notes[0]
+
+
+@pytest.mark.parametrize("name", ["vit-classifier", "bert-classifier", "llama", "mixtral"])
+def test_a_limit_changes_nothing_but_the_memory(name, made):
+    """Maps, qualities and predictions have the same bits."""
+    a, b = made(name, 1), made(name, 2)
+    free = align(a, b, method="functional", resources=Resources(jobs=2))
+    for jobs in (1, 2):
+        limited = align(a, b, method="functional", resources=Resources(jobs=jobs, memory=10**9))
+        assert limited.digest == free.digest
+        assert limited.provenance == free.provenance
+    found = [predict(a, b, via=free, resources=one) for one in (Resources(), Resources(memory=10**9))]
+    assert found[0] == found[1]
+
+
+def test_auto_keeps_to_a_limit_too(made):
+    a, b = made("bert-classifier", 1), made("bert-classifier", 2)
+    free, limited = (align(a, b, method="auto", resources=Resources(memory=one)) for one in (None, 10**9))
+    assert limited.digest == free.digest
+
+
+def test_too_little_memory_is_refused_before_any_work(made):
+    a, b = (Model.open(made("llama", seed)) for seed in (1, 2))
+    plan = plan_memory(a, b, method=preset("functional"), memory=10**9, jobs=2)
+    assert PROGRAM < plan["memory"] <= 10**9
+    with pytest.raises(SettingError, match="is too little: functional alignment takes"):
+        align(a, b, method="functional", resources=Resources(memory=PROGRAM + 1000))
+
+
+def test_gradients_need_whole_models(made):
+    method = preset("functional").changed(gradients=1.0)
+    with pytest.raises(SettingError, match="gradients need whole models"):
+        align(
+            made("vit-classifier", 1),
+            made("vit-classifier", 2),
+            method=method,
+            resources=Resources(memory=10**9),
+        )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from transfusion.cli.console import out, print_json
-from transfusion.cli.options import ArchitectureFile, Config, Force, Json, Result
+from transfusion.cli.options import ArchitectureFile, Config, Force, Json, MemoryOption, Result
 from transfusion.cli.search_options import CalibrateOption
 from transfusion.errors import VerificationError
 
@@ -39,6 +39,7 @@ def verify(
     calibrate: CalibrateOption = None,
     config: Config = None,
     architecture: ArchitectureFile = None,
+    memory: MemoryOption = None,
 ) -> None:
     """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
 
@@ -49,11 +50,11 @@ def verify(
     """
     if a is not None and via is not None and model is None:
         if onto is not None or _rotates(via):
-            _predict(a, onto, via, config, calibrate, output, force, as_json)
+            _predict(a, onto, via, config, calibrate, output, force, as_json, memory)
         elif calibrate is not None:
             raise typer.BadParameter("--calibrate goes with --onto")
         else:
-            _compare(a, via, config, tolerance, output, force, as_json)
+            _compare(a, via, config, tolerance, output, force, as_json, memory)
     elif architecture is not None and model is not None and a is None and via is None:
         _certify(architecture, model, config, output, force, as_json)
     else:
@@ -68,11 +69,21 @@ def _compare(
     output: Path | None,
     force: bool,
     as_json: bool,
+    memory: int | None,
 ) -> None:
     """Print how A and π(A) compare, and fail if they differ."""
+    from transfusion.runtime.resources import Resources
     from transfusion.verification.equivalence import verify as run
 
-    found = run(a, via=via, tolerance=tolerance, config=config, output=output, force=force)
+    found = run(
+        a,
+        via=via,
+        tolerance=tolerance,
+        config=config,
+        output=output,
+        force=force,
+        resources=Resources(memory=memory),
+    )
     if as_json:
         print_json(found.record)
     elif found.equal:
@@ -95,12 +106,23 @@ def _predict(
     output: Path | None,
     force: bool,
     as_json: bool,
+    memory: int | None,
 ) -> None:
     """Print how much of B's activations π predicts, and fail if it is no more than chance."""
     from transfusion.cli import description_views
+    from transfusion.runtime.resources import Resources
     from transfusion.verification.equivalence import predict
 
-    found = predict(a, onto, via=via, calibrate=calibrate, config=config, output=output, force=force)
+    found = predict(
+        a,
+        onto,
+        via=via,
+        calibrate=calibrate,
+        config=config,
+        output=output,
+        force=force,
+        resources=Resources(memory=memory),
+    )
     if as_json:
         print_json(found.record)
     elif found.holds:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.architecture import Architecture, Space
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.data.probes.places import EveryPlace, Places
 from transfusion.layouts import Layout, Name
@@ -128,13 +128,16 @@ def record_activations(
     *,
     places: Sequence[Places] = (),
     gradients: bool = False,
+    branches: bool = False,
 ) -> ActivationStore:
     """Run a model on all probes and keep samples; of each batch, the same rows are kept in every model.
 
     ``places`` are those of every batch that another model has too; all, if there are none.
     With ``gradients``, one random cotangent per batch, the same in every model, is sent back from the logits.
+    With ``branches``, what branches add to the residual stream is kept, too.
     """
-    recorder = _Recorder(model, folder, max(1, samples // max(1, len(probes))), places, gradients)
+    per_batch = max(1, samples // max(1, len(probes)))
+    recorder = _Recorder(model, folder, per_batch, places, gradients, branches)
 
     def run(number: int) -> None:
         with recorder.batch(number) as batch:
@@ -158,10 +161,12 @@ class _Recorder:
         per_batch: int,
         places: Sequence[Places] = (),
         gradients: bool = False,
+        branches: bool = False,
     ) -> None:
         self.naming = Naming(model.family, live=True)
         self.architecture: Architecture = model.architecture
-        self.per_batch, self.places, self.gradients = per_batch, places, gradients
+        self.per_batch, self.places = per_batch, places
+        self.gradients, self.branches = gradients, branches
         self.fed_by: dict[str, str] = {}
         self.same: dict[str, str] = {}
         self.shown: set[str] = set()
@@ -237,12 +242,23 @@ class _Recorder:
 
     def of_vocabulary(self, name: str) -> bool:
         """Return whether a module puts out one number for every token of the vocabulary."""
+        return any(space.axis == VOCABULARY for space in self._put_out(name))
+
+    def is_wanted(self, name: str) -> bool:
+        """Return whether anybody looks at the outputs of a module: norms show the stream better than what is
+        added to it.
+        """
+        adds = not self.branches and any(space.stream is not None for space in self._put_out(name))
+        return not adds and not self.of_vocabulary(name)
+
+    def _put_out(self, name: str) -> list[Space]:
+        """Return the axes that a module with inputs of another axis puts out whole."""
         weight = self.weight(name)
         items = (
             [] if weight is None or weight.arrow is None else [weight.items[dim] for dim in weight.outputs]
         )
         spaces = [self.architecture.spaces.get(item.text) for item in items if isinstance(item, Name)]
-        return any(space is not None and space.axis == VOCABULARY for space in spaces)
+        return [space for space in spaces if space is not None]
 
     def write(self, key: str, number: int, rows: Tensor) -> None:
         values = rows.float().cpu().contiguous().numpy()
@@ -310,7 +326,7 @@ class _Batch:
         weight, convolves = self.of.weight(name), self._convolves(name)
         first = output[0] if weight is not None and isinstance(output, tuple) else output
         if _is_activation(first):
-            if not self.of.of_vocabulary(name):
+            if self.of.is_wanted(name):
                 self._keep(f"{name}/{OUTPUT}", first.movedim(1, -1) if convolves else first)
             if self.of.gradients and first.requires_grad:
                 self._outputs.append((name, first))

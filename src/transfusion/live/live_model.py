@@ -7,7 +7,7 @@ families come from their tables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from transfusion.data.probes.random_inputs import in_dtype, random_inputs, run_m
 from transfusion.errors import ArchitectureError
 from transfusion.layouts import Layout, Name
 from transfusion.live.building import build, module_of
+from transfusion.live.streaming import StreamedModule, stream
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
 
@@ -45,10 +46,16 @@ class LiveModel:
     family: Family
     architecture: Architecture
     inputs: Mapping[str, Tensor]
+    streamed: StreamedModule | None = None
+    """The same module, if its weights are in memory one unit at a time."""
 
     @classmethod
-    def of(cls, model: Model, dtype: torch.dtype = torch.float64) -> LiveModel:
-        """Build the model in its own library, with random inputs."""
+    def of(cls, model: Model, dtype: torch.dtype = torch.float64, *, by_unit: bool = False) -> LiveModel:
+        """Build the model in its own library, with random inputs; whole, or to be run unit by unit."""
+        if by_unit:
+            streamed = stream(model, dtype)
+            live = cls(streamed.module, model.family, model.architecture, {}, streamed)
+            return live.drawn(model, dtype=dtype)
         return cls(build(model, dtype), model.family, model.architecture, {}).drawn(model, dtype=dtype)
 
     def drawn(
@@ -73,7 +80,8 @@ class LiveModel:
     def outputs(self) -> dict[str, Tensor]:
         """Run the module on its probes and return its outputs."""
         try:
-            return run_model(self.module, self.family, self.inputs)
+            with nullcontext() if self.streamed is None else self.streamed.loading():
+                return run_model(self.module, self.family, self.inputs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise ArchitectureError(
@@ -94,10 +102,21 @@ class LiveModel:
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
         with (
-            self.holding(self.parameters_under(alignment)),
+            self._holding_moved(alignment),
             self.rotated_shortcuts(alignment, float(shortcuts)),
         ):
             yield
+
+    def _holding_moved(self, alignment: Alignment) -> AbstractContextManager[None]:
+        if self.streamed is None:
+            return self.holding(self.parameters_under(alignment))
+
+        def move(name: str, value: Tensor) -> Tensor:
+            whole, part = without_part(name)
+            layout = self.architecture.tensors[whole]
+            return alignment.move(value, layout if part is None else layout.piece(part))
+
+        return self.streamed.changed(move)
 
     def parameters_under(self, alignment: Alignment) -> dict[str, Tensor]:
         """π of every parameter, by its name in memory; what the library computes itself is left out."""

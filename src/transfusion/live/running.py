@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from transfusion.architecture.table import Family
 from transfusion.data.probes.random_inputs import plain_experts, run_model
+from transfusion.errors import ArchitectureError
 from transfusion.live.building import build
 from transfusion.live.lockstep import run_side_by_side
 from transfusion.live.streaming import StreamedModule, stream
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ class HowToRun:
     device: str = "cpu"
     by_unit: bool = False
     """Whether the weights of one unit at a time are in memory, not the whole model."""
+    note: Callable[[str], None] = lambda text: None
+    """Told if a model cannot be run unit by unit, and is run whole."""
+
+    @classmethod
+    def within(cls, resources: Resources) -> HowToRun:
+        """Return how models are run with these resources."""
+        workers = resources.jobs or torch.get_num_threads()
+        return cls(workers, resources.device, by_unit=resources.memory is not None)
 
     @contextmanager
     def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
@@ -64,7 +74,15 @@ class HowToRun:
             module = build(model, torch.float32).to(self.device)
             yield RunningModel(module, model.family, self.workers, self.device)
             return
-        streamed = stream(model, torch.float32, self.device, read)
+        try:
+            streamed = stream(model, torch.float32, self.device, read)
+        except ArchitectureError as error:
+            if read is not None:
+                raise
+            self.note(f"note: {model.label} runs whole, in more memory than planned: {error}")
+            with replace(self, by_unit=False).opened(model) as running:
+                yield running
+            return
         with streamed.loading():
             yield RunningModel(streamed.module, model.family, self.workers, self.device, streamed)
 

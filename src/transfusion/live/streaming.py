@@ -31,6 +31,8 @@ class _Place:
 
     name: str
     """Its name in the whole module."""
+    ours: str
+    """Its canonical name, with a number if it is a part of a tensor."""
     owner: nn.Module
     read: Callable[[], Tensor]
     shape: torch.Size
@@ -61,7 +63,7 @@ class StreamedModule:
     meet: Meet = lambda load: load()
     """Called in front of every unit, with what loads it."""
     change: Change = lambda name, value: value
-    """What becomes of a parameter, by its name, when it is loaded."""
+    """What becomes of a parameter, by its canonical name, when it is loaded."""
     loaded: str | None = None
     loads: int = field(default=0, compare=False)
     """How many times a unit was loaded."""
@@ -99,9 +101,10 @@ class StreamedModule:
         self.loaded, self.loads = name, self.loads + 1
 
     def _fill(self, places: list[_Place]) -> None:
-        for place in places:
-            value = place.read().to(device=self.device, dtype=self.dtype)
-            place.fill(self.change(place.name, value))
+        with torch._C.DisableTorchFunction():  # reading is no part of what is computed in float64 throughout
+            for place in places:
+                value = place.read().to(device=self.device, dtype=self.dtype)
+                place.fill(self.change(place.ours, value))
 
     def _drop(self) -> None:
         for place in self.places[self.loaded] if self.loaded is not None else ():
@@ -110,16 +113,12 @@ class StreamedModule:
 
     @contextmanager
     def changed(self, change: Change) -> Iterator[None]:
-        """Within the block, all parameters are loaded with a change."""
+        """Within the block, whoever loads parameters gets them with a change."""
         before, self.change = self.change, change
-        self._drop()
-        self._fill(self.resident)
         try:
             yield
         finally:
             self.change = before
-            self._drop()
-            self._fill(self.resident)
 
 
 def stream(
@@ -138,7 +137,7 @@ def stream(
             f"{model.label}: a model in memory is not read from files", hint="leave out `memory`"
         )
     require_modest_size(model)
-    module, read = skeleton(model), read or model.read
+    module, read = skeleton(model), read or _checked_once(model)
     places = _places(model, module, read)
     units = dict(_units(module, _of_vocabulary(model, module)))
     owned: dict[str, list[_Place]] = {name: [] for name in units}
@@ -196,8 +195,20 @@ def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> d
                 hint="leave out `memory`: the model is then held whole",
             )
         source = partial(_cut, read, whole, rows)
-        found[name] = _Place(name, module.get_submodule(path), source, parameter.shape)
+        found[name] = _Place(name, known, module.get_submodule(path), source, parameter.shape)
     return found
+
+
+def _checked_once(model: Model) -> Callable[[str], Tensor]:
+    """Return what reads tensors, and refuses NaN and infinite values where one is read for the first time."""
+    seen: set[str] = set()
+
+    def read(name: str) -> Tensor:
+        value = model.raw(name) if name in seen else model.read(name)
+        seen.add(name)
+        return value
+
+    return read
 
 
 def _cut(read: Callable[[str], Tensor], name: str, rows: slice | None) -> Tensor:

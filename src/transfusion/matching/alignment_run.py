@@ -137,7 +137,7 @@ def align(
     a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
     weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
     with _followed(on_step, progress) as following:
-        found = _align(weights, chosen, seed, advice, journal, resources, following, vocabulary)
+        found = _align(weights, chosen, seed, advice, journal, resources, following, vocabulary, progress)
     if summary := weights.clock.summary():
         progress.detail(summary)
     found = replace(found, provenance=replace(found.provenance, run=record.run()))
@@ -211,6 +211,7 @@ def _align(
     resources: Resources,
     on_step: Callable[[Step], None],
     vocabulary: Mapping[str, Any],
+    progress: Progress,
 ) -> Alignment:
     """Align two models by a method."""
     a, b, dtype = weights.a, weights.b, weights.place["dtype"]
@@ -228,6 +229,7 @@ def _align(
         workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),
         device=resources.device,
         by_unit=memory is not None,
+        note=progress.note,
     )
     with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:
         take_hashes(a, b, engine=hands, checked=True)

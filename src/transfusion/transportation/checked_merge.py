@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from transfusion.transportation.adapters.adapter import is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.alpha import AlphaArgument
@@ -18,6 +16,7 @@ from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.output_shift import AlphaSearch
+from transfusion.transportation.runnable_finetune import RunnableFinetune
 from transfusion.transportation.task_vector import NewTokens
 from transfusion.transportation.transport_plan import TransportPlan
 
@@ -68,8 +67,8 @@ def merged_search(
 
 def _combined(
     plan: TransportPlan, finetuned: Sequence[Finetune], merging: MergeRule, head: int | None
-) -> nn.Module:
-    """Build the target of a plan with all fine-tunes in it; adapters become part of the model."""
+) -> RunnableFinetune:
+    """Return the target of a plan with all fine-tunes in it; adapters become part of the model."""
     merged = plan.merge(
         finetuned,
         merging=replace(merging),  # a copy: the thresholds of TIES belong to one basis
@@ -79,7 +78,7 @@ def _combined(
         trust_base=True,
     )
     assert isinstance(merged, DenseTransport)
-    return merged.module()
+    return RunnableFinetune(merged, plan.resources)
 
 
 def _adapts(finetuned: Finetune) -> bool:

@@ -6,22 +6,27 @@ Both shifts are measured on probes, so neither labels nor data are needed. They 
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from tempfile import mkdtemp
 
 import torch
 from torch import Tensor, nn
 
-from transfusion.architecture.naming import Naming
 from transfusion.data.probes import calibration_probes, synthetic_probes
 from transfusion.data.probes.input_translation import InputTranslation, SameInputs
 from transfusion.data.probes.probed_model import Probes
-from transfusion.data.probes.random_inputs import run_model
 from transfusion.errors import ArchitectureError
-from transfusion.live.building import build
+from transfusion.live.meta_models import skeleton
+from transfusion.live.running import WHOLE, HowToRun, RunningModel
 from transfusion.model.model import Model
+from transfusion.transportation.moved_model import MovedModel, StreamedMove, WholeMove
+from transfusion.transportation.runnable_finetune import RunnableFinetune
 
 PROBES = 64
 TRIED = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
@@ -42,6 +47,8 @@ UNRELATED = 0.05
 """Below this direction, B's shift has nothing to do with A's."""
 NO_FURTHER = 1.01
 """The largest size of B's shift relative to A's, with room for rounding."""
+LARGEST = 2**26
+"""The most numbers of an output on all probes; of larger ones, only some places are kept."""
 HALVINGS = 7
 """Bisection steps for α under a bound: accurate to a hundredth."""
 
@@ -72,35 +79,44 @@ class AlphaSearch:
         self,
         a: Model,
         b: Model,
-        tuned: Callable[[], nn.Module],
-        moved: Callable[[], nn.Module],
+        tuned: Callable[[], RunnableFinetune],
+        moved: Callable[[], RunnableFinetune],
         *,
         expected: Callable[[Outputs], Outputs],
         translated: Callable[[nn.Module, nn.Module], InputTranslation] = lambda a, b: SameInputs(),
         calibrate: Path | None = None,
         seed: int = 0,
+        how: HowToRun = WHOLE,
     ) -> None:
-        """``tuned`` builds the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1.
+        """``tuned`` returns the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1.
 
         ``expected`` rewrites outputs of A as those of B, and ``translated`` returns what does so with inputs.
         """
-        self.vocabulary = a.vocabulary
-        module = build(a, torch.float32)
-        wanted = (a, module, PROBES, seed)
-        self.probes: Probes = (
-            calibration_probes(calibrate, *wanted) if calibrate else synthetic_probes(*wanted)
-        )
-        before, after = self._run(module, a, self.probes.batches), self._run(tuned(), a, self.probes.batches)
+        self.vocabulary, self.how = a.vocabulary, how
+        with how.opened(a) as running:
+            wanted = (a, running.module, PROBES, seed)
+            self.probes: Probes = (
+                calibration_probes(calibrate, *wanted) if calibrate else synthetic_probes(*wanted)
+            )
+            before = self._run(running, self.probes.batches)
+            module = running.module if not how.by_unit else skeleton(a)
+        del running
+        after = self._outputs_of(tuned(), a)
         both = {name for name, one in after.items() if name in before and one.shape == before[name].shape}
         change = {name: value - before[name] if name in both else value for name, value in after.items()}
         self.new = frozenset(after.keys() - both)
         """Outputs of a task head that only the fine-tune has: A has no values to subtract."""
         self.wanted: Outputs = expected(change)
-        self.b, self.moved = b, moved().float().eval()
-        translation = translated(module, self.moved)
+        self.b = b
+        arriving = moved()
+        self.moved: MovedModel = (
+            StreamedMove(arriving.model(self._folder / "moved"), b, how)
+            if how.by_unit
+            else WholeMove(arriving.module(), b, how)
+        )
+        translation = translated(module, self.moved.module)
         self.batches = [translation(inputs) for inputs in self.probes.batches]
         del module
-        self.ends = _ends(self.moved, b)
         self.before = self._at(0.0)
         if not any(
             name in self.before and _alike(self.before[name], one) for name, one in self.wanted.items()
@@ -161,15 +177,36 @@ class AlphaSearch:
         return _ratio(now - before, own)
 
     def _at(self, alpha: float) -> dict[str, Tensor]:
-        for parameter, (start, change) in self.ends.items():
-            parameter.data = start + alpha * change
-        return self._run(self.moved, self.b, self.batches)
+        with self.moved.at(alpha) as running:
+            return self._run(running, self.batches)
 
-    def _run(self, module: nn.Module, model: Model, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    @cached_property
+    def _folder(self) -> Path:
+        """A folder for models that are computed and then run unit by unit; it goes with the search."""
+        made = mkdtemp()
+        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+        return Path(made)
+
+    def _outputs_of(self, tuned: RunnableFinetune, a: Model) -> dict[str, Tensor]:
+        """Return the outputs of the fine-tune of A."""
+        if not self.how.by_unit:
+            running = RunningModel(tuned.module(), a.family, self.how.workers)
+            return self._run(running, self.probes.batches)
+        with self.how.opened(tuned.model(self._folder / "tuned")) as running:
+            return self._run(running, self.probes.batches)
+
+    def _run(self, running: RunningModel, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return all outputs on all probes, concatenated over the batches."""
-        parts: list[Outputs] = [run_model(module, model.family, inputs, double=False) for inputs in batches]
-        if self.vocabulary is not None:
-            parts = [self.vocabulary.shared_logits(part) for part in parts]
+        found: dict[int, Outputs] = {}
+
+        def run(number: int) -> None:
+            outputs: Outputs = running.outputs(batches[number])
+            if self.vocabulary is not None:
+                outputs = self.vocabulary.shared_logits(outputs)
+            found[number] = {name: _thinned(one, len(batches)) for name, one in outputs.items()}
+
+        running.each(run, len(batches))
+        parts = [found[number] for number in range(len(batches))]
         sizes = [len(next(iter(inputs.values()))) for inputs in batches]
         return {
             name: torch.cat([part[name].float() for part in parts])
@@ -180,16 +217,12 @@ class AlphaSearch:
         }
 
 
-def _ends(moved: nn.Module, b: Model) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
-    """Return, for every parameter that B has too, B's value and the change that α = 1 adds."""
-    naming = Naming(b.family, live=True)
-    places = {naming.canonical(name): parameter for name, parameter in moved.named_parameters()}
-    found: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
-    for name, own in build(b, torch.float32).named_parameters():
-        parameter = places.get(naming.canonical(name))
-        if parameter is not None and parameter.shape == own.shape:
-            found[parameter] = own.data, parameter.data - own.data
-    return found
+def _thinned(value: Tensor, batches: int) -> Tensor:
+    """Return an output; of a very large one, such as logits of a vocabulary, the values at some places."""
+    if value.ndim < 3 or value.numel() * batches <= LARGEST:
+        return value
+    step = -(-value.numel() * batches // LARGEST)
+    return value[:, ::step].clone()
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

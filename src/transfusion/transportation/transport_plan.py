@@ -19,11 +19,12 @@ from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.checkpoint.tensor_files import as_dtype
 from transfusion.data.probes.input_translation import InputTranslation, SameInputs
 from transfusion.errors import MismatchError, SettingError, listing
-from transfusion.live.building import build
 from transfusion.live.live_model import expected_outputs
+from transfusion.live.running import HowToRun
 from transfusion.model.bases import open_bases, with_common_tokens
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -37,6 +38,7 @@ from transfusion.transportation.finetunes import Finetune
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_record import OutputRecord, recorded_base
 from transfusion.transportation.output_shift import AlphaSearch
+from transfusion.transportation.runnable_finetune import RunnableFinetune
 from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
 
@@ -52,6 +54,8 @@ class TransportPlan:
     a: Model
     b: Model
     alignment: Alignment
+    resources: Resources = LOCAL
+    """For models that are run to choose α."""
 
     @classmethod
     def between(cls, base: Base, onto: Base, via: AnyAlignment | str | Path) -> TransportPlan:
@@ -224,17 +228,17 @@ class TransportPlan:
         """Return a search for α that runs the fine-tune on A and on B, on probes."""
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
 
-        def moved() -> nn.Module:
+        def moved() -> RunnableFinetune:
             whole = self.transport(finetuned, full=adapter, trust_base=True, new_tokens=new_tokens)
             assert isinstance(whole, DenseTransport)
-            return whole.module()
+            return RunnableFinetune(whole, self.resources)
 
-        return self.search_between(partial(self.tuned_module, finetuned), moved, calibrate)
+        return self.search_between(partial(self.tuned, finetuned), moved, calibrate)
 
     def search_between(
         self,
-        tuned: Callable[[], nn.Module],
-        moved: Callable[[], nn.Module],
+        tuned: Callable[[], RunnableFinetune],
+        moved: Callable[[], RunnableFinetune],
         calibrate: str | Path | None = None,
     ) -> AlphaSearch:
         """Return a search for α between a fine-tune of A and the same on B with α = 1, both yet to build."""
@@ -249,6 +253,7 @@ class TransportPlan:
             translated=self.translation,
             calibrate=own,
             seed=seed,
+            how=HowToRun.within(self.resources),
         )
 
     def choose_alpha(
@@ -292,14 +297,14 @@ class TransportPlan:
         """Return what rewrites inputs of A as inputs of B."""
         return SameInputs()
 
-    def tuned_module(self, finetuned: Finetune) -> nn.Module:
-        """Build the fine-tune of A; an adapter is folded into A."""
+    def tuned(self, finetuned: Finetune) -> RunnableFinetune:
+        """Return the fine-tune of A; an adapter is folded into A."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             own = TransportPlan.planned(self.running(self.a), self.running(self.a))
             folded = own.transport(finetuned, full=True, trust_base=True)
             assert isinstance(folded, DenseTransport)
-            return folded.module()
-        return build(self.running(self.opened(finetuned)), torch.float32)
+            return RunnableFinetune(folded, self.resources)
+        return RunnableFinetune(self.running(self.opened(finetuned)), self.resources)
 
     def merge(
         self,

@@ -8,7 +8,7 @@ adapter for B. Tensors are computed when they are asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -168,7 +168,7 @@ def transport(
     def prepare(
         plan: TransportPlan, alpha: AlphaArgument | None = alpha
     ) -> DenseTransport | AdapterTransport | RectangularLora:
-        return plan.transport(
+        return replace(plan, resources=resources).transport(
             tuned,
             alpha=alpha,
             dtype=dtype,
@@ -271,7 +271,7 @@ def merge(
 
     def prepare(plan: TransportPlan) -> DenseTransport | MergedAdapters:
         return checked_merge(
-            plan,
+            replace(plan, resources=resources),
             tuned,
             merging=MergeRule.asked(how, weights, density, seed),
             alpha=alpha,

@@ -24,6 +24,9 @@ from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
 from transfusion.live.activations import record_outputs
 from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.live.meta_models import skeleton
+from transfusion.live.running import HowToRun
+from transfusion.live.streaming import unit_sizes
 from transfusion.matching.activations.prediction_quality import (
     PredictionQuality,
     mean_quality,
@@ -32,9 +35,11 @@ from transfusion.matching.activations.prediction_quality import (
 from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.rectangular.rectangular_matching import RectangularMatching, run_both
+from transfusion.matching.search_memory import functional_memory
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
+from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 
 TOLERANCE = 1e-9
@@ -89,6 +94,7 @@ def verify(
     config: ConfigArgument = None,
     output: str | Path | None = None,
     force: bool = False,
+    resources: Resources = LOCAL,
 ) -> Verification:
     """Test whether π(A) computes the same as A, and find the first module that differs.
 
@@ -99,6 +105,7 @@ def verify(
         config: The configuration, for weights without a config.json.
         output: A file to write the result to, as JSON.
         force: Replace an existing file.
+        resources: With a limit of memory, the model is run unit by unit.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
@@ -115,7 +122,10 @@ def verify(
     alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
-    found = compare(LiveModel.of(model), alignment, tolerance)
+    if resources.memory is not None:
+        resources.budget.require(2 * unit_sizes(model, skeleton(model)), "a unit of the model in float64")
+    live = LiveModel.of(model, by_unit=resources.memory is not None)
+    found = compare(live, alignment, tolerance)
     return files.finish(found, record, _about(model.label, alignment, via))
 
 
@@ -205,6 +215,7 @@ def predict(
     config: ConfigArgument = None,
     output: str | Path | None = None,
     force: bool = False,
+    resources: Resources = LOCAL,
 ) -> Prediction:
     """Measure the share of B's activations that π predicts from A's, on probes that it was not found on.
 
@@ -217,6 +228,7 @@ def predict(
         config: The configuration, for weights without a config.json.
         output: A file to write the result to, as JSON.
         force: Replace an existing file.
+        resources: With a limit of memory, the models are run unit by unit.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]
@@ -242,7 +254,10 @@ def predict(
             FunctionalOptions(probes=then["probes"], samples=then["samples"], calibrate=own),
             metadata.seed,
         )
-    with run_on_probes(source, target, options, seed) as probed:
+    how = HowToRun.within(resources)
+    if how.by_unit:
+        functional_memory(source, target, options, resources.memory, jobs=resources.jobs)
+    with run_on_probes(source, target, options, seed, how) as probed:
         found = Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
     return files.finish(found, record, {**_about(source.label, alignment, via), "b": target.label})
 

@@ -18,8 +18,10 @@ from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.live.activation_store import HELD_OUT
 from transfusion.live.meta_models import skeleton
 from transfusion.live.streaming import unit_sizes
+from transfusion.matching.activations.probed_pair import bytes_of_samples
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.memory_budget import NO_LIMIT, MemoryBudget
 
@@ -79,7 +81,7 @@ class ModelPasses:
             if layout.arrow is not None and len(layout.outputs) == 1 and name in self.model.names:
                 block = ".".join(part for part in name.split(".")[:-1] if not part.isidentifier())
                 size = self.model.info(name).shape[layout.outputs[0]]
-                outputs[block] = outputs.get(block, 0) + (size if "vocab" not in layout.names() else 0)
+                outputs[block] = outputs.get(block, 0) + (size if VOCABULARY not in layout.names() else 0)
         return 2 * NUMBER * max(outputs.values(), default=0) * self.tokens // BATCHES
 
 
@@ -128,12 +130,6 @@ class FunctionalMemory:
         maps = sum(
             NUMBER * a.architecture.rows(space.id) * space.size**2 for space in a.architecture.moving()
         )
-        recorded = sum(
-            a.info(name).shape[dim]
-            for name, layout in a.architecture.tensors.items()
-            if layout.arrow is not None and name in a.names and "vocab" not in layout.names()
-            for dim in (*layout.outputs[:1], *layout.inputs[:1])
-        )
 
         def made(count: int) -> FunctionalMemory:
             of_passes = max(
@@ -147,7 +143,7 @@ class FunctionalMemory:
                 of_passes,
                 maps,
                 stream,
-                2 * NUMBER * recorded * options.samples,
+                bytes_of_samples(a, options),
                 budget,
             )
 

@@ -6,13 +6,13 @@ axis, and `correspondence` finds the maps.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from transfusion.architecture.architecture import Policy
@@ -24,6 +24,8 @@ from transfusion.live.running import WHOLE, HowToRun
 from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.runtime.scratch_folder import scratch_folder
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,25 @@ def _count(batch: Mapping[str, Tensor]) -> int:
     return len(next(iter(batch.values())))
 
 
+def bytes_of_samples(model: Model, options: FunctionalOptions) -> int:
+    """Return the bytes of the samples of two models of this shape, about."""
+    recorded: int = sum(
+        model.info(name).shape[dim]
+        for name, layout in model.architecture.tensors.items()
+        if layout.arrow is not None and name in model.names and VOCABULARY not in layout.names()
+        for dim in (*layout.outputs[:1], *layout.inputs[:1])
+    )
+    return 2 * torch.float32.itemsize * recorded * options.samples
+
+
 @contextmanager
 def run_on_probes(
     a: Model, b: Model, options: FunctionalOptions, seed: int = 0, how: HowToRun = WHOLE
 ) -> Iterator[ProbedPair]:
     """Run two models one after the other; yield their activations, on disk for the ``with`` block."""
-    with tempfile.TemporaryDirectory() as folder:
-        of_a, probes = _recorded(a, options, seed, how, Path(folder) / "a", None)
-        of_b, _ = _recorded(b, options, seed, how, Path(folder) / "b", probes)
+    with scratch_folder(bytes_of_samples(a, options), bounded=how.by_unit) as folder:
+        of_a, probes = _recorded(a, options, seed, how, folder / "a", None)
+        of_b, _ = _recorded(b, options, seed, how, folder / "b", probes)
         yield ProbedPair(
             AxisActivations(a, b, of_a, of_b, how.device),
             AxisActivations(a, b, of_a.others, of_b.others, how.device),

@@ -70,7 +70,7 @@ def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Itera
             place = Path(folder) / name
             place.mkdir()
             store = record_activations(
-                subject.model, runs, shown.batches, place, options.samples, places=shown.places
+                subject.model, runs, shown.batches, place, options.samples, places=shown.places, branches=True
             )
             recorded.append(RecordedModel(subject.model, store))
         del subjects, running

@@ -115,7 +115,7 @@ class RectangularPlan(TransportPlan):
     ) -> RectangularSource:
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             adapter = Adapter.open(finetuned)
-            folded = Model.open(self.tuned_module(finetuned))
+            folded = Model.open(self.tuned(finetuned).module())
             source = self.source(folded, alpha, trust_base=True, new_tokens=new_tokens)
             return replace(source, named=adapter.label, origin=adapter.checkpoint, content=adapter.digest)
         lot = NewTokens(new_tokens)

@@ -171,7 +171,7 @@ class RefineTransport:
             plan.b,
             tuned,
             partial(plan.expected, tuned.architecture),
-            plan.tuned_module(self.finetuned).float(),
+            plan.tuned(self.finetuned).module(),
             of_a,
             of_b,
             plan.translation(of_a, of_b),

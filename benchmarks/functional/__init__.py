@@ -1,0 +1,1 @@
+"""Time and memory of functional alignment, against its floor."""

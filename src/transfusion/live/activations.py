@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
+from transfusion.architecture.architecture import Architecture
 from transfusion.layouts import ANONYMOUS, Layout, Name
 from transfusion.live.live_model import LiveModel
 
@@ -60,7 +61,7 @@ def record_outputs(live: LiveModel) -> Iterator[ModuleRecord]:
             record.streams[name] = given[0].clone()
         weight = tensors.get(f"{name}.weight")
         if weight is not None and isinstance(output, Tensor):
-            record.outputs[name] = (output_layout(weight, output.ndim), output.clone())
+            record.outputs[name] = (output_layout(weight, output.shape, live.architecture), output.clone())
 
     modules = {
         name: module
@@ -71,8 +72,18 @@ def record_outputs(live: LiveModel) -> Iterator[ModuleRecord]:
         yield record
 
 
-def output_layout(weight: Layout, ndim: int) -> Layout:
-    """Return the layout of a module's output: its weight's output axis, last or, if it convolves, second."""
+def output_layout(weight: Layout, shape: Sequence[int], architecture: Architecture) -> Layout:
+    """Return the layout of a module's output: its weight's output axis, last, or second among channels.
+
+    Channels are second behind a convolution and behind the norm that follows one.
+    """
     axis = weight.items[weight.outputs[0]] if weight.arrow else weight.items[0]
-    place = 1 if len(weight.inputs) > 1 else ndim - 1
-    return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(ndim)))
+    last = len(shape) - 1
+    norm_of_channels = (
+        weight.arrow is None
+        and last > 1
+        and isinstance(axis, Name)
+        and shape[last] != _size(axis, architecture)
+    )
+    place = 1 if len(weight.inputs) > 1 or norm_of_channels else last
+    return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(len(shape))))

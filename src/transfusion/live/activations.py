@@ -83,7 +83,7 @@ def output_layout(weight: Layout, shape: Sequence[int], architecture: Architectu
         weight.arrow is None
         and last > 1
         and isinstance(axis, Name)
-        and shape[last] != _size(axis, architecture)
+        and shape[last] != architecture.sizes.get(axis.text)
     )
     place = 1 if len(weight.inputs) > 1 or norm_of_channels else last
     return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(len(shape))))

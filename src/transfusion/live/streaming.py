@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import ArchitectureError
@@ -41,11 +42,11 @@ class _Place:
     def leaf(self) -> str:
         return self.name.rpartition(".")[2]
 
-    def fill(self, value: Tensor) -> None:
-        self.owner._parameters[self.leaf] = nn.Parameter(value)
+    def fill(self, value: Tensor, *, frozen: bool = False) -> None:
+        self.owner._parameters[self.leaf] = nn.Parameter(value, requires_grad=not frozen)
 
-    def empty(self) -> None:
-        self.fill(torch.empty(self.shape, device="meta"))
+    def empty(self, *, frozen: bool = False) -> None:
+        self.fill(torch.empty(self.shape, device="meta"), frozen=frozen)
 
 
 @dataclass
@@ -64,6 +65,9 @@ class StreamedModule:
     """Called in front of every unit, with what loads it."""
     change: Change = lambda name, value: value
     """What becomes of a parameter, by its canonical name, when it is loaded."""
+    frozen: bool = False
+    """Whether gradients go through the module, and none of its own weights has any. Blocks are then computed
+    again on the way back, so that the activations and weights of one are in memory."""
     loaded: str | None = None
     loads: int = field(default=0, compare=False)
     """How many times a unit was loaded."""
@@ -71,18 +75,45 @@ class StreamedModule:
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Within the block the module can be run; every unit is loaded when it is called."""
-
-        def hook_of(name: str) -> Callable[..., None]:
-            return lambda module, args: self.meet(partial(self._load, name))
-
-        handles = [unit.register_forward_pre_hook(hook_of(name)) for name, unit in self.units.items()]
+        for name, unit in self.units.items():
+            unit.forward = self._loading_first(name, unit.forward)
         self._fill(self.resident)
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            for unit in self.units.values():
+                del unit.forward
             self._drop()
+
+    def _loading_first(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a unit's forward pass that loads its weights first; with gradients, on the way back too."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.meet(partial(self._load, name))
+            return forward(*args, **kwargs)
+
+        def run_frozen(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return run(*args, **kwargs)
+            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        return run_frozen if self.frozen else run
+
+    @contextmanager
+    def stood_in_for(self) -> Iterator[nn.Module]:
+        """Within the block, parameters have a device and a type, and take no memory; their values are zero.
+
+        Libraries that wrap layers look at those, and never at the values.
+        """
+        everything = [*self.resident, *(place for places in self.places.values() for place in places)]
+        for place in everything:
+            zero = torch.zeros((), dtype=self.dtype, device=self.device)
+            place.fill(zero.expand(place.shape), frozen=self.frozen)
+        try:
+            yield self.module
+        finally:
+            for place in everything:
+                place.empty(frozen=self.frozen)
 
     @contextmanager
     def meeting(self, meet: Meet) -> Iterator[None]:
@@ -104,11 +135,11 @@ class StreamedModule:
         with torch._C.DisableTorchFunction():  # reading is no part of what is computed in float64 throughout
             for place in places:
                 value = place.read().to(device=self.device, dtype=self.dtype)
-                place.fill(self.change(place.ours, value))
+                place.fill(self.change(place.ours, value), frozen=self.frozen)
 
     def _drop(self) -> None:
         for place in self.places[self.loaded] if self.loaded is not None else ():
-            place.empty()
+            place.empty(frozen=self.frozen)
         self.loaded = None
 
     @contextmanager
@@ -126,6 +157,8 @@ def stream(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     read: Callable[[str], Tensor] | None = None,
+    *,
+    frozen: bool = False,
 ) -> StreamedModule:
     """Return a model's module without its weights, which are read while it runs.
 
@@ -146,7 +179,7 @@ def stream(
         unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
         (resident if unit is None else owned[unit]).append(place)
     _fill_buffers(model, module, dtype, device)
-    return StreamedModule(module, units, owned, resident, dtype, device)
+    return StreamedModule(module, units, owned, resident, dtype, device, frozen=frozen)
 
 
 def unit_sizes(model: Model, module: nn.Module) -> int:

@@ -18,9 +18,11 @@ import torch
 from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
+from transfusion.transportation.adapters.adapter import is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.alpha import AlphaArgument
@@ -141,7 +143,8 @@ def transport(
         refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
     )
     if refinement is not None:
-        _require_whole_models(resources, progress)
+        trains_adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
+        _require_one_process(resources, progress, trains_adapter=trains_adapter)
     bound = keep_support if refinement is None else None
     if refinement is not None and alpha is None:
         alpha = 1.0  # the refinement chooses its start by what it measures
@@ -185,8 +188,9 @@ def transport(
         assert refinement is not None
         assert not isinstance(moved, RefinedLora)
         unmoved = partial(prepare, plan, 0.0)
-        with resources.in_process():
-            return RefineTransport(plan, tuned, refinement, unmoved, progress).run(moved, checkpoint)
+        with resources.in_process(limited=True):
+            limited = replace(plan, resources=resources)
+            return RefineTransport(limited, tuned, refinement, unmoved, progress).run(moved, checkpoint)
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
@@ -289,9 +293,14 @@ def merge(
     return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed, "anyway": anyway}).run()
 
 
-def _require_whole_models(resources: Resources, progress: Progress) -> None:
+def _require_one_process(resources: Resources, progress: Progress, *, trains_adapter: bool) -> None:
     """Refuse resources that a refinement cannot use, before any work."""
-    with resources.in_process():
+    if resources.memory is not None and not trains_adapter:
+        raise SettingError(
+            f"memory of {format_bytes(resources.memory)}: a refinement of all weights holds whole models",
+            hint="leave out `memory`; only the refinement of an adapter keeps to a limit",
+        )
+    with resources.in_process(limited=trains_adapter):
         if resources.device != "cpu":
             progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
 

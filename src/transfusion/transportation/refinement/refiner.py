@@ -175,7 +175,7 @@ class Refiner:
             base = own.get(naming.canonical(name))
             if "lora_B" in name or "lora_embedding_B" in name:
                 bases[name] = torch.zeros_like(parameter)
-            elif base is not None and base.shape == parameter.shape:
+            elif base is not None and not base.is_meta and base.shape == parameter.shape:
                 bases[name] = base
         return bases
 

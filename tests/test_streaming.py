@@ -52,7 +52,7 @@ def outputs(model: Model, how: HowToRun, count: int = 3) -> list[dict[str, torch
 @pytest.mark.parametrize("family", often(UNITS, OFTEN))
 def test_unit_by_unit_every_family_computes_the_same_bits(family, made):
     model = Model.open(made(FIRST[family]))
-    whole, by_unit = (outputs(model, HowToRun(workers=2, by_unit=one)) for one in (False, True))
+    whole, by_unit = (outputs(model, HowToRun(workers=2, limit=one)) for one in (None, 10**9))
     for one, other in zip(whole, by_unit, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -121,10 +121,12 @@ def test_what_files_lack_is_named(made):
 def test_such_a_model_runs_whole_and_says_so(made):
     notes: list[str] = []
     model = Model.open(made(FIRST["marian"]))
-    with HowToRun(by_unit=True, note=notes.append).opened(model) as running:
+    with HowToRun(limit=10**9, note=notes.append).opened(model) as running:
         assert running.streamed is None
     assert len(notes) == 1
     assert "runs whole" in notes[0]
+    with pytest.raises(ArchitectureError, match="is not in the file"), HowToRun(limit=1000).opened(model):
+        pass
 
 
 @pytest.mark.parametrize("name", ["vit-classifier", "bert-classifier", "llama", "mixtral"])

@@ -16,7 +16,11 @@ from transfusion.architecture.table import Config, Family
 from transfusion.checkpoint.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
 from transfusion.live.meta_models import refusing, require_modest_size
-from transfusion.live.model_classes import class_of_transformers, require_plain_folder
+from transfusion.live.model_classes import (
+    class_of_transformers,
+    quiet_transformers,
+    require_plain_folder,
+)
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
 
@@ -53,7 +57,8 @@ def _from_folder(model: Model) -> nn.Module:
 def _build_transformers(model: Model, root: Path) -> nn.Module:
     made_by = class_of_transformers(model.config, model.label)
     require_plain_folder(root)
-    module: nn.Module = made_by.from_pretrained(root, dtype=torch.float32, trust_remote_code=False)
+    with quiet_transformers():
+        module: nn.Module = made_by.from_pretrained(root, dtype=torch.float32, trust_remote_code=False)
     return module
 
 
@@ -108,13 +113,14 @@ def _assemble_transformers(
     """As from a folder: the library translates the names that files have, and ties what is tied."""
     made_by: Any = type(like) if like else class_of_transformers(config, label)
     module: nn.Module
-    module, info = made_by.from_pretrained(
-        None,
-        config=made_by.config_class.from_dict(dict(config)),
-        state_dict={name: tensor.clone() for name, tensor in state.items()},
-        dtype=_common_type(state),
-        output_loading_info=True,
-    )
+    with quiet_transformers():
+        module, info = made_by.from_pretrained(
+            None,
+            config=made_by.config_class.from_dict(dict(config)),
+            state_dict={name: tensor.clone() for name, tensor in state.items()},
+            dtype=_common_type(state),
+            output_loading_info=True,
+        )
     odd = {
         f"{what.removesuffix('_keys')} {listing(sorted(names), 4)}" for what, names in info.items() if names
     }

@@ -7,6 +7,7 @@ is not followed, and it cannot ask for kernels that the library would fetch from
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ def class_of_transformers(config: Config, label: str) -> Any:
             hint="correct 'architectures' in config.json: it is a list with one name, such as BertModel",
         )
     return made_by
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Within the block, transformers logs errors alone: its load reports speak of tensors that a table knows
+    to be missing, and would appear among the messages of a verb.
+    """
+    logging: Any = require_library("transformers").utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def require_plain_folder(root: Path) -> None:

@@ -19,6 +19,7 @@ from transfusion.live.building import build
 from transfusion.live.lockstep import run_side_by_side
 from transfusion.live.streaming import StreamedModule, stream
 from transfusion.model.model import Model
+from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.resources import Resources
 
 
@@ -53,8 +54,8 @@ class HowToRun:
     workers: int = 1
     """How many batches run side by side."""
     device: str = "cpu"
-    by_unit: bool = False
-    """Whether the weights of one unit at a time are in memory, not the whole model."""
+    limit: int | None = None
+    """Bytes of memory. With a limit, the weights of one unit at a time are in memory, not the whole model."""
     note: Callable[[str], None] = lambda text: None
     """Told if a model cannot be run unit by unit, and is run whole."""
 
@@ -62,7 +63,11 @@ class HowToRun:
     def within(cls, resources: Resources) -> HowToRun:
         """Return how models are run with these resources."""
         workers = resources.jobs or torch.get_num_threads()
-        return cls(workers, resources.device, by_unit=resources.memory is not None)
+        return cls(workers, resources.device, resources.memory)
+
+    @property
+    def by_unit(self) -> bool:
+        return self.limit is not None
 
     @contextmanager
     def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
@@ -77,10 +82,11 @@ class HowToRun:
         try:
             streamed = stream(model, torch.float32, self.device, read)
         except ArchitectureError as error:
-            if read is not None:
+            whole = torch.float32.itemsize * model.checkpoint.parameters
+            if read is not None or (self.limit is not None and whole > self.limit):
                 raise
-            self.note(f"note: {model.label} runs whole, in more memory than planned: {error}")
-            with replace(self, by_unit=False).opened(model) as running:
+            self.note(f"note: the model runs whole, in {format_bytes(whole)}: {error.message}")
+            with replace(self, limit=None).opened(model) as running:
                 yield running
             return
         with streamed.loading():

@@ -228,7 +228,7 @@ def _align(
     how = HowToRun(
         workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),
         device=resources.device,
-        by_unit=memory is not None,
+        limit=memory,
         note=progress.note,
     )
     with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:

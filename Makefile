@@ -6,6 +6,7 @@
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
 # make bench-scale     how time and memory grow with models, on threads and on Ray (9 GB of disk, half an hour)
+# make bench-functional  time and memory of functional alignment, against its floor (20 GB of disk, an hour or more)
 # make bench-barrier    the loss between two models trained on real images, method by method
 # make experiments      the paper's tables and figures on small models (half an hour the first time)
 # make bench-transport  how much of a fine-tune arrives on an independent base (it trains first, once, for two hours; SEEDS=1: for 40 minutes)
@@ -15,7 +16,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: docs families experiments
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-scale bench-barrier bench-transport
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-scale bench-barrier bench-transport bench-functional
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -60,6 +61,9 @@ bench-memory: .venv/ready
 
 bench-scale: .venv/ready
 	PYTHONPATH=benchmarks $(BIN)/python -m scale $(SCALE)
+
+bench-functional: .venv/ready
+	PYTHONPATH=benchmarks $(BIN)/python -m functional $(FUNCTIONAL)
 
 bench-barrier: .venv/ready
 	$(BIN)/python -m experiments barrier --small

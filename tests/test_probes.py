@@ -19,13 +19,15 @@ from transfusion.data.probes.generated_texts import (
     generate_texts,
     ordinary_tokens,
 )
-from transfusion.data.probes.probed_model import seeded_generator
+from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.data.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.data.probes.random_inputs import run_model
 from transfusion.data.probes.shapes import overlapping_shapes
 from transfusion.data.probes.synthetic_audio import coloured_noise, log_mel
 from transfusion.data.probes.synthetic_audio import synthetic_audio as sounds
-from transfusion.data.probes.synthetic_images import normalisation, smooth_noise
+from transfusion.data.probes.synthetic_images import normalisation, patch_grid, smooth_noise
 from transfusion.data.probes.synthetic_texts import corpus
+from transfusion.live.building import build
 from transfusion.model.model import Model
 from wording import (
     BERT_WORDS,
@@ -462,3 +464,15 @@ def test_images_of_two_models_of_one_architecture_are_the_same(made):
     first, second = (shown(made("vit", seed)) for seed in (1, 2))
     assert torch.equal(joined(first, "pixel_values"), joined(second, "pixel_values"))
     assert VIT["image_size"] == joined(first, "pixel_values").shape[-1]
+
+
+def test_large_inputs_need_fewer_probes(made):
+    """Four patches or tokens for each sample are plenty."""
+    model = Model.open(made("vit-classifier"))
+    subject = ProbedModel(model, build(model))
+    tokens = tokens_of_a_probe(subject)
+    rows, columns = patch_grid(subject)
+    assert tokens == 1 + rows * columns
+    assert enough_probes(subject, 320, samples=5120) == min(320, 32 * -(-(4 * 5120) // (32 * tokens)))
+    assert enough_probes(subject, 320, samples=tokens * 8) == 32, "whole batches"
+    assert enough_probes(subject, 20, samples=5120) == 20, "never more than were asked for"

@@ -6,7 +6,6 @@ the size that they have in trained models. Causal models get a tokenizer of the 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 
 import torch
 import transformers
-from scale.models import SIZES, pair
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from scale.models import SIZES, pair
 from transfusion.data.probes.synthetic_texts import corpus
 
 
@@ -86,8 +85,3 @@ SUBJECTS = {
         Subject("Llama 1.1 B", llama, "3GB"),
     )
 }
-
-
-def free(folder: Path) -> None:
-    """Remove the models."""
-    shutil.rmtree(folder, ignore_errors=True)

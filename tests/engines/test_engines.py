@@ -351,3 +351,13 @@ def test_hashes_are_taken_by_workers(made, two):
     models = [Model.open(made("vit", seed)) for seed in (1, 2)]
     take_hashes(*models, engine=two, checked=True)
     assert [model.digest for model in models] == [Model.open(made("vit", seed)).digest for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("case", often(["llama", "vit-classifier", "mixtral"], ["llama"]))
+def test_functional_alignment_is_the_same_on_workers(case, ray, made):
+    """Every axis is solved by a worker, from samples in files."""
+    a, b = made(case, 1), made(case, 2)
+    here = align(a, b, method="functional", resources=Resources(jobs=2))
+    there = align(a, b, method="functional", resources=Resources("ray", jobs=2))
+    assert there.digest == here.digest
+    assert there.provenance == here.provenance

@@ -56,6 +56,8 @@ class HowToRun:
     device: str = "cpu"
     limit: int | None = None
     """Bytes of memory. With a limit, the weights of one unit at a time are in memory, not the whole model."""
+    shared: bool = True
+    """Whether all who look at the activations are in this process."""
     note: Callable[[str], None] = lambda text: None
     """Told if a model cannot be run unit by unit, and is run whole."""
 

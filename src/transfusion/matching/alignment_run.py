@@ -229,6 +229,7 @@ def _align(
         workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),
         device=resources.device,
         limit=memory,
+        shared=resources.shared,
         note=progress.note,
     )
     with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:

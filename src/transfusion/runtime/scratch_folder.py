@@ -16,12 +16,13 @@ SPARE = 4
 
 
 @contextmanager
-def scratch_folder(nbytes: int, *, bounded: bool) -> Iterator[Path]:
+def scratch_folder(nbytes: int, *, on_disk: bool) -> Iterator[Path]:
     """Within the block there is a folder for files of about ``nbytes``.
 
-    A process whose memory is ``bounded`` keeps them on disk, in the folder that TMPDIR names.
+    ``on_disk`` keeps them out of memory, in the folder that TMPDIR names: where memory is limited, and where
+    workers in other processes or on other machines read them.
     """
-    place = IN_MEMORY if not bounded and _fits(nbytes) else None
+    place = IN_MEMORY if not on_disk and _fits(nbytes) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)
 

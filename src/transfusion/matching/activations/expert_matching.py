@@ -87,7 +87,7 @@ def _neuron_agreement(stack: _Stack, given: tuple[Tensor, Tensor]) -> Tensor:
         for which in (0, 1)
     )
     together = torch.einsum("ikn,jln->ijkl", normalise_units(b), normalise_units(a))
-    return best_totals(together.flatten(0, 1))[1].reshape(count, count) / some
+    return best_totals(together.flatten(0, 1).cpu())[1].to(a).reshape(count, count) / some
 
 
 def _most_active(values: Tensor, count: int) -> Tensor:

@@ -60,7 +60,7 @@ class _HeadActivations:
         """Sum over the queries of a head, under the best assignment for each pair of heads."""
         heads, sharing = self.agreement.shape[:2]
         by_pair = self.agreement.permute(0, 2, 1, 3).reshape(heads * heads, sharing, sharing)
-        assigned = torch.from_numpy(assign(by_pair).index)[:, :, None, None]
+        assigned = torch.from_numpy(assign(by_pair).index).to(values.device)[:, :, None, None]
         rest = values.permute(0, 2, 1, 3, 4).reshape(heads * heads, sharing, sharing, -1)
         return rest.take_along_dim(assigned, dim=2).sum((1, 2)).reshape(heads, heads, -1)
 

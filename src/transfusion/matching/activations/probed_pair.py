@@ -74,7 +74,7 @@ def run_on_probes(
     a: Model, b: Model, options: FunctionalOptions, seed: int = 0, how: HowToRun = WHOLE
 ) -> Iterator[ProbedPair]:
     """Run two models one after the other; yield their activations, on disk for the ``with`` block."""
-    with scratch_folder(bytes_of_samples(a, options), bounded=how.by_unit) as folder:
+    with scratch_folder(bytes_of_samples(a, options), on_disk=how.by_unit or not how.shared) as folder:
         of_a, probes = _recorded(a, options, seed, how, folder / "a", None)
         of_b, _ = _recorded(b, options, seed, how, folder / "b", probes)
         yield ProbedPair(

@@ -48,6 +48,7 @@ def solve(gain: Tensor | Sequence[RowCosts], *, known: Permutation | None = None
     """
     if not isinstance(gain, Tensor):
         return _among_candidates(gain, known)
+    gain = gain.cpu()
     if wants_candidates(gain):
         solution = _among_candidates([MemoryCosts(one) for one in gain], known)
         if solution.exact or gain.shape[1] >= HUGE:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 EXACT = 512
 """Matrices up to this size are decomposed, and activations of so many units compared, in float64."""
-ROUNDS = (1e-7, 1e-2, 1e-2)
-"""The smallest singular value, as a share of the largest one, that each round of steps brings to 1. One round
-is enough, unless the matrix is nearly singular."""
+UNKNOWN = 3e-7
+"""Singular values below this share of a bound on the largest one are roundings of float32: their directions
+are unknown, and stay where they are as far as possible."""
+ROUNDS = (1e-8, 1e-2, 1e-2)
+"""The smallest singular value that each round of steps brings to 1; one round is enough, or two."""
 NEAR = 1e-6
 """How near to 1 the steps bring all singular values."""
-WELL_CONDITIONED = 1e3
+WELL_CONDITIONED = 1e4
 """The largest c of a step in float32."""
 TOLERANCE = 1e-4
 """The largest relative error in the float64 check."""
@@ -33,7 +35,7 @@ PANEL = 512
 def polar(matrix: Tensor) -> Tensor:
     """Return the orthogonal matrix nearest to a square matrix, or to each of a stack of them."""
     if matrix.shape[-1] > EXACT and matrix.ndim == 2:
-        found = matrix
+        found = _regular(matrix)
         for smallest in ROUNDS:
             found = iterated_polar(found, smallest)
             if is_polar(found, matrix):
@@ -41,6 +43,13 @@ def polar(matrix: Tensor) -> Tensor:
     u, _, v = torch.linalg.svd(matrix.double())
     nearest: Tensor = u @ v
     return nearest.to(matrix.dtype)
+
+
+def _regular(matrix: Tensor) -> Tensor:
+    """Return the matrix, with the identity in directions that it says nothing about."""
+    regular = matrix.clone()
+    regular.diagonal().add_(UNKNOWN * _upper_bound(matrix))
+    return regular
 
 
 def iterated_polar(matrix: Tensor, smallest: float = ROUNDS[0]) -> Tensor:

@@ -38,7 +38,7 @@ def by_svd(matrix: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("matrix", "error"), [(drawn(SIZE, SIZE), 1e-5), (decaying(1e-3), 1e-5), (decaying(1e-5), 1e-3)]
+    ("matrix", "error"), [(drawn(SIZE, SIZE), 1e-5), (decaying(1e-3), 1e-5), (decaying(1e-5), 3e-3)]
 )
 def test_it_is_that_of_the_singular_vectors(matrix, error):
     """Directions of small singular values are only as certain as float32 knows them."""

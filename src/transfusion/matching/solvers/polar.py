@@ -16,11 +16,11 @@ from torch import Tensor
 
 EXACT = 512
 """Matrices up to this size are decomposed, and activations of so many units compared, in float64."""
-UNKNOWN = 3e-7
-"""Singular values below this share of a bound on the largest one are roundings of float32: their directions
-are unknown, and stay where they are as far as possible."""
-ROUNDS = (1e-8, 1e-2, 1e-2)
-"""The smallest singular value that each round of steps brings to 1; one round is enough, or two."""
+UNKNOWN = 1e-7
+"""Singular values below this share of the largest one are roundings of float32: their directions are unknown,
+and stay where they are as far as possible."""
+ROUNDS = (1e-8, 1e-2, 1e-2, 1e-2)
+"""The smallest singular value that each round of steps brings to 1; one is enough, or a few.""""""
 NEAR = 1e-6
 """How near to 1 the steps bring all singular values."""
 WELL_CONDITIONED = 1e4
@@ -29,6 +29,7 @@ TOLERANCE = 1e-4
 """The largest relative error in the float64 check."""
 CHECKED = 8
 """How many random vectors the check takes."""
+POWERS = 8
 PANEL = 512
 
 
@@ -48,7 +49,7 @@ def polar(matrix: Tensor) -> Tensor:
 def _regular(matrix: Tensor) -> Tensor:
     """Return the matrix, with the identity in directions that it says nothing about."""
     regular = matrix.clone()
-    regular.diagonal().add_(UNKNOWN * _upper_bound(matrix))
+    regular.diagonal().add_(UNKNOWN * _largest(matrix))
     return regular
 
 
@@ -103,6 +104,15 @@ def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 def _distance(one: Tensor, other: Tensor) -> float:
     return float(torch.linalg.vector_norm(one - other) / torch.linalg.vector_norm(other).clamp(min=1e-300))
+
+
+def _largest(matrix: Tensor) -> float:
+    """Return the largest singular value, or a little less, by some power iterations."""
+    vector = torch.randn(len(matrix), generator=torch.Generator().manual_seed(0)).to(matrix)
+    for _ in range(POWERS):
+        vector = matrix.T @ (matrix @ vector)
+        vector = vector / torch.linalg.vector_norm(vector).clamp(min=1e-30)
+    return float(torch.linalg.vector_norm(matrix @ vector))
 
 
 def _upper_bound(matrix: Tensor) -> float:

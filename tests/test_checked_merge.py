@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from families import CASES, finetuned
 from test_adapter import train_adapter
@@ -140,6 +141,20 @@ def test_other_maps_are_not_checked(made, both, seen):
     merged = merge(both, base=a, onto=b, via=align(a, b, method="naive"))
     assert merged.metadata()["alpha"] == 1.0
     assert "output_shift" not in merged.metadata()
+
+
+def test_auto_goes_by_the_outputs_on_own_inputs_if_there_are_any(shuffled, exact, both, tmp_path):
+    a, b = shuffled(VIT)
+    asked = {"base": a, "onto": b, "via": exact.alignment, "alpha": "auto"}
+    metadata = merge(both, **asked).metadata()
+    assert metadata["alpha"] == 1.0
+    assert metadata["output_shift"]["direction"] == pytest.approx(1, abs=1e-3)
+    config = json.loads((a / "config.json").read_text())
+    side, channels = config["image_size"], config.get("num_channels", 3)
+    pixels = torch.randn(40, channels, side, side, generator=torch.Generator().manual_seed(1))
+    save_file({"pixel_values": pixels}, tmp_path / "own.safetensors")
+    own = merge(both, calibrate=tmp_path / "own.safetensors", **asked).metadata()
+    assert "own.safetensors" in own["output_shift"]["probes"]
 
 
 def test_on_the_command_line(cli, strange, both, seen, tmp_path):

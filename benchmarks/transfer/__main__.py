@@ -195,6 +195,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "functional, real": partial(moved, method="functional", real=True),
     "auto": partial(moved, method="auto"),
     "refined": refined,
+    "auto, refined": partial(refined, method="auto"),
     "refined, 100 own": partial(refined, own=100),
     "refined, 400 own": partial(refined, own=400),
     "refined, rank 16": partial(refined, refine_rank=16),

@@ -20,7 +20,7 @@ UNKNOWN = 1e-7
 """Singular values below this share of the largest one are roundings of float32: their directions are unknown,
 and stay where they are as far as possible."""
 ROUNDS = (1e-8, 1e-2, 1e-2, 1e-2)
-"""The smallest singular value that each round of steps brings to 1; one is enough, or a few.""""""
+"""The smallest singular value that each round of steps brings to 1; one is enough, or a few."""
 NEAR = 1e-6
 """How near to 1 the steps bring all singular values."""
 WELL_CONDITIONED = 1e4

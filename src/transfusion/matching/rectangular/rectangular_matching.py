@@ -61,7 +61,8 @@ def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Itera
     """Run two models on the same inputs; their activations are on disk for the ``with`` block."""
     with tempfile.TemporaryDirectory() as folder:
         subjects = [ProbedModel(model, build(model, torch.float32)) for model in (a, b)]
-        running = [RunningModel(one.module, one.model.family) for one in subjects]
+        threads = torch.get_num_threads()
+        running = [RunningModel(one.module, one.model.family, threads) for one in subjects]
         own = None if options.calibrate is None else Path(options.calibrate)
         probes = paired_probes(subjects[0], subjects[1], options.probes, seed, own)
         recorded = []

@@ -114,12 +114,13 @@ class HeldOut:
     @classmethod
     def of(cls, old: dict[str, Any], new: dict[str, Any], text: str) -> HeldOut:
         found = [Tokenizer.from_str(json.dumps(one)).encode(text) for one in (old, new)]
-        ends = [list(accumulate(map(len, one.tokens))) for one in found]  # a letter of a token is a byte
+        tokens = [one.tokens for one in found]  # the library makes a new list whenever it is asked
+        ends = [list(accumulate(map(len, some))) for some in tokens]  # a letter of a token is a byte
         cuts = sorted(set(ends[0]) & set(ends[1]))
         counts = [[bisect_right(some, cut) for cut in cuts] for some in ends]
         mine, theirs = (
-            [one.tokens[first:last] for first, last in pairwise([0, *some])]
-            for one, some in zip(found, counts, strict=True)
+            [every[first:last] for first, last in pairwise([0, *some])]
+            for every, some in zip(tokens, counts, strict=True)
         )
         places: list[str] = []
         for of_a, of_b in zip(mine, theirs, strict=True):

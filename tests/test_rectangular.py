@@ -217,6 +217,24 @@ def test_a_block_that_does_nothing_is_found_in_every_family(case):
     assert (got[name] - want[name]).norm() < 1e-4 * (want[name] - was[name]).norm()
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(16, 24), (24, 16)])
+def test_positions_of_texts_stay_in_their_places(ours, theirs):
+    settings = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    torch.manual_seed(1)
+    a, b = (
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings, n_positions=count)).eval()
+        for count in (ours, theirs)
+    )
+    table, kept = b.transformer.wpe.weight.data.clone(), min(ours, theirs)
+    table[:kept] = a.transformer.wpe.weight.data[:kept]
+    filled(b, a.state_dict() | {"transformer.wpe.weight": table})
+    wanted = tuned(a)
+    moved = transport(wanted, base=a, onto=b, method="functional", alpha=1.0).module().eval()
+    assert error(moved, wanted, a, IDS) < 1e-4
+    rest = moved.transformer.wpe.weight[kept:]
+    assert torch.equal(rest, table[kept:])
+
+
 def test_experts_are_refused():
     a = CASES["mixtral"].build(1).float()
     with pytest.raises(MismatchError, match="mixture of experts"):

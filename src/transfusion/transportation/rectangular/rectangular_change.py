@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import NormFold
 from transfusion.alignment.rectangular import PartPair, RectangularAlignment
+from transfusion.layouts import size_of
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, is_place, tensor_parts
 from transfusion.transportation.norm_folding import safe, scale_of
@@ -81,6 +82,7 @@ class RectangularChange:
             value = _along(value, source.layout.outputs[0], self.alignment.maps[pair.writes].written)
         if pair.reads is not None:
             value = _along(value, source.layout.inputs[0], self.alignment.maps[pair.reads].reading)
+        value = self._at_places(value, source, target)
         if source.layout.outputs != target.layout.outputs and value.ndim == 2:
             value = value.T
         if value.ndim == 4:
@@ -144,12 +146,16 @@ class RectangularChange:
             return torch.zeros(len(map_.matrix)) if folded else map_.matrix.double().square() @ value
         if source.module in self._norms:
             return self._shift(pair, source, target)
-        moved = _along(value, value.ndim - 1, map_.written)
+        return self._at_places(_along(value, value.ndim - 1, map_.written), source, target)
+
+    def _at_places(self, value: Tensor, source: TensorPart, target: TensorPart) -> Tensor:
+        """Return a change of positions for as many of them as B has; other changes stay."""
         places = [dim for dim, item in enumerate(source.layout.items) if is_place(item)]
-        if not places:
-            return moved
-        count = self.onto.info(target.tensor).shape[places[0]]
-        by_place = moved.movedim(places[0], 0)
+        if not places or value.ndim == 4:  # the pixels of a patch have a way of their own
+            return value
+        theirs = next(item for item in target.layout.items if is_place(item))
+        count = size_of(theirs, self.onto.architecture.sizes)
+        by_place = value.movedim(places[0], 0)
         table = resampled_positions(by_place.reshape(len(by_place), -1), count, grid=self._has_patches)
         return table.reshape(count, *by_place.shape[1:]).movedim(0, places[0])
 

@@ -91,7 +91,8 @@ class ActivationStore:
             keys.append(key)
         if not keys:
             return None
-        found = torch.cat([self._read(key) for key in keys], dim=1)
+        parts = [self._read(key) for key in keys]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return found.to(precision(found.shape[1]))
 
     def _stored(self, key: str) -> str | None:
@@ -101,11 +102,13 @@ class ActivationStore:
     def _read(self, key: str) -> Tensor:
         file, chosen = file_of(self.folder, key), self._selected
         found = sorted(one for one in self.segments[key] if one.batch in chosen)
-        parts = [
-            np.fromfile(file, np.float32, one.rows * one.units, offset=4 * one.start).reshape(-1, one.units)
-            for one in found
-        ]
-        return torch.from_numpy(np.concatenate(parts))
+        values, row = np.empty((sum(one.rows for one in found), found[0].units), np.float32), 0
+        with file.open("rb", buffering=0) as opened:
+            for one in found:
+                opened.seek(values.itemsize * one.start)
+                opened.readinto(values[row : row + one.rows].data.cast("B"))
+                row += one.rows
+        return torch.from_numpy(values)
 
     @property
     def _selected(self) -> range:
@@ -265,7 +268,7 @@ class _Recorder:
         with self._lock:
             start = self._written.get(key, 0)
             with file_of(self._folder, key).open("ab") as file:
-                values.tofile(file)
+                file.write(values.data.cast("B"))
             self._written[key] = start + values.size
             self._segments.setdefault(key, []).append(_Segment(number, start, *values.shape))
 

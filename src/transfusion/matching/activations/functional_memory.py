@@ -15,11 +15,12 @@ from torch import nn
 from transfusion.architecture.architecture import Space
 from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
 from transfusion.data.probes.probed_model import ProbedModel
+from transfusion.layouts import names_in
 from transfusion.live.activation_store import HELD_OUT
 from transfusion.live.meta_models import skeleton
 from transfusion.live.streaming import unit_sizes
 from transfusion.matching.activations.probed_pair import bytes_of_samples
-from transfusion.matching.methods import FunctionalOptions
+from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.byte_sizes import format_bytes
@@ -30,8 +31,10 @@ NUMBER = 4
 MATRICES = 44
 """Bytes for every entry of an axis's square matrix: the covariance, and four matrices in float64 with one in
 float32 while its polar factor is found; assignments take less."""
-COPIES = 3
-"""Copies of the samples of one piece of an axis: as read, joined, and in the order of the product."""
+ASSIGNED = 28
+"""The same where units are assigned: the covariance, and the costs in two types."""
+COPIES = 2
+"""Copies of the samples of one piece of an axis: as read, and in the order of the product."""
 KEPT_STATES = 4
 """Tensors of the size of the hidden states that a pass keeps between two blocks."""
 BATCHES = 2 * HELD_OUT
@@ -128,7 +131,9 @@ class FunctionalMemory:
         demanding = max(branches, key=branches.__getitem__, default="")
         block, stream = branches.get(demanding, 0), max(points, default=0)
         maps = sum(
-            NUMBER * a.architecture.rows(space.id) * space.size**2 for space in a.architecture.moving()
+            NUMBER * a.architecture.rows(space.id) * space.size**2
+            for space in a.architecture.moving()
+            if not is_assigned(a, space, options)
         )
 
         def made(count: int) -> FunctionalMemory:
@@ -176,4 +181,17 @@ class FunctionalMemory:
 def axis_bytes(model: Model, space: Space, options: FunctionalOptions) -> int:
     """Return the bytes of the samples of both models and of the matrices of an axis."""
     units = space.size * model.architecture.rows(space.id)
-    return 2 * COPIES * NUMBER * units * options.samples + MATRICES * units**2
+    matrices = ASSIGNED if is_assigned(model, space, options) else MATRICES
+    learned = options.samples - options.samples // HELD_OUT
+    return 2 * COPIES * NUMBER * units * learned + matrices * units**2
+
+
+def is_assigned(model: Model, space: Space, options: FunctionalOptions) -> bool:
+    """Return whether the units of an axis will certainly be assigned: those of a gated MLP."""
+    if options.mlp is MlpSolver.ROTATED or space.stream is not None or space.parent is not None:
+        return False
+    tensors = model.architecture.tensors.items()
+    layouts = [layout for name, layout in tensors if name.endswith("weight") and space.id in layout.names()]
+    writing = sum(space.id in names_in(layout.items[dim]) for layout in layouts for dim in layout.outputs)
+    reading = any(space.id in names_in(layout.items[dim]) for layout in layouts for dim in layout.inputs)
+    return options.mlp is MlpSolver.ASSIGNED or (writing > 1 and reading)

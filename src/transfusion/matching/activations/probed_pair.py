@@ -19,6 +19,7 @@ from transfusion.architecture.architecture import Policy
 from transfusion.data.probes import calibration_probes, synthetic_probes
 from transfusion.data.probes.probe_counts import enough_probes
 from transfusion.data.probes.probed_model import ProbedModel, Probes
+from transfusion.layouts import ANONYMOUS, names_in
 from transfusion.live.activation_store import HELD_OUT, ActivationStore, record_activations
 from transfusion.live.running import WHOLE, HowToRun
 from transfusion.matching.activations.axis_activations import AxisActivations
@@ -60,12 +61,16 @@ def _count(batch: Mapping[str, Tensor]) -> int:
 
 def bytes_of_samples(model: Model, options: FunctionalOptions) -> int:
     """Return the bytes of the samples of two models of this shape, about."""
-    recorded: int = sum(
-        model.info(name).shape[dim]
-        for name, layout in model.architecture.tensors.items()
-        if layout.arrow is not None and name in model.names and VOCABULARY not in layout.names()
-        for dim in (*layout.outputs[:1], *layout.inputs[:1])
-    )
+    architecture = model.architecture
+    recorded = 0
+    for name, layout in architecture.tensors.items():
+        if name in architecture.scales:
+            recorded += 2 * torch.Size(model.info(name).shape).numel()  # what a norm reads and writes
+        elif layout.arrow is not None and VOCABULARY not in layout.names():
+            for dim in (*layout.outputs[:1], *layout.inputs[:1]):
+                axes = [architecture.spaces[one] for one in names_in(layout.items[dim]) if one != ANONYMOUS]
+                if all(axis.stream is None for axis in axes):
+                    recorded += model.info(name).shape[dim]
     return 2 * torch.float32.itemsize * recorded * options.samples
 
 

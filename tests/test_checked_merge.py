@@ -13,6 +13,7 @@ from test_adapter import train_adapter
 from transfusion import align, merge
 from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import MismatchError
+from transfusion.live.running import RunningModel
 from transfusion.transportation.checked_merge import merged_search
 from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_shift import FARTHEST, SAME, AlphaSearch, OutputShift
@@ -79,7 +80,7 @@ def test_what_is_measured_at_an_alpha_is_what_is_written(strange, both):
     rule = MergeRule.asked("ties", density=0.5)
     search = merged_search(plan, both, rule)
     module = merge(both, how="ties", density=0.5, alpha=0.5, **strange).module().eval()
-    written = search._run(module, plan.b, search.batches)
+    written = search._run(RunningModel(module, plan.b.family), search.batches)
     assert torch.allclose(search._at(0.5)["logits"], written["logits"], atol=1e-5)
 
 

@@ -68,11 +68,12 @@ def test_a_name_that_no_file_can_have_is_refused(name, cli, made, tmp_path):
 
 @pytest.mark.parametrize("method", ["guarded", "functional"])
 def test_a_full_disk_is_a_known_error_of_align(method, cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        code, _, err = cli("align", made("vit", 1), made("vit", 2), "--method", method, "-o", tmp_path / "pi")
+        code, _, err = cli("align", a, b, "--method", method, "-o", tmp_path / "pi")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)

@@ -78,9 +78,9 @@ def test_keys_change_with_what_makes_a_model_and_with_nothing_else() -> None:
     assert key == dataclasses.replace(MNIST, about="", tasks=())._base_key("a", 0)
 
 
-def test_every_pair_has_three_tasks_with_names_of_their_own() -> None:
+def test_every_pair_has_tasks_with_names_of_their_own() -> None:
     for pair in PAIRS.values():
-        assert len({task.name for task in pair.tasks}) == len(pair.tasks) == 3
+        assert len({task.name for task in pair.tasks}) == len(pair.tasks) >= 2
 
 
 def test_what_is_saved_with_a_model_is_its_tokenizer_and_what_is_beside_it_its_teaching_head(

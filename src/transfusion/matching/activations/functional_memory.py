@@ -82,7 +82,7 @@ class ModelPasses:
         outputs: dict[str, int] = {}
         for name, layout in self.model.architecture.tensors.items():
             if layout.arrow is not None and len(layout.outputs) == 1 and name in self.model.names:
-                block = ".".join(part for part in name.split(".")[:-1] if not part.isidentifier())
+                block = ".".join(part for part in name.split(".") if part.isdigit())
                 size = self.model.info(name).shape[layout.outputs[0]]
                 outputs[block] = outputs.get(block, 0) + (size if VOCABULARY not in layout.names() else 0)
         return 2 * NUMBER * max(outputs.values(), default=0) * self.tokens // BATCHES

@@ -220,9 +220,8 @@ def _align(
         refuse_limits(chosen, memory, engine)
     budget = within_memory(weights, chosen, memory, engine, jobs) if chosen.searches else None
     threads = budget.threads if budget else jobs
-    if chosen.functional is not None and (memory is not None or not chosen.searches):
-        plan = functional_memory(a, b, chosen.functional, memory, engine, threads)
-        threads = plan.threads
+    if chosen.functional is not None and memory is not None:
+        threads = functional_memory(a, b, chosen.functional, memory, engine, threads).threads
     if memory is not None or weights.nbytes > MUCH:
         give_back_at_once()
     how = HowToRun(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from transfusion.errors import SettingError
+from transfusion.errors import ArchitectureError, LibraryError, SettingError
 from transfusion.matching.activations.functional_memory import FunctionalMemory
 from transfusion.matching.blocks import AxisBlock, Block, NestedBlock, blocks
 from transfusion.matching.methods import FunctionalOptions, Method
@@ -113,7 +113,12 @@ def plan_memory(
     if method.searches:
         plan |= within_memory(weights, method, memory, engine, jobs).as_dict()
     if method.functional is not None:
-        found = functional_memory(a, b, method.functional, memory, engine, jobs).as_dict()
+        try:
+            found = functional_memory(a, b, method.functional, memory, engine, jobs).as_dict()
+        except (ArchitectureError, LibraryError):  # of a module that cannot be outlined, little is known
+            if memory is not None:
+                raise
+            return plan
         both = {
             "memory": max(plan.get("memory", 0), found["memory"]),
             "threads": min(plan.get("threads", found["threads"]), found["threads"]),

@@ -128,6 +128,11 @@ def test_activations_that_lack_directions_are_noticed():
     assert not spans([piece(full[:, :20], other)]), "fewer samples than units"
     assert spans([piece(dead, other), piece(full, other)]), "all pieces together count"
     assert not spans([])
+    many = drawn(SIZE, SIZE + 50)
+    assert spans([piece(many, many)])
+    assert not spans([piece(many[:, : SIZE - 1], many)]), "fewer samples than units"
+    many[5] = 0
+    assert not spans([piece(many, many)]), "a unit without activations"
 
 
 def test_nuclear_norms_come_from_eigenvalues():

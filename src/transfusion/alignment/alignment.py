@@ -18,7 +18,8 @@ from transfusion.alignment.pi_file import FORMAT, KEY, WRITING, damaged, read_pi
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.checkpoint.publishing import publish_file, write_tensors
+from transfusion.checkpoint.publishing import publish_file
+from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import AlignmentError, MismatchError, listing
@@ -218,12 +219,12 @@ class Alignment:
             "folds": {tensor: asdict(fold) for tensor, fold in self.folds.items()},
             "provenance": asdict(self.provenance),
         }
-        tensors = {id: map_.to_tensor() for id, map_ in self.maps.items()}
-        return publish_file(
-            Path(path),
-            lambda staged: write_tensors(staged, tensors, {KEY: json.dumps(header)}),
-            force=force,
-        )
+        lazy_tensors = {id: _lazy_tensor(map_) for id, map_ in self.maps.items()}
+
+        def write(staged: Path) -> None:
+            write_shard(staged, lazy_tensors, metadata={KEY: json.dumps(header)})
+
+        return publish_file(Path(path), write, force=force)
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
@@ -360,3 +361,9 @@ def fixed_points(map_: Map) -> Iterator[float]:
     """Return the share of positions that stay, for every row of a permutation."""
     if isinstance(map_, Permutation):
         yield from (map_.index == np.arange(map_.size)).mean(axis=1).tolist()
+
+
+def _lazy_tensor(map_: Map) -> LazyTensor:
+    """Return a map as it is written: rotations of wide models together take as much memory as a model."""
+    tensor = map_.to_tensor()
+    return LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: [map_.to_tensor])

@@ -49,14 +49,19 @@ class LazyTensor:
         return cls(tuple(tensor.shape), tensor.dtype, lambda: [lambda: tensor])
 
 
-def write_shard(path: Path, tensors: Mapping[str, LazyTensor], workers: Threads | None = None) -> str:
-    """Write one safetensors file, marked as torch's, and return its SHA-256."""
+def write_shard(
+    path: Path,
+    tensors: Mapping[str, LazyTensor],
+    workers: Threads | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> str:
+    """Write one safetensors file, marked as torch's unless it has other metadata; return its SHA-256."""
     wide_first = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ordered = {name: tensors[name] for name in wide_first}  # so that every tensor is aligned
     blocks = (block for lazy_tensor in ordered.values() for block in lazy_tensor.blocks())
     made = workers.stream(blocks) if workers else (block() for block in blocks)
     digest, written = hashlib.sha256(), 0
-    header = _header(ordered)
+    header = _header(ordered, metadata or {"format": "pt"})
     announced = len(header) + sum(lazy_tensor.nbytes for lazy_tensor in ordered.values())
     pieces: Iterable[bytes | memoryview] = chain([header], map(content, made))
     with path.open("wb") as file:
@@ -74,8 +79,8 @@ def write_shard(path: Path, tensors: Mapping[str, LazyTensor], workers: Threads 
     return digest.hexdigest()
 
 
-def _header(tensors: Mapping[str, LazyTensor]) -> bytes:
-    info: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> bytes:
+    info: dict[str, object] = {"__metadata__": dict(metadata)}
     place = 0
     for name, lazy_tensor in tensors.items():
         info[name] = {

@@ -20,7 +20,8 @@ from transfusion.data.probes import calibration_probes, synthetic_probes
 from transfusion.data.probes.probe_counts import enough_probes
 from transfusion.data.probes.probed_model import ProbedModel, Probes
 from transfusion.layouts import ANONYMOUS, names_in
-from transfusion.live.activation_store import HELD_OUT, ActivationStore, record_activations
+from transfusion.live.activation_recorder import record_activations
+from transfusion.live.activation_store import HELD_OUT, ActivationStore
 from transfusion.live.running import WHOLE, HowToRun
 from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.methods import FunctionalOptions

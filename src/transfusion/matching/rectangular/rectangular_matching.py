@@ -22,7 +22,8 @@ from transfusion.alignment.rectangular import PartPair, RectangularAlignment, Re
 from transfusion.data.probes.paired_probes import paired_probes
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import AlignmentError
-from transfusion.live.activation_store import INPUT, OUTPUT, record_activations
+from transfusion.live.activation_recorder import record_activations
+from transfusion.live.activation_store import INPUT, OUTPUT
 from transfusion.live.building import build
 from transfusion.live.running import RunningModel
 from transfusion.matching.activations.prediction_quality import PredictionQuality, mean_quality

@@ -31,7 +31,7 @@ from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKi
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.matching.rectangular.rectangular_matching import align_rectangular
-from transfusion.matching.search import UNMOVED, Search, Step, Trial
+from transfusion.matching.search import Search, Step
 from transfusion.matching.search_journal import SearchJournal
 from transfusion.matching.search_memory import (
     functional_memory,
@@ -266,10 +266,8 @@ def _align(
         if info and chosen.follows_advice and chosen.functional is not None:
             if info.verdict is not Verdict.ADD:
                 return align_auto(weights, trial.maps, chosen.functional, metadata, on_step, hands, how)
-            unmoved = Trial(UNMOVED, {}, trial.trace[:1])
-            return Alignment.of(
-                unmoved.maps, a.architecture, replace(metadata, objective=tuple(unmoved.trace))
-            )
+            metadata = replace(metadata, objective=tuple(trial.trace[:1]))
+            return Alignment.of({}, a.architecture, metadata)
         return Alignment.of(trial.maps, a.architecture, metadata)
 
 

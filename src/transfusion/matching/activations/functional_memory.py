@@ -23,7 +23,6 @@ from transfusion.matching.activations.probed_pair import bytes_of_samples
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.memory_budget import NO_LIMIT, MemoryBudget
 
 NUMBER = 4
@@ -169,13 +168,6 @@ class FunctionalMemory:
             "memory_of_maps": self.maps,
             "samples_on_disk": self.samples,
         }
-
-    def __str__(self) -> str:
-        return (
-            f"{format_bytes(self.passes)} to run a model, {format_bytes(self.block)} a thread for"
-            f" {self.demanding}, {format_bytes(self.maps)} for maps; {format_bytes(self.samples)} of"
-            " temporary files"
-        )
 
 
 def axis_bytes(model: Model, space: Space, options: FunctionalOptions) -> int:

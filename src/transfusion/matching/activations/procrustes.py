@@ -12,11 +12,11 @@ from torch import Tensor
 from transfusion.alignment.maps import Map, Rotation
 from transfusion.alignment.rotary_pairs import rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
-from transfusion.live.activation_store import INPUT, OUTPUT
+from transfusion.live.activation_store import EXACT, INPUT, OUTPUT
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.matching.solvers.assignment import assign
-from transfusion.matching.solvers.polar import EXACT, polar
+from transfusion.matching.solvers.polar import polar
 
 
 def covariance(b: Tensor, a: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-EXACT = 512
-"""Matrices up to this size are decomposed, and activations of so many units compared, in float64."""
+from transfusion.live.activation_store import EXACT
+
 UNKNOWN = 1e-7
 """Singular values below this share of the largest one are roundings of float32: their directions are unknown,
 and stay where they are as far as possible."""

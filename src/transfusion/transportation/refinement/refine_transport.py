@@ -131,7 +131,7 @@ class RefineTransport:
         assert isinstance(self.finetuned, str | Path)
         plan = self.plan
         models = StreamedModels(plan.a, plan.b, plan.resources, self.progress)
-        models.require(moved, self.settings)
+        models.require(moved)
         with models:
             refiner = Refiner(
                 plan.a,

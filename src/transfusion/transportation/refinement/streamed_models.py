@@ -18,13 +18,13 @@ from transfusion.errors import SettingError
 from transfusion.live.meta_models import skeleton
 from transfusion.live.streaming import StreamedModule, stream, unit_sizes
 from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.refinement.peft_students import with_adapter
-from transfusion.transportation.refinement.refinement_settings import RefinementSettings
 
 MODELS = 5
 """A, its fine-tune, B, and the student from either start."""
@@ -51,7 +51,7 @@ class StreamedModels:
     ) -> None:
         self._open.close()
 
-    def require(self, moved: AdapterTransport, settings: RefinementSettings) -> None:
+    def require(self, moved: AdapterTransport) -> None:
         """Announce the memory, and refuse a limit that is too small and what needs whole models."""
         if moved.carried or self.a.vocabulary is not None or "tokens" not in self.a.family.inputs:
             raise SettingError(
@@ -76,10 +76,10 @@ class StreamedModels:
         outputs = sum(
             self.b.info(name).shape[layout.outputs[0]]
             for name, layout in self.b.architecture.tensors.items()
-            if layout.arrow is not None and name in self.b.names and "vocab" not in layout.names()
+            if layout.arrow is not None and name in self.b.names and VOCABULARY not in layout.names()
         )
         states = TOKENS * (width * depth + 4 * outputs // max(1, depth // 2))
-        logits = LOGITS * TOKENS * sizes.get("vocab", 0)
+        logits = LOGITS * TOKENS * sizes.get(VOCABULARY, 0)
         return weights + 4 * (TRAINED_COPIES * trained + states + logits)
 
     def plain(self, model: Model) -> nn.Module:

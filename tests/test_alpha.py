@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
+from transfusion.architecture.naming import block_of
 from transfusion.errors import SettingError
 from transfusion.model.model import Model
-from transfusion.transportation.alpha import Alpha, layer_of
+from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.balanced_alpha import balanced_alpha
 from transfusion.transportation.transport_run import transport
 
@@ -53,10 +54,10 @@ def test_files_that_are_no_alphas_are_refused(tmp_path):
 
 
 def test_layers_have_names():
-    assert layer_of("encoder.layer.11.output.dense.weight") == "encoder.layer.11"
-    assert layer_of("blocks.3.mlp.fc1.bias") == "blocks.3"
-    assert layer_of("embeddings.word_embeddings.weight") == ""
-    assert layer_of("conv1.weight") == ""
+    assert block_of("encoder.layer.11.output.dense.weight") == "encoder.layer.11"
+    assert block_of("blocks.3.mlp.fc1.bias") == "blocks.3"
+    assert block_of("embeddings.word_embeddings.weight") == ""
+    assert block_of("conv1.weight") == ""
 
 
 def test_every_layer_gets_its_own(shuffled, tmp_path):

@@ -85,6 +85,7 @@ class AdviceInfo(TypedDict, total=False):
     predicted_by: dict[str, Number]
     not_tried: dict[str, str]
     by_weights: dict[str, Any]
+    drift: dict[str, Number]
 
 
 class MethodOptionsInfo(TypedDict, total=False):

@@ -14,6 +14,7 @@ from transfusion.errors import ArchitectureError
 
 WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 """Prefixes of distributed training, compilation and PEFT."""
+_BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
 
 
 class Naming:
@@ -59,6 +60,12 @@ def unwrapped(name: str) -> str:
     while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
         name = name.removeprefix(wrapper)
     return name
+
+
+def block_of(name: str) -> str:
+    """Return the block of a tensor: its canonical name up to the block's number, or "" outside the blocks."""
+    found = _BLOCK.match(name)
+    return found[1] if found else ""
 
 
 def without_part(name: str) -> tuple[str, int | None]:

@@ -74,6 +74,7 @@ def align(
 
 def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
     """Print the verdict, then what moved; the objective only with details."""
+    from transfusion.matching.base_drift import describe_drift
     from transfusion.runtime.run_record import COMMAND
 
     metadata = pi.provenance
@@ -97,6 +98,8 @@ def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
         "run": dict(metadata.run),
     }
     lines = [f"{metadata.advice['verdict']}: {metadata.advice['text']}"] if metadata.advice else []
+    if drift := metadata.advice.get("drift"):
+        lines.append(describe_drift(drift))
     lines.append(f"π written to {output}: {moved} of {len(pi.maps)} axes moved")
     if trace and verbose:
         sweeps = len(trace) - 1

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transfusion.architecture.naming import block_of
 from transfusion.errors import MismatchError, SettingError
 from transfusion.evaluation.alpha_line import AlphaLine
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.transportation.alpha import Alpha, layer_of
+from transfusion.transportation.alpha import Alpha
 
 START, EPOCHS, RATE = 1.0, 40, 0.05
 """The initial coefficients, the passes over all examples, and the learning rate of Adam."""
@@ -65,7 +66,7 @@ def groups_of(line: AlphaLine) -> dict[str, list[str]]:
     """Return the parameters of every layer that changes, by the layer's pattern in a file of α."""
     groups: dict[str, list[str]] = {}
     for name in line.moved():
-        layer = layer_of(line.names[name])
+        layer = block_of(line.names[name])
         groups.setdefault(f"{layer}.*" if layer else OUTSIDE, []).append(name)
     if not groups:
         raise MismatchError(

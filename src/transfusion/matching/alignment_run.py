@@ -26,6 +26,7 @@ from transfusion.checkpoint.publishing import path_beside, require_writable
 from transfusion.errors import SettingError
 from transfusion.live.running import HowToRun
 from transfusion.matching.advice import Advice, Verdict, advise
+from transfusion.matching.base_drift import base_drift
 from transfusion.matching.functional_choice import align_auto, align_functional
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
 from transfusion.matching.ot_fusion import fuse
@@ -255,13 +256,14 @@ def _align(
         )
         trial = search.run()
         info = advise(search, trial) if advice or chosen.follows_advice else None
+        drift = base_drift(weights, trial.maps, hands) if info and info.verdict is Verdict.ADD else None
         if notes:
             notes.forget()
         metadata = replace(
             metadata,
             gap=max(trial.gaps.values(), default=0.0),
             objective=tuple(trial.trace),
-            advice=info.as_dict() if info else {},
+            advice={**(info.as_dict() if info else {}), **({"drift": drift} if drift else {})},
         )
         if info and chosen.follows_advice and chosen.functional is not None:
             if info.verdict is not Verdict.ADD:

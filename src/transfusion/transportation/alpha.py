@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ LARGEST = 2**24
 """The largest size of an α file, in bytes."""
 MOST, LONGEST = 10_000, 1_000
 """The largest number of patterns, and the largest number of characters in each."""
-_BLOCK = re.compile(r"(.*?(?:^|\.)\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,3 @@ def _from_text(text: str | Path) -> Alpha:
     if not isinstance(value, dict):
         raise SettingError(f"{text}: a JSON object was expected", hint=_FORM)
     return Alpha.of(value)
-
-
-def layer_of(name: str) -> str:
-    """Return the layer of a tensor: its name up to the block number, or "" outside the blocks."""
-    found = _BLOCK.match(name)
-    return found[1] if found else ""

@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import torch
 
+from transfusion.architecture.naming import block_of
 from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.model.model import Model
-from transfusion.transportation.alpha import Alpha, layer_of
+from transfusion.transportation.alpha import Alpha
 
 AUTO = "auto"
 
@@ -21,7 +22,7 @@ def balanced_alpha(a: Model, b: Model) -> Alpha:
     sizes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name in a.architecture.backbone:
         for which, model in enumerate((a, b)):
-            sizes[layer_of(name)][which] += _squares(model, name)
+            sizes[block_of(name)][which] += _squares(model, name)
     ratios = {layer: _ratio(*both) for layer, both in sizes.items()}
     return Alpha(ratios.pop("", 1.0), {f"{layer}.*": ratio for layer, ratio in ratios.items()})
 

@@ -53,6 +53,8 @@ class OutputRecord:
     """Further settings that a rerun needs."""
     output_shift: Mapping[str, Any] | None = None
     """How much of the change was measured in B's outputs, if it was measured."""
+    drift: Mapping[str, Any] | None = None
+    """What B changed where an adapter acts, if both bases are of one lineage or were aligned."""
     record: RunRecord | None = None
     """The record of the run, started before the work."""
 
@@ -89,6 +91,7 @@ class OutputRecord:
             **merged,  # with an α of its own
             "settings": dict(self.settings),
             **({"output_shift": dict(self.output_shift)} if self.output_shift else {}),
+            **({"drift": dict(self.drift)} if self.drift else {}),
             "repeatable": not any(
                 root == MEMORY
                 for root in (base.checkpoint.root, onto.checkpoint.root, *(one.root for one in sources))
@@ -204,6 +207,7 @@ class TransportMetadata(TypedDict):
     dtype: str | None
     files: dict[str, str]
     output_shift: NotRequired[dict[str, Any] | None]
+    drift: NotRequired[dict[str, Any] | None]
     vocabulary: NotRequired[VocabularyInfo]
     repeatable: NotRequired[bool]
 

@@ -26,6 +26,7 @@ from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter_drift import with_drift
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
@@ -117,6 +118,12 @@ class TransportPlan:
     def _rotates(self) -> bool:
         """Whether π has rotations: maps from activations, whose errors are spread over all units."""
         return any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
+
+    @property
+    def _compares_weights(self) -> bool:
+        """Whether B's weights can be compared with π(A)'s, one by one and within the memory."""
+        known = self.alignment.provenance.method != PLANNED
+        return known and not self._rotates and self.resources.memory is None
 
     def source(
         self,
@@ -214,7 +221,9 @@ class TransportPlan:
         if full and not adapter:
             raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
         if isinstance(finetuned, str | Path) and adapter and not full:
-            return self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
+            moved = self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
+            by_weights = alpha == AUTO and "not_tried" in (output_record.output_shift or {})
+            return with_drift(moved, keep_strength=by_weights) if self._compares_weights else moved
         source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
         return self._output((source,), MergeRule(), dtype, output_record)
 

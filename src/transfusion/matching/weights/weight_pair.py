@@ -89,6 +89,14 @@ class WeightPair:
                 model.read(name)
         return total
 
+    def distance(self, name: str, maps: Mapping[str, Map]) -> tuple[float, float]:
+        """Return |B − π(A)|² and |π(A)|² of one tensor."""
+        moved, of_a = 0.0, 0.0
+        for one, other in self._side_by_side(name, maps):
+            moved += float((other - one).square().sum(dtype=torch.float64))
+            of_a += float(one.square().sum(dtype=torch.float64))
+        return moved, of_a
+
     def _side_by_side(self, name: str, maps: Mapping[str, Map]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield π(A) and B of one tensor, some rows at a time where rows can be moved separately."""
         sizes, parents, layout = self.architecture.sizes, self.architecture.parents, self.tensors[name]

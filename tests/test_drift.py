@@ -1,0 +1,128 @@
+"""How far B moved from A, what B changed where an adapter acts, and the α that keeps an adapter's strength."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from test_adapter import train_adapter
+from transfusion.alignment.alignment import Alignment
+from transfusion.matching.alignment_run import align
+from transfusion.matching.base_drift import OUTSIDE, describe_drift
+from transfusion.model.model import Model
+from transfusion.transportation.transport_run import transport
+
+TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
+
+
+@pytest.fixture
+def adapter(made, tmp_path) -> tuple[Path, Path]:
+    """A small Llama and a LoRA of it."""
+    base = made("llama")
+    train_adapter(base, tmp_path / "lora", TARGETS)
+    return base, tmp_path / "lora"
+
+
+def changed(base: Path, folder: Path, change) -> Path:
+    """Copy a model, with every tensor changed by a function of its name and value."""
+    shutil.copytree(base, folder)
+    file = folder / "model.safetensors"
+    tensors = {name: change(name, value).contiguous() for name, value in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def unmoved(a: Path, b: Path) -> Alignment:
+    return align(a, b, method="naive")
+
+
+def drift_of(lora: Path, a: Path, b: Path, via: Alignment | None = None) -> dict:
+    return transport(lora, base=a, onto=b, via=via or unmoved(a, b)).metadata()["drift"]
+
+
+def test_a_shuffled_base_has_not_moved_under_its_own_alignment(adapter, shuffled, aligned):
+    _, lora = adapter
+    a, b = shuffled("llama")
+    found = drift_of(lora, a, b, aligned(a, b))
+    assert found["moved"] == pytest.approx(0, abs=1e-6)
+    assert found["overwritten"] == 0
+    assert found["alpha"] == pytest.approx(1, abs=1e-5)
+    without = drift_of(lora, a, b)
+    assert without["moved"] > 0.5, "by the identity, a shuffled base is far away"
+
+
+def test_a_base_that_has_the_adapter_already_contains_it(adapter, tmp_path):
+    base, lora = adapter
+    merged = transport(lora, base=base, onto=base, via=unmoved(base, base), alpha=2.0, full=True)
+    merged.save(tmp_path / "twice")
+    found = drift_of(lora, base, tmp_path / "twice")
+    assert found["contained"] == pytest.approx(2, rel=1e-4)
+    assert found["overwritten"] == pytest.approx(1, rel=1e-4), "B went twice as far in every direction"
+    assert found["moved"] == pytest.approx(2 * found["strength"], rel=1e-4)
+    assert found["blocks"].keys() == {"layers.0", "layers.1", "layers.2"}
+
+
+def test_the_size_of_a_small_change_is_told_block_by_block(adapter, tmp_path):
+    base, lora = adapter
+    b = changed(base, tmp_path / "b", lambda name, value: value * (1.01 if ".layers.1." in name else 1))
+    found = drift_of(lora, base, b)
+    assert {name: block["moved"] for name, block in found["blocks"].items()} == {
+        "layers.0": 0,
+        "layers.1": pytest.approx(0.01, rel=1e-3),
+        "layers.2": 0,
+    }
+    assert found["overwritten"] == 0, "the adapter's own change is larger everywhere"
+
+
+def test_auto_keeps_the_relative_strength_of_an_adapter_without_running_a_model(adapter, tmp_path):
+    """A file beside no configuration cannot be run; B's block 1 is one and a half times as large as A's."""
+    base, lora = adapter
+    larger = changed(base, tmp_path / "b", lambda name, value: value * (1.5 if ".layers.1." in name else 1))
+    alone = tmp_path / "alone" / "b.safetensors"
+    alone.parent.mkdir()
+    shutil.copy(larger / "model.safetensors", alone)
+    config = base / "config.json"
+    moved = transport(
+        lora, base=base, onto=alone, method="naive", alpha="auto", config=config, output=tmp_path / "moved"
+    )
+    assert moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
+    assert moved.alpha.at("layers.0.mlp.down_proj.weight") == pytest.approx(1, rel=1e-5)
+    was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("lora", "moved"))
+    ups = [key for key in was if "layers.1." in key and "lora_B" in key]
+    assert ups
+    for key in ups:
+        assert (is_now[key] - 1.5 * was[key]).abs().max() < 1e-6
+
+
+def test_align_tells_how_far_a_descendant_moved(made, tmp_path, cli):
+    base = made("llama")
+    b = changed(base, tmp_path / "b", lambda name, value: value * (1.02 if ".layers.0." in name else 1))
+    _, out, _ = cli("align", base, b, "-o", tmp_path / "pi.safetensors", "--json")
+    drift = json.loads(out)["advice"]["drift"]
+    assert drift["layers.0"] == pytest.approx(0.02, rel=1e-3)
+    assert drift["layers.1"] == drift[OUTSIDE] == 0
+    assert "most in layers.0" in describe_drift(drift)
+    _, out, _ = cli("align", base, b, "-o", tmp_path / "again.safetensors")
+    assert "B moved from A by" in out
+
+
+def test_kinds_without_directions_of_low_rank_go_by_the_size_of_weights(made, tmp_path):
+    import peft
+
+    from transfusion.live.live_model import LiveModel
+
+    base = made("llama")
+    module = LiveModel.of(Model.open(base)).module.float()
+    tuned = peft.get_peft_model(module, peft.LoHaConfig(r=2, alpha=2, target_modules=["down_proj"]))
+    for name, parameter in tuned.named_parameters():
+        if "hada" in name:
+            parameter.data.normal_()
+    tuned.save_pretrained(tmp_path / "loha")
+    b = changed(base, tmp_path / "b", lambda name, value: value * 1.25)
+    found = drift_of(tmp_path / "loha", base, b)
+    assert found["overwritten"] is None
+    assert found["alpha"] == pytest.approx(1.25, rel=1e-5)

@@ -7,6 +7,7 @@
 # make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
 # make bench-scale     how time and memory grow with models, on threads and on Ray (9 GB of disk, half an hour)
 # make bench-functional  time and memory of functional alignment, against its floor (20 GB of disk, an hour or more)
+# make bench-successors  how much of a LoRA arrives on successors of its base, and whether drift predicts it (five minutes)
 # make bench-barrier    the loss between two models trained on real images, method by method
 # make experiments      the paper's tables and figures on small models (half an hour the first time)
 # make bench-transport  how much of a fine-tune arrives on an independent base (it trains first, once, for two hours; SEEDS=1: for 40 minutes)
@@ -16,7 +17,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: docs families experiments
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-scale bench-barrier bench-transport bench-functional
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-scale bench-barrier bench-transport bench-functional bench-successors
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -64,6 +65,9 @@ bench-scale: .venv/ready
 
 bench-functional: .venv/ready
 	PYTHONPATH=benchmarks $(BIN)/python -m functional $(FUNCTIONAL)
+
+bench-successors: .venv/ready
+	$(BIN)/python benchmarks/successors.py
 
 bench-barrier: .venv/ready
 	$(BIN)/python -m experiments barrier --small

@@ -190,8 +190,6 @@ def show_output(
     )
 
 
-_NOTABLE = 0.05
-"""The share of an adapter in B's own change from which it is told."""
 _COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
 
 
@@ -211,6 +209,7 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
     """Return the metadata of an output, line by line; the verdict on π last."""
     from transfusion.model.vocabulary_map import describe_vocabulary
+    from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
     from transfusion.transportation.alpha import Alpha
     from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
@@ -233,7 +232,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     if (metadata.get("vocabulary") or {}).get("moved"):
         lines.append(f"vocabularies: {describe_vocabulary(metadata['vocabulary'])}")
     lines += _shift(metadata.get("output_shift") or {}, refinable=metadata["verb"] == "transport")
-    lines += _drift(metadata.get("drift") or {})
+    lines += describe_adapter_drift(metadata["drift"]) if metadata.get("drift") else []
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
     lines += _named("not moved, because B has no counterpart", metadata.get("left_out", ()))
@@ -262,27 +261,6 @@ def _shift(output_shift: Mapping[str, Any], *, refinable: bool) -> list[str]:
         f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with that of"
         f" A's, and {size:.2f} of its size",
     ]
-
-
-def _drift(drift: Mapping[str, Any]) -> list[str]:
-    """What B changed where the adapter acts."""
-    if not drift:
-        return []
-    from transfusion.matching.base_drift import describe_drift
-
-    moved = {name: block["moved"] for name, block in drift["blocks"].items()}
-    text = f"where the adapter acts, {describe_drift(moved)}"
-    text += f"; the adapter changes them by {drift['strength']:.1%}"
-    if drift["overwritten"] is None or not drift["moved"]:
-        return [text]
-    lines = [
-        text,
-        f"{drift['overwritten']:.0%} of the adapter is in directions that B changed by more than the adapter"
-        " does",
-    ]
-    if abs(drift["contained"]) >= _NOTABLE:
-        lines.append(f"B's own change contains {drift['contained']:.0%} of the adapter")
-    return lines
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

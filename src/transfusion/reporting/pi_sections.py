@@ -15,6 +15,7 @@ from transfusion.reporting.formatting import axis_name, listed, number, percent,
 from transfusion.reporting.head_panels import Panel
 from transfusion.reporting.page_parts import Facts, PageFigure, PageSection, PageTable, Part, Prose, Tabs
 from transfusion.reporting.unit_quality import AxisQuality, Qualities
+from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
@@ -37,6 +38,8 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
     if (output_shift := metadata.get("output_shift") or {}).get("direction") is not None:
         info = f"cosine {number(output_shift['direction'])}, {number(output_shift['size'])} of its size"
         rows.append(("change of B's outputs, compared with A's", f"{info}, on {output_shift['probes']}"))
+    if drift := metadata.get("drift"):
+        rows.append(("B's own change", "; ".join(describe_adapter_drift(drift))))
     if text := describe_refinement(metadata.get("refinement")):
         rows.append(("refinement", text))
     if (vocabulary := metadata.get("vocabulary") or {}).get("moved"):

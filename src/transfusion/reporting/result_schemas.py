@@ -199,6 +199,22 @@ class OutputShiftSchema(TypedDict, total=False):
     probes: str
 
 
+class BlockDriftSchema(TypedDict):
+    """What B changed in the weights of one block that an adapter changes."""
+
+    moved: Number
+    strength: Number
+    overwritten: Number | None
+    contained: Number | None
+    alpha: Number
+
+
+class DriftSchema(BlockDriftSchema):
+    """What B changed where an adapter acts."""
+
+    blocks: dict[str, BlockDriftSchema]
+
+
 class RefinementSchema(TypedDict):
     """What a refinement did."""
 
@@ -222,6 +238,7 @@ class TransportSchema(ResultInfo):
     how: NotRequired[str | None]
     kind: NotRequired[str]
     output_shift: NotRequired[OutputShiftSchema | None]
+    drift: NotRequired[DriftSchema | None]
     refinement: NotRequired[RefinementSchema]
     repeatable: NotRequired[bool]
     vocabulary: NotRequired[VocabularyInfo]

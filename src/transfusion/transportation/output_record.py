@@ -53,10 +53,10 @@ class OutputRecord:
     """Further settings that a rerun needs."""
     output_shift: Mapping[str, Any] | None = None
     """How much of the change was measured in B's outputs, if it was measured."""
-    drift: Mapping[str, Any] | None = None
-    """What B changed where an adapter acts, if both bases are of one lineage or were aligned."""
     record: RunRecord | None = None
     """The record of the run, started before the work."""
+    drift: Mapping[str, Any] | None = None
+    """What B changed where an adapter acts, if the weights of both bases can be compared."""
 
     def of(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transfusion.architecture.naming import block_of
 from transfusion.errors import AdapterError
-from transfusion.matching.base_drift import OUTSIDE, relative
+from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
 from transfusion.transportation.adapters.adapter_targets import as_matrix
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
@@ -25,6 +25,8 @@ from transfusion.transportation.task_vector import working
 
 LOW_RANK = 1e-3
 """The share of a change that its directions may miss; kinds whose changes have a higher rank miss more."""
+NOTABLE = 0.05
+"""The share of an adapter in B's own change from which it is told."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,22 @@ def strength_alpha(drift: Mapping[str, Any]) -> Alpha:
     """Return the α of every block that keeps the adapter's relative strength."""
     blocks = {name: block["alpha"] for name, block in drift["blocks"].items()}
     return Alpha(blocks.pop(OUTSIDE, 1.0), {f"{name}.*": alpha for name, alpha in blocks.items()})
+
+
+def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
+    """Return what B changed where an adapter acts, sentence by sentence."""
+    moved = {name: block["moved"] for name, block in drift["blocks"].items()}
+    first = f"where the adapter acts, {describe_drift(moved)}"
+    lines = [f"{first}; the adapter changes them by {drift['strength']:.1%}"]
+    if drift["overwritten"] is None or not drift["moved"]:
+        return lines
+    lines.append(
+        f"{drift['overwritten']:.0%} of the adapter is in directions that B changed by more than the adapter"
+        " does"
+    )
+    if abs(drift["contained"]) >= NOTABLE:
+        lines.append(f"B's own change contains {drift['contained']:.0%} of the adapter")
+    return lines
 
 
 def _drift(folded: FoldedAdapter, name: str) -> DriftSums:

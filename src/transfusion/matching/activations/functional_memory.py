@@ -1,8 +1,8 @@
 """The memory that functional alignment takes, from headers alone, and how a limit is kept.
 
-Three phases follow each other. Passes hold one unit of a model, the hidden states of all probes, and the
-activations of a block for each batch that runs. Solutions of neurons and heads hold the samples of one axis
-and some matrices of its size, for each thread. Solutions of the stream hold all maps as well.
+Two phases follow each other. Passes hold one unit of a model, the hidden states of all probes, and the
+activations of a block for each batch that runs. Solutions hold the maps that were found, and for each thread
+the samples of one axis and some matrices of its size: first of neurons and heads, then of the stream.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class FunctionalMemory:
     @property
     def total(self) -> int:
         """The most bytes of the process."""
-        phases = self.passes, self.threads * self.block, self.maps + self.threads * self.stream
-        return self.budget.program + max(phases)
+        solving = self.maps + self.threads * max(self.block, self.stream)
+        return self.budget.program + max(self.passes, solving)
 
     @classmethod
     def of(

@@ -69,7 +69,10 @@ def iterated_polar(matrix: Tensor, smallest: float = ROUNDS[0]) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(inner)
         if failed:
             return found
-        found = b / c * found + (a - b / c) * torch.cholesky_solve(found.T, factor).T
+        del inner  # matrices may have gigabytes: the rest is in place
+        solved = torch.cholesky_solve(found.T, factor)
+        del factor
+        found = found.mul_(b / c).add_(solved.mul_(a - b / c).T)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transfusion.architecture.config_schema import WRONG_FILE
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError, TransfusionError
-from transfusion.live.model_classes import class_of_transformers
+from transfusion.live.model_classes import class_of_transformers, made_by_diffusers
 from transfusion.model.in_memory import held_tensors
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
@@ -30,7 +30,7 @@ def meta_tensors(family: Family, config: Config, label: str) -> dict[str, Tensor
 
 def require_modest_size(model: Model) -> None:
     """Refuse a configuration whose module would take far more memory than the tensors of its checkpoint."""
-    module = _outlined(model.family, model.checkpoint.config or {}, model.label)
+    module = _outlined(model.family, _settings(model), model.label)
     size = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     held = model.checkpoint.parameters
     if size > 2 * held + SPARE:
@@ -43,7 +43,12 @@ def require_modest_size(model: Model) -> None:
 def skeleton(model: Model) -> nn.Module:
     """Return the module of a model with its parameters on the device meta; buffers have their values."""
     with refusing(model.family, model.label), _parameters_on_meta():
-        return _MAKERS[model.family.library](model.checkpoint.config or {}, model.label).eval()
+        return _MAKERS[model.family.library](_settings(model), model.label).eval()
+
+
+def _settings(model: Model) -> Config:
+    """The configuration as its library reads it; of a file without one, what its shapes tell."""
+    return model.checkpoint.config or model.config
 
 
 @contextmanager
@@ -109,4 +114,5 @@ _MAKERS: dict[str, Callable[[Config, str], nn.Module]] = {
     "transformers": _of_transformers,
     "open_clip": _of_open_clip,
     "timm": _of_timm,
+    "diffusers": made_by_diffusers,
 }

@@ -1,0 +1,43 @@
+"""Axes, settings and helpers that the families of diffusers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from transfusion.architecture.table import Axis, fixed
+
+DIFFUSERS = frozenset(["_class_name", "_diffusers_version", "_name_or_path", "_commit_hash"])
+"""Keys of diffusers that cannot change a symmetry."""
+
+NORMED = "a norm that all heads share scales each unit, and rotary positions rotate pairs of units"
+
+ATTENTION_NORMED = (
+    Axis("head"),
+    fixed("qk", NORMED, scope="layer"),
+    Axis("vo", within="head"),
+    Axis("ffn"),
+)
+"""Attention whose queries and keys are normalised and rotated in each head, and a plain MLP."""
+
+FREQUENCY = fixed("frequency", "the sines of the time step come in this order")
+LATENT = fixed("latent", "the channels of the image come in this order")
+LATENT_OUT = fixed("latent_out", "the channels of the image come in this order")
+TEXT = fixed("text", "the text encoder's units come in this order")
+POOLED = fixed("pooled", "the text encoder's units come in this order")
+
+MODULATED = (
+    "between a norm and its branch the stream is multiplied unit by unit by what the time step says: it may"
+    " be permuted, but not rotated"
+)
+"""Why the streams of these families are permuted only."""
+
+
+def draw(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    """Draw random inputs of these shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
+    }

@@ -37,7 +37,7 @@ _KINDS: dict[Any, str] = {
         encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
         intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
         num_local_experts shared_expert_intermediate_size width
-        in_channels joint_attention_dim pooled_projection_dim
+        freq_dim in_channels joint_attention_dim pooled_projection_dim text_dim
     """,
     Size | None: """
         attention_head_size context_length d_kv head_dim max_position_embeddings max_source_positions
@@ -46,7 +46,8 @@ _KINDS: dict[Any, str] = {
         num_mel_bins num_patches ffn_hidden_size original_max_position_embeddings projection_dim
         projection_size relative_attention_num_buckets relative_attention_max_distance rotary_dim vocab_size
         word_embed_proj_dim codevector_dim proj_codevector_dim classifier_proj_size num_channels in_chans
-        num_conv_pos_embeddings num_conv_pos_embedding_groups out_channels
+        num_conv_pos_embeddings num_conv_pos_embedding_groups
+        added_kv_proj_dim image_dim out_channels pos_embed_seq_len rope_max_seq_len
     """,
     Count | None: """
         num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
@@ -62,13 +63,14 @@ _KINDS: dict[Any, str] = {
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
         layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
-        rotary_emb_base
+        rotary_emb_base eps
     """,
     bool | None: """
         alibi attention_bias class_token custom_text do_layer_norm_before do_stable_layer_norm
         feat_proj_layer_norm is_encoder_decoder mlp_bias multi_query new_decoder_architecture parallel_attn
         qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
-        scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual guidance_embeds
+        scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual
+        cross_attn_norm guidance_embeds
     """,
     Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
     Literal["shortest", "longest", "squash"] | None: "resize_mode",

@@ -28,6 +28,12 @@ LATENT_OUT = fixed("latent_out", "the channels of the image come in this order")
 TEXT = fixed("text", "the text encoder's units come in this order")
 POOLED = fixed("pooled", "the text encoder's units come in this order")
 
+PATCH_OF_VIDEO = (
+    fixed("frame", "frames of a patch come in this order"),
+    fixed("row", "rows of a patch come in this order"),
+    fixed("column", "columns of a patch come in this order"),
+)
+
 MODULATED = (
     "between a norm and its branch the stream is multiplied unit by unit by what the time step says: it may"
     " be permuted, but not rotated"

@@ -92,6 +92,8 @@ class Architecture:
     shortcuts: tuple[Shortcut, ...]
     outputs: Mapping[str, str | None]
     policy: Policy = field(default_factory=Policy)
+    unrotated: str = ""
+    """Why the stream may be permuted, but not rotated; empty if it may."""
 
     @cached_property
     def sizes(self) -> dict[str, int]:

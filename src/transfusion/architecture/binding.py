@@ -68,6 +68,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
             for output, name in table.outputs.items()
             if (id := reader.point(name) if name else None) is None or id in spaces
         },
+        unrotated=table.unrotated,
     )
 
 
@@ -239,7 +240,7 @@ class _TableReader:
         if stack is not None and base in stack.points:
             places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
             block = places[at] if at in places else int(at)
-            id = f"{stack.name}.{block}.{base}"
+            id = f"{stack.name}.{base}" if stack.one_space else f"{stack.name}.{block}.{base}"
             stream = self.streams[stack.name] if stack.residual else None
             self.specs.setdefault(id, Space(id, base, 0, Symmetry.PERMUTATION, stream=stream))
             return self.same_point.get(id, id)

@@ -77,6 +77,9 @@ class Stack:
     points: tuple[str, ...] = ("x", "y")
     residual: bool = True
     """Whether the points are on one residual stream; if not, each moves on its own under any policy."""
+    one_space: bool = False
+    """Whether a point is the same space in all blocks under any policy, as where a gate between a branch and
+    its addition leaves no place for P_out P_inᵀ, or all blocks share one modulation of the stream."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,28 @@ class Table:
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
     pinned: Mapping[str, str] = field(default_factory=dict)
     """Stream points that cannot move, with the reason, such as values that the code writes there."""
+    unrotated: str = ""
+    """Why the stream may be permuted, but not rotated, after norms are folded; empty if it may."""
     ties: Mapping[str, str] = field(default_factory=dict)
     """Second names of tied tensors: second name → first name."""
     outputs: Mapping[str, str | None] = field(default_factory=dict)
     """Outputs of the live model whose last dimension is an axis that may move; None for an output
     that is in different spaces in different releases of the library, or serves training only, and is
     not compared."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How one input of a live model is drawn, for each example of a batch."""
+
+    shape: tuple[int, ...] = ()
+    low: float | None = None
+    """Numbers between ``low`` and ``high``; without them, noise."""
+    high: float = 1.0
+    whole: bool = False
+    """Whether the numbers are integers, below ``high``."""
+    same: Any = None
+    """The same value in every example, as nested lists of numbers."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +142,18 @@ class Family:
     complete: Callable[[Config, Shapes], Config] = lambda config, shapes: config
     """Returns the configuration, completed with settings that follow from the shapes."""
     model_types: tuple[str, ...] = ()
-    """The names of the family in configurations; for timm, patterns of its names, with ``*``."""
+    """The names of the family in configurations; for timm, patterns of its names, with ``*``; for diffusers,
+    classes."""
     inputs: tuple[str, ...] = ()
     """The kind of input of a live model: ``image``, ``patches`` (an image in patches), ``tokens``,
     ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
+    draws: Callable[[Config], Mapping[str, Draw]] | None = None
+    """How inputs for a live model are drawn, by name, where those kinds do not fit."""
+    arguments: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda inputs: inputs
+    """How a live model is called with a batch of inputs, all of whose tensors have a first dimension of that
+    size."""
     prefixes: tuple[str, ...] = ()
     """The prefix of names that libraries add in models with a task head, and drop in models without one."""
     aliases: tuple[tuple[str, str], ...] = ()
@@ -136,6 +161,9 @@ class Family:
     the part 1 of a concatenation that files keep whole and a live module keeps apart. ``ours#{}`` is a
     member, by its number, of a stack along a first dimension that files keep apart and a live module
     keeps whole; ``ours#{}[1]`` is the part 1 of that member, if it is in parts of one size, too."""
+    original: str = ""
+    """The names in the files that a model's authors distribute, where these differ from the library's:
+    see `original_names`."""
     positions_after_padding: bool = False
     """Whether positions are counted from behind the row of the padding token."""
     computed: tuple[str, ...] = ()

@@ -7,10 +7,10 @@ loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 CONFIGS = ("config.json", "open_clip_config.json")
+PartT = TypeVar("PartT")
 MEMORY = Path("<memory>")
 """The root of a checkpoint in memory."""
 
@@ -138,6 +139,16 @@ class Checkpoint:
                 hint="the model is damaged, or was saved in a type that is too narrow for its values",
             )
         return tensor
+
+    def in_stored_names(
+        self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]
+    ) -> dict[str, PartT]:
+        """Return the tensors of an output by the names in files; ``join`` concatenates rows."""
+        return dict(tensors)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name in files of a tensor."""
+        return name
 
     @property
     def in_memory(self) -> bool:

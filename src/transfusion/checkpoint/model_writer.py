@@ -13,6 +13,8 @@ from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
 from transfusion.checkpoint.staging import StagingFolder
 from transfusion.runtime.threads import Threads
 
+DIFFUSION = "diffusion_pytorch_model"
+"""The name of weights in folders of diffusers."""
 Files: TypeAlias = dict[str, dict[str, LazyTensor]]
 """For each file of an output, the tensors that go into it."""
 
@@ -71,13 +73,18 @@ def complete_model(
         total = sum(lazy_tensor.nbytes for parts in files.values() for lazy_tensor in parts.values())
         placed = {tensor: name for name, parts in files.items() for tensor in parts}
         index = {"metadata": {"total_size": total}, "weight_map": placed}
-        write_json(staging.output / "model.safetensors.index.json", index)
+        write_json(staging.output / f"{_stem(files)}.safetensors.index.json", index)
     if config is not None and like.config_name:
         write_json(staging.output / like.config_name, config)
     for auxiliary_file in auxiliary_files:
         shutil.copy2(auxiliary_file, staging.output / auxiliary_file.name)
     for name, text in info.items():
         write_text(staging.output / name, text)
+
+
+def _stem(files: Iterable[str]) -> str:
+    """Return the beginning of the name of an index; diffusers looks for its own."""
+    return DIFFUSION if all(name.startswith(DIFFUSION) for name in files) else "model"
 
 
 def _names(originals: Sequence[Path], library: str) -> list[str]:
@@ -88,7 +95,9 @@ def _names(originals: Sequence[Path], library: str) -> list[str]:
     if library == "open_clip" and any(original.name.startswith("open_clip") for original in originals):
         return ["open_clip_model.safetensors"] * len(originals)
     if len(originals) == 1:
-        return ["model.safetensors"]
+        return [f"{DIFFUSION if library == 'diffusers' else 'model'}.safetensors"]
+    if library == "diffusers":
+        return [f"{original.stem}.safetensors" for original in originals]
     names = [f"{original.stem.replace('pytorch_model', 'model')}.safetensors" for original in originals]
     if len({name.casefold() for name in names}) == len(names):
         return names

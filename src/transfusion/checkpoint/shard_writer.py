@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -47,6 +47,13 @@ class LazyTensor:
     def of(cls, tensor: Tensor) -> LazyTensor:
         """Wrap a tensor that is in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: [lambda: tensor])
+
+    @classmethod
+    def joined(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
+        """Concatenate the rows of some tensors of one type."""
+        first = parts[0]
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        return cls(shape, first.dtype, lambda: chain.from_iterable(part.blocks() for part in parts))
 
 
 def write_shard(

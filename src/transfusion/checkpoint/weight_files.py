@@ -18,6 +18,8 @@ WEIGHTS = (
     "open_clip_model.safetensors",
     "pytorch_model.bin",
     "open_clip_pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin",
 )
 _KINDS = PICKLES | {".safetensors"}
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")

@@ -15,9 +15,10 @@ from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family
 from transfusion.checkpoint.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
-from transfusion.live.meta_models import refusing, require_modest_size
+from transfusion.live.meta_models import buffers_as_parameters, refusing, require_modest_size
 from transfusion.live.model_classes import (
     class_of_transformers,
+    made_by_diffusers,
     quiet_transformers,
     require_plain_folder,
 )
@@ -27,8 +28,9 @@ from transfusion.runtime.optional_libraries import require_library
 
 def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Build the model in its own library, ready to run."""
-    whole = model.checkpoint.in_memory or model.original is not None
-    made = (_from_memory if whole else _from_folder)(model).to(dtype).eval()
+    whole = (model.checkpoint.in_memory or model.original is not None) and model.family.library != "diffusers"
+    made = nn.Module.to((_from_memory if whole else _from_folder)(model), dtype).eval()
+    buffers_as_parameters(made, model)
     naming = Naming(model.family, live=True)
     for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:
@@ -44,7 +46,8 @@ def _from_memory(model: Model) -> nn.Module:
 
 def _from_folder(model: Model) -> nn.Module:
     root = model.checkpoint.root
-    if root.is_file() or not any((root / name).exists() for name in CONFIGS):
+    read_by_library = model.family.library != "diffusers"  # there, names and shapes may tell everything
+    if read_by_library and (root.is_file() or not any((root / name).exists() for name in CONFIGS)):
         raise ArchitectureError(
             f"{model.label}: a model can only be run from a folder with its config.json",
             hint="put the weights and the config.json into one folder and give that",
@@ -75,10 +78,16 @@ def _build_timm(model: Model, root: Path) -> nn.Module:
     return module  # the weights come from the model
 
 
+def _build_diffusers(model: Model, root: Path) -> nn.Module:
+    held = model.checkpoint.module  # the weights come from the model
+    return made_by_diffusers(model.config, model.label) if held is None else deepcopy(held)
+
+
 _BUILDERS: dict[str, Callable[[Model, Path], nn.Module]] = {
     "transformers": _build_transformers,
     "open_clip": _build_open_clip,
     "timm": _build_timm,
+    "diffusers": _build_diffusers,
 }
 
 
@@ -153,6 +162,12 @@ def _assemble_timm(
     return _filled(made, state)
 
 
+def _assemble_diffusers(
+    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
+) -> nn.Module:
+    return _filled(made_by_diffusers(config, label) if like is None else deepcopy(like), state)
+
+
 def _filled(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     module.to(_common_type(state)).load_state_dict(state)
     return module
@@ -168,4 +183,5 @@ _ASSEMBLERS: dict[str, Callable[[Config, Mapping[str, Tensor], nn.Module | None,
     "transformers": _assemble_transformers,
     "open_clip": _assemble_open_clip,
     "timm": _assemble_timm,
+    "diffusers": _assemble_diffusers,
 }

@@ -62,8 +62,8 @@ class LiveModel:
         self, model: Model, *, batch: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
     ) -> LiveModel:
         """The same module with a draw of probes for its model."""
-        config = getattr(self.module, "config", None)  # the library's knows the defaults, too
-        settings = config.to_dict() if config else model.config
+        config: Any = getattr(self.module, "config", None)  # the library's knows the defaults, too
+        settings = config.to_dict() if hasattr(config, "to_dict") else config or model.config
         inputs = random_inputs(self.family, settings, batch=batch, seed=seed)
         return replace(self, inputs=in_dtype(inputs, dtype))
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.architecture.config_schema import WRONG_FILE
+from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError, TransfusionError
-from transfusion.live.model_classes import class_of_transformers
+from transfusion.live.model_classes import class_of_transformers, made_by_diffusers
 from transfusion.model.in_memory import held_tensors
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
@@ -30,7 +31,7 @@ def meta_tensors(family: Family, config: Config, label: str) -> dict[str, Tensor
 
 def require_modest_size(model: Model) -> None:
     """Refuse a configuration whose module would take far more memory than the tensors of its checkpoint."""
-    module = _outlined(model.family, model.checkpoint.config or {}, model.label)
+    module = _outlined(model.family, _settings(model), model.label)
     size = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     held = model.checkpoint.parameters
     if size > 2 * held + SPARE:
@@ -43,7 +44,25 @@ def require_modest_size(model: Model) -> None:
 def skeleton(model: Model) -> nn.Module:
     """Return the module of a model with its parameters on the device meta; buffers have their values."""
     with refusing(model.family, model.label), _parameters_on_meta():
-        return _MAKERS[model.family.library](model.checkpoint.config or {}, model.label).eval()
+        module = _MAKERS[model.family.library](_settings(model), model.label).eval()
+        return buffers_as_parameters(module, model)
+
+
+def buffers_as_parameters(module: nn.Module, model: Model) -> nn.Module:
+    """Make parameters of the buffers that files hold and the table moves, such as SD3's positions."""
+    naming = Naming(model.family, live=True)
+    for name, buffer in list(module.named_buffers()):
+        if naming.canonical(name) in model.architecture.tensors:
+            above, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(above)
+            delattr(owner, leaf)
+            owner.register_parameter(leaf, nn.Parameter(buffer, requires_grad=False))
+    return module
+
+
+def _settings(model: Model) -> Config:
+    """The configuration as its library reads it; of a file without one, what its shapes tell."""
+    return model.checkpoint.config or model.config
 
 
 @contextmanager
@@ -109,4 +128,5 @@ _MAKERS: dict[str, Callable[[Config, str], nn.Module]] = {
     "transformers": _of_transformers,
     "open_clip": _of_open_clip,
     "timm": _of_timm,
+    "diffusers": made_by_diffusers,
 }

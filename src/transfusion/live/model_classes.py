@@ -1,4 +1,4 @@
-"""The class of transformers that a configuration names; only the library's own code is ever run.
+"""The class of transformers or diffusers that a configuration names; only the library's own code is ever run.
 
 A configuration is not trusted. It may name a class of the library and nothing else of it, its ``auto_map``
 is not followed, and it cannot ask for kernels that the library would fetch from the hub and run.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from transfusion.architecture.families import all_families
 from transfusion.architecture.table import Config
 from transfusion.errors import ArchitectureError, listing
 from transfusion.runtime.optional_libraries import require_library
@@ -40,6 +44,33 @@ def class_of_transformers(config: Config, label: str) -> Any:
             hint="correct 'architectures' in config.json: it is a list with one name, such as BertModel",
         )
     return made_by
+
+
+def class_of_diffusers(config: Config, label: str) -> Any:
+    """The class that a configuration names, if a table knows it; the folder itself is never given to the
+    library.
+    """
+    name = config.get("_class_name")
+    known = {
+        kind for family in all_families() if family.library == "diffusers" for kind in family.model_types
+    }
+    made_by = getattr(require_library("diffusers"), name, None) if name in known else None
+    if made_by is None:
+        raise ArchitectureError(
+            f"{label}: config.json names a class {name!r:.80} that no table knows, or that the installed"
+            " diffusers does not have",
+            hint="correct '_class_name' in config.json, or install the version that wrote it",
+        )
+    return made_by
+
+
+def made_by_diffusers(config: Config, label: str) -> nn.Module:
+    """Return a module of diffusers with random weights."""
+    made_by = class_of_diffusers(config, label)
+    known = signature(made_by.__init__).parameters
+    settings = {key: value for key, value in config.items() if key in known}
+    module: nn.Module = made_by(**settings)
+    return module
 
 
 @contextmanager

@@ -53,6 +53,8 @@ def configuration(module: nn.Module) -> dict[str, Any] | None:
     """Return a module's configuration as its config.json would hold it; None if the module has none."""
     if hasattr(own := getattr(module, "config", None), "to_json_string"):
         return _of_transformers(module, own)
+    if isinstance(own, Mapping) and hasattr(module, "register_to_config"):
+        return _of_diffusers(module, own)
     if isinstance(about := getattr(module, "pretrained_cfg", None), Mapping) and "architecture" in about:
         return _of_timm(module, about)
     return None
@@ -63,6 +65,12 @@ def _of_transformers(module: nn.Module, config: Any) -> dict[str, Any]:
     dtype = getattr(module, "dtype", None)
     kind = {"dtype": str(dtype).removeprefix("torch.")} if dtype else {}
     return {**info, "architectures": [type(module).__name__], **kind}
+
+
+def _of_diffusers(module: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in config.items() if not key.startswith("_")}
+    info: dict[str, Any] = json.loads(json.dumps(settings))  # lists, as in a file
+    return {"_class_name": type(module).__name__, **info}
 
 
 def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from transfusion.checkpoint.tensor_content import content, row_blocks
 from transfusion.checkpoint.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.model.in_memory import InMemory, hold_in_memory
+from transfusion.model.original_files import in_library_names
 from transfusion.model.recognition import recognise
 from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
 from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
@@ -82,6 +83,7 @@ class Model:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Model:
         """Recognise the family of a checkpoint and give every tensor its layout."""
+        checkpoint = in_library_names(checkpoint)
         family, config, why = recognise(checkpoint)
         naming = Naming(family, live=True)
         names = gather_pieces(naming.table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)

@@ -52,7 +52,13 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
 
 
 def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
-    """Return the key that names the architecture, the name, and its family; timm names every size."""
+    """Return the key that names the architecture, the name, and its family.
+
+    timm names every size, and diffusers the class.
+    """
+    if "_class_name" in config and "model_type" not in config:
+        name = config["_class_name"]
+        return "_class_name", name, next((f for f in all_families() if name in f.model_types), None)
     if "architecture" in config and "model_type" not in config:
         name = config["architecture"]
         of_timm = (f for f in all_families() if f.library == "timm")

@@ -151,7 +151,7 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         for entry in self.entries:
             state |= entry.stored_as.split(self.tensor(entry))
         self.conclude()
-        return state
+        return self.like.checkpoint.in_stored_names(state, lambda parts: torch.cat(list(parts)))
 
     # ── in files ─────────────────────────────────────────────────────────────────────────────
 
@@ -182,18 +182,19 @@ class OutputModel(SavedOutput, Generic[EntryT]):
 
     def _planned(self) -> dict[str, TensorShape]:
         """Return the shape and dtype of every tensor that the files must hold, by stored name."""
-        planned = [
-            (name, (lazy_tensor.shape, lazy_tensor.dtype))
-            for entry in self.entries
-            for name, lazy_tensor in self._lazy_tensors(entry, ignore_tensor).items()
-        ]
-        names = Counter(name for name, _ in planned)
+        planned: dict[str, LazyTensor] = {}
+        names: Counter[str] = Counter()
+        for entry in self.entries:
+            pieces = self._lazy_tensors(entry, ignore_tensor)
+            names.update(pieces.keys())
+            planned |= pieces
         if twice := [name for name, count in names.items() if count > 1]:
             raise OutputError(
                 f"{listing(twice)} would be written more than once",
                 hint="this is a bug; please report it with the names of B's tensors",
             )
-        return dict(planned)
+        stored = self.like.checkpoint.in_stored_names(planned, LazyTensor.joined)
+        return {name: (lazy_tensor.shape, lazy_tensor.dtype) for name, lazy_tensor in stored.items()}
 
     def files(self, path: Path, on_tensor: Callable[[str], None] = ignore_tensor) -> Files:
         """Return the weight files of an output at this path, with the tensors of each."""
@@ -218,7 +219,8 @@ class OutputModel(SavedOutput, Generic[EntryT]):
             for piece, lazy_tensor in self._lazy_tensors(entry, on_tensor).items():
                 own = like.checkpoint.tensors.get(piece) if mine else None
                 shards[own.file if own else file][piece] = lazy_tensor
-        return {file: tensors for file, tensors in shards.items() if tensors}
+        join = like.checkpoint.in_stored_names
+        return {file: join(tensors, LazyTensor.joined) for file, tensors in shards.items() if tensors}
 
     def _lazy_tensors(self, entry: EntryT, on_tensor: Callable[[str], None]) -> dict[str, LazyTensor]:
         """Return the stored pieces of a tensor, each computed when it is written."""

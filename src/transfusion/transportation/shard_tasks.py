@@ -55,7 +55,7 @@ def write_shards_by_workers(
 ) -> None:
     """Let workers write the files that are not finished; record each file when it is done."""
     output.changed_tensors.update(changed_tensors_in(staging))
-    files = output.files(staging.path)
+    files, stored_name = output.files(staging.path), output.like.checkpoint.stored_name
 
     def finish(name: str, made: WrittenShard) -> None:
         if made.error is not None:
@@ -63,7 +63,7 @@ def write_shards_by_workers(
         output.changed_tensors.update(made.changed_tensors)
         staging.finish(name, sha256=made.sha256, changed_tensors=list(made.changed_tensors))
         for entry in output.entries:
-            if entry.stored_as.names[0] in files[name]:
+            if stored_name(entry.stored_as.names[0]) in files[name]:
                 on_tensor(entry.name)
 
     staging.making.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from transfusion.architecture.config_schema import SECTIONS, WRONG_FILE
-from transfusion.architecture.table import Config, Family
+from transfusion.architecture.table import Config, Draw, Family
 from transfusion.errors import ArchitectureError
 
 LARGEST = 2**28
@@ -24,6 +24,9 @@ def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int =
     if family.probes is not None:
         return dict(family.probes(config))
     try:
+        if family.draws is not None:
+            generator = torch.Generator().manual_seed(seed)
+            return {name: _one_draw(how, batch, generator) for name, how in family.draws(config).items()}
         return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ArchitectureError(
@@ -88,6 +91,19 @@ def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, T
     return inputs
 
 
+def _one_draw(how: Draw, batch: int, generator: torch.Generator) -> Tensor:
+    """Draw one input as a table says."""
+    if how.same is not None:
+        value = torch.tensor(how.same)
+        return value.expand(batch, *value.shape).clone()
+    shape = (batch, *how.shape)
+    if how.whole:
+        return torch.randint(int(how.low or 0), int(how.high), shape, generator=generator)
+    if how.low is None:
+        return _noise(shape, generator)
+    return how.low + (how.high - how.low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw random numbers; refuse a shape that is too large for the memory."""
     if prod(shape) > LARGEST:
@@ -138,8 +154,8 @@ def run_model(
             return {"image_features": image, "text_features": text, "logit_scale": scale}
         if family.library == "timm":
             return {logits_name(family): module(inputs["pixel_values"])}
-        kwargs = {"return_dict": True} if family.library == "transformers" else {}
-        return dict(_tensors(module(**inputs, **kwargs)))
+        kwargs = {"return_dict": True} if family.library in ("transformers", "diffusers") else {}
+        return dict(_tensors(module(**family.arguments(inputs), **kwargs)))
 
 
 def in_double(double: bool) -> AbstractContextManager[Any]:

@@ -1,0 +1,98 @@
+"""Checkpoints under the names of a model's authors, read under those of its library.
+
+A stored tensor may hold several tensors of the library, such as q, k and v in one matrix. They are read as
+rows of it, and joined again when an output is written: it has the names of the file that it mirrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from transfusion.architecture.families import all_families
+from transfusion.architecture.original_names import OriginalNames, split_rows, without_prefix
+from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint, PartT
+from transfusion.checkpoint.tensor_files import Rows
+from transfusion.errors import ArchitectureError
+
+
+@dataclass
+class OriginalCheckpoint(Checkpoint):
+    """A checkpoint in its authors' names, seen in those of the library."""
+
+    stored: Checkpoint | None = None
+    places: Mapping[str, tuple[str, slice]] = field(default_factory=dict)
+    """The stored tensor of every tensor, and its rows there."""
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        assert self.stored is not None
+        whole, here = self.places[name]
+        if here == slice(None):
+            return self.stored.read(whole, rows)
+        if rows is None:
+            return self.stored.read(whole, here)
+        if isinstance(rows, Tensor):
+            return self.stored.read(whole, rows + here.start)
+        start, stop, _ = rows.indices(here.stop - here.start)
+        return self.stored.read(whole, slice(here.start + start, here.start + stop))
+
+    def in_stored_names(
+        self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]
+    ) -> dict[str, PartT]:
+        """Return the tensors of an output by the names of the file that it mirrors."""
+        parts: dict[str, list[tuple[int, PartT]]] = {}
+        for name, tensor in tensors.items():
+            whole, here = self.places[name]
+            parts.setdefault(whole, []).append((here.start or 0, tensor))
+        in_order = {
+            name: [part for _, part in sorted(found, key=lambda one: one[0])] for name, found in parts.items()
+        }
+        return {name: found[0] if len(found) == 1 else join(found) for name, found in in_order.items()}
+
+    def stored_name(self, name: str) -> str:
+        return self.places[name][0]
+
+    def auxiliary_files(self) -> list[Path]:
+        """Return the other files of the folder; a configuration in the authors' words is copied as it is."""
+        there = (self.root / name for name in CONFIGS)
+        return [*super().auxiliary_files(), *(file for file in there if file.is_file())]
+
+
+def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint in the names of its library, if it is in those of its authors."""
+    known = (OriginalNames.of(family, checkpoint.tensors) for family in all_families() if family.original)
+    names = next((one for one in known if one is not None), None)
+    if names is None:
+        return checkpoint
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    places: dict[str, tuple[str, slice]] = {}
+    for name in checkpoint.tensors:
+        for ours, rows in split_rows(names, name, shapes) or [(without_prefix(name), slice(None))]:
+            if ours in places:
+                raise ArchitectureError(
+                    f"{checkpoint.label}: {places[ours][0]} and {name} are two names of one tensor",
+                    hint="save the checkpoint again with only one of the two",
+                )
+            places[ours] = name, rows
+    tensors = {
+        ours: replace(info, name=ours, shape=_shape(info.shape, rows))
+        for ours, (name, rows) in places.items()
+        for info in (checkpoint.tensors[name],)
+    }
+    return OriginalCheckpoint(
+        checkpoint.label,
+        checkpoint.root,
+        tensors,
+        checkpoint.files,
+        module=checkpoint.module,
+        auxiliary_folder=checkpoint.auxiliary_folder,
+        stored=checkpoint,
+        places=places,
+    )
+
+
+def _shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
+    return shape if rows == slice(None) else (rows.stop - rows.start, *shape[1:])

@@ -1,0 +1,166 @@
+"""Files in the names of a model's authors: read, moved and written without conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cases.diffusion import FLUX, SD3, WAN, Z_IMAGE, case
+from families import finetuned, often
+from transfusion.architecture.families import all_families
+from transfusion.architecture.families._shared import depth
+from transfusion.architecture.naming import without_part
+from transfusion.architecture.original_names import OriginalNames, split_rows
+from transfusion.errors import ArchitectureError
+from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.matching.alignment_run import align
+from transfusion.model.model import Model
+from transfusion.transportation.transport_run import transport
+
+HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}
+Z_IMAGE_ORIGINAL = {
+    **Z_IMAGE,
+    **{"dim": 96, "n_heads": 3, "axes_dims": [8, 12, 12]},
+}
+ORIGINAL = {
+    one.family: one
+    for one in (
+        case(
+            "flux-original", "flux", "FluxTransformer2DModel", {**FLUX, **HEADS}, axes_dims_rope=[16, 56, 56]
+        ),
+        case("wan-original", "wan", "WanTransformer3DModel", {**WAN, **HEADS}),
+        case(
+            "sd3-original", "sd3", "SD3Transformer2DModel", SD3, qk_norm="rms_norm", dual_attention_layers=[0]
+        ),
+        case("z-image-original", "z_image", "ZImageTransformer2DModel", Z_IMAGE_ORIGINAL),
+    )
+}
+"""A model of every family whose authors have names of their own, with heads of the published size."""
+CONVERTERS = {
+    "wan": "convert_wan_transformer_to_diffusers",
+    "sd3": "convert_sd3_transformer_checkpoint_to_diffusers",
+    "z_image": "convert_z_image_transformer_checkpoint_to_diffusers",
+}
+"""The library's own converters, where these take any size."""
+FAST = ["flux"]
+
+
+def in_original_names(folder: Path, file: Path, prefix: str = "") -> Path:
+    """Write a model of diffusers under the names of its authors."""
+    model = Model.open(folder)
+    left = load_file(next(folder.glob("*.safetensors")))
+    last = str(depth(left, "transformer_blocks.{}.") - 1)
+    stored = {prefix + name: one for name, one in left.items()}
+    for pattern, module in OriginalNames(model.family).modules.items():
+        for block in range(8):
+            for ending in ("", ".weight", ".bias"):
+                parts = [_numbered(part, block, last) + ending for part in module.parts]
+                if all(without_part(part)[0] in left for part in parts):
+                    for part in parts:
+                        stored.pop(prefix + without_part(part)[0], None)
+                    name = prefix + _numbered(pattern, block, last) + ending
+                    stored[name] = torch.cat([_part(left, part) for part in parts])
+    save_file(stored, file)
+    return file
+
+
+def _numbered(text: str, block: int, last: str) -> str:
+    return text.replace("{}", str(block)).replace("{last}", last)
+
+
+def _part(tensors: dict[str, Tensor], name: str) -> Tensor:
+    whole, part = without_part(name)
+    return tensors[whole] if part is None else tensors[whole].chunk(2)[part]
+
+
+def test_every_list_of_names_is_tested():
+    assert {family.name for family in all_families() if family.original} == set(ORIGINAL)
+
+
+@pytest.mark.parametrize("family", often(ORIGINAL, FAST))
+def test_a_file_in_original_names_is_the_same_model(family: str, made, tmp_path):
+    folder = made(ORIGINAL[family])
+    file = in_original_names(folder, tmp_path / "one.safetensors", "model.diffusion_model.")
+    theirs, ours = Model.open(file), Model.open(folder)
+    assert set(theirs.names) == set(ours.names)
+    for name in ours.names:
+        assert torch.equal(theirs.read(name), ours.read(name)), name
+    assert theirs.architecture.digest() == ours.architecture.digest()
+    one, other = LiveModel.of(theirs), LiveModel.of(ours)
+    assert largest_difference(one.outputs(), other.outputs()) == 0
+
+
+@pytest.mark.parametrize("family", often(ORIGINAL, FAST))
+def test_a_fine_tune_moves_between_the_two_kinds_of_names(family: str, made, tmp_path):
+    case = ORIGINAL[family]
+    folders = made(case), made(case, seed=2), finetuned(case, made(case), tmp_path / "tuned")
+    files = [
+        in_original_names(folder, tmp_path / f"{number}.safetensors") for number, folder in enumerate(folders)
+    ]
+    pi = align(folders[0], folders[1], method="random", advice=False)
+    expected = transport(folders[2], base=folders[0], onto=folders[1], via=pi).state_dict()
+    into_ours = transport(files[2], base=files[0], onto=folders[1], via=pi).state_dict()
+    assert all(torch.equal(into_ours[name], expected[name]) for name in expected)
+    moved = transport(folders[2], base=folders[0], onto=files[1], via=pi).save(tmp_path / "out.safetensors")
+    written, before = load_file(moved), load_file(files[1])
+    assert {name: one.shape for name, one in written.items()} == {
+        name: one.shape for name, one in before.items()
+    }
+    back = Model.open(moved)
+    assert all(torch.equal(back.read(name), expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("family", CONVERTERS)
+def test_the_library_translates_the_names_in_the_same_way(family: str, made, tmp_path):
+    from diffusers.loaders import single_file_utils
+
+    folder = made(ORIGINAL[family])
+    stored = load_file(in_original_names(folder, tmp_path / "one.safetensors"))
+    theirs = getattr(single_file_utils, CONVERTERS[family])(dict(stored))
+    ours = load_file(next(folder.glob("*.safetensors")))
+    assert set(theirs) == set(ours)
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+def test_the_library_translates_the_names_of_flux_in_the_same_way():
+    """Its converter takes the published width only, so the tensors here have few columns, or are views."""
+    from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
+
+    names, width = OriginalNames(next(f for f in all_families() if f.name == "flux")), 3072
+    stored: dict[str, Tensor] = {}
+    for pattern in names.modules:
+        for ending in ("",) if pattern.endswith("scale") else (".weight", ".bias"):
+            rows, columns = (7 * width, width) if "linear1" in pattern else (12, 1)
+            values = torch.arange(rows, dtype=torch.int16) + 50 * len(stored)
+            one = values.unsqueeze(1).expand(rows, columns) if ending == ".weight" else values
+            stored[pattern.replace("{}", "0") + ending] = one
+    shapes = {name: tuple(one.shape) for name, one in stored.items()}
+    theirs = convert_flux_transformer_checkpoint_to_diffusers(dict(stored))
+    known = 0
+    for name, one in stored.items():
+        for ours, rows in split_rows(names, name, shapes) or ():
+            whole, part = without_part(ours)
+            found = theirs[whole] if part is None else theirs[whole].chunk(2)[part]
+            assert torch.equal(found, one[rows]), ours
+            known += 1
+    assert known == len(theirs) + 2, "every tensor, and two halves of two"
+
+
+def test_a_tensor_under_two_names_is_refused(made, tmp_path):
+    file = in_original_names(made(ORIGINAL["flux"]), tmp_path / "one.safetensors")
+    tensors = load_file(file)
+    save_file({**tensors, "model.diffusion_model.img_in.bias": tensors["img_in.bias"].clone()}, file)
+    with pytest.raises(ArchitectureError, match="are two names of one tensor"):
+        Model.open(file)
+
+
+def test_a_tensor_with_too_few_rows_is_refused(made, tmp_path):
+    file = in_original_names(made(ORIGINAL["flux"]), tmp_path / "one.safetensors")
+    tensors = load_file(file)
+    save_file({**tensors, "single_blocks.0.linear1.weight": torch.zeros(30, 256)}, file)
+    with pytest.raises(ArchitectureError, match="has 30 rows, too few for"):
+        Model.open(file)

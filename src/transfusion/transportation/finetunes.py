@@ -10,7 +10,8 @@ from transfusion.errors import TransfusionError
 from transfusion.model.bases import ConfigArgument, open_model
 from transfusion.model.model import Model, Reference
 from transfusion.runtime.progress import SILENT, Progress
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
 
 Finetune: TypeAlias = Model | Reference
 
@@ -24,7 +25,7 @@ def open_finetune(
 ) -> Model | str | Path:
     """Open a fine-tuned model. An adapter stays a reference; note if it names another base, or B."""
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-        adapter = Adapter.open(finetuned)
+        adapter = open_adapter(finetuned)
         named = adapter.config.get("base_model_name_or_path")
         if named and not _is_base(str(named), adapter, base):
             advice = (

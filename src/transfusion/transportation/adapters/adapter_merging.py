@@ -14,9 +14,9 @@ from torch import Tensor
 
 from transfusion.errors import AdapterError, listing
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter import AdapterTensor
 from transfusion.transportation.adapters.adapter_formulas import lora_added
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
+from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.module_settings import ModuleSettings, config_name
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule, magnitude_histogram

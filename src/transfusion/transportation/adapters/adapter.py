@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,7 @@ from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.module_settings import ModuleSettings
 from transfusion.transportation.adapters.prompt_layouts import prompt_layout
 
+MERGED_FULL = "save them in one format; or `full=True` merges the weights, and writes a model"
 LABEL = "label"
 """The name in tables for the axis of a task head with one unit per label."""
 
@@ -75,6 +76,18 @@ class Adapter:
     def files(self) -> AdapterFiles:
         """How it is stored, and will be when it has been moved."""
         return PeftFiles()
+
+    def merged_files(self, adapters: Sequence[Adapter], ranks: Set[int]) -> AdapterFiles:
+        """Return how several adapters of one format, this one first, are stored as one."""
+        return self.files
+
+    def require_mergeable(self, adapters: Sequence[Adapter]) -> None:
+        """Refuse adapters of several formats, which cannot become one adapter."""
+        if {type(one) for one in adapters} != {Adapter}:
+            raise AdapterError(
+                f"{listing(one.label for one in adapters)}: adapters of several formats cannot become one",
+                hint=MERGED_FULL,
+            )
 
     @classmethod
     def open(cls, reference: str | Path) -> Adapter:

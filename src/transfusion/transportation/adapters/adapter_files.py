@@ -23,7 +23,7 @@ from transfusion.transportation.adapters.adapter_config import CONFIG, WEIGHTS
 from transfusion.transportation.output_record import HEADER, TENSORS, OutputRecord
 
 SINGLE = ".safetensors"
-_HASHES = ("sshs_model_hash", "sshs_legacy_hash")
+HASHES = ("sshs_model_hash", "sshs_legacy_hash")
 """Hashes of the file that kohya's programs keep in its header."""
 _STALE = "modelspec.hash_sha256"
 """An entry of a header that is false for other tensors."""
@@ -92,7 +92,7 @@ class LoraFiles(AdapterFiles):
     def _kept(self, tensors: dict[str, Tensor]) -> dict[str, str]:
         """Return the entries of the header, with the hashes of the new tensors."""
         kept = {key: value for key, value in self.header.items() if key not in (_STALE, HEADER)}
-        if any(key in kept for key in _HASHES):
+        if any(key in kept for key in HASHES):
             kept |= {key: one for key, one in _hashes(tensors, kept).items() if key in kept}
         return kept or {"format": "pt"}
 
@@ -106,7 +106,7 @@ def _hashes(tensors: dict[str, Tensor], header: Mapping[str, str]) -> dict[str, 
     start = 8 + int.from_bytes(whole[:8], "little")
     model = hashlib.sha256(memoryview(whole)[start:]).hexdigest()
     legacy = hashlib.sha256(whole[0x100000 : 0x100000 + 0x10000]).hexdigest()[:8]
-    return dict(zip(_HASHES, (model, legacy), strict=True))
+    return dict(zip(HASHES, (model, legacy), strict=True))
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -128,7 +128,7 @@ class AdapterTransport(AdapterOutput):
     def _computed(self, factor: AdapterTensor) -> Tensor:
         """Return r(B) + α·π(stored − r(A))."""
         stored = working(self.adapter.read(factor))
-        alpha, move = self._alpha_of(factor), partial(self._mapped, factor)
+        alpha, move = self.alpha_of(factor, self.alpha), partial(self._mapped, factor)
         match factor.part.reference:
             case WeightReference.NONE:
                 return move(stored)
@@ -141,14 +141,14 @@ class AdapterTransport(AdapterOutput):
         change = stored - self._reference(factor, self.base).reshape(stored.shape)
         return self._reference(factor, self.onto).reshape(stored.shape) + alpha * move(change)
 
-    def _alpha_of(self, factor: AdapterTensor) -> float | Tensor:
-        """Return α; for joined weights with several α, one for every output."""
-        found = [self.alpha.at(factor.tensor_at(spot)) for spot in factor.joined]
+    def alpha_of(self, factor: AdapterTensor, alpha: Alpha) -> float | Tensor:
+        """Return α for a stored tensor; for joined weights with several α, one for every output."""
+        found = [alpha.at(factor.tensor_at(spot)) for spot in factor.joined]
         if len(set(found)) < 2:
-            return self.alpha.at(factor.tensor)
+            return alpha.at(factor.tensor)
         alphas = torch.ones(self.adapter.checkpoint.tensors[factor.key].shape)
-        for number, alpha in enumerate(found):
-            alphas[self.shares(factor)[number]] = alpha
+        for share, one in zip(self.shares(factor), found, strict=True):
+            alphas[share] = one
         return alphas
 
     def shares(self, factor: AdapterTensor) -> list[tuple[slice, ...]]:

@@ -175,7 +175,7 @@ class FoldedAdapter(TaskVectorSource):
         """For every tensor that is changed, the modules that change it."""
         modules: dict[str, list[str]] = {}
         for module in self.moved.modules:
-            for name in self._changed_by(module):
+            for name in dict.fromkeys(self._changed_by(module)):  # two places may be in one tensor
                 modules.setdefault(name, []).append(module)
         return modules
 

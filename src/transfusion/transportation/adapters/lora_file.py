@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -15,14 +15,14 @@ from typing import Any
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey, format_of, read_keys, require_movable
 from transfusion.checkpoint.tensor_content import tensor_digest
-from transfusion.checkpoint.tensor_files import header_metadata, headers
+from transfusion.checkpoint.tensor_files import TensorInfo, header_metadata, headers
 from transfusion.errors import AdapterError, listing
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import parse_json
-from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter import MERGED_FULL, Adapter
 from transfusion.transportation.adapters.adapter_checks import refuse_odd_settings
 from transfusion.transportation.adapters.adapter_config import require_sensible
-from transfusion.transportation.adapters.adapter_files import SINGLE, LoraFiles
+from transfusion.transportation.adapters.adapter_files import HASHES, SINGLE, LoraFiles
 from transfusion.transportation.adapters.adapter_kinds import LORA, kind_in_file
 from transfusion.transportation.adapters.adapter_targets import TargetWeight
 from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
@@ -79,6 +79,7 @@ class LoraFile(Adapter):
         keys = read_keys(label, tensors)
         require_movable(label, keys)
         _require_once(label, keys)
+        _require_numbers(label, keys, tensors)
         config = _configuration(label, header, keys)
         kind = kind_in_file({one.part for one in keys.values()})
         checkpoint = Checkpoint(label, root, tensors, (file,))
@@ -92,6 +93,42 @@ class LoraFile(Adapter):
     @property
     def files(self) -> LoraFiles:
         return LoraFiles(self.checkpoint.files[0].with_suffix(SINGLE).name, self.header)
+
+    def merged_files(self, adapters: Sequence[Adapter], ranks: Set[int]) -> LoraFiles:
+        """Keep the entries of the header that all share; the configuration is in the tensors now."""
+        headers = [one.header for one in adapters if isinstance(one, LoraFile)]
+        shared = {key: text for key, text in self.header.items() if all(h.get(key) == text for h in headers)}
+        rank = str(next(iter(ranks))) if len(ranks) == 1 else "Dynamic"  # kohya's word for several
+        now = {"ss_network_dim": rank, "ss_network_alpha": rank}
+        hashes = {key: text for key, text in self.header.items() if key in HASHES}
+        shared |= hashes | {key: text for key, text in now.items() if key in self.header}
+        return replace(self.files, header={key: text for key, text in shared.items() if key != CONFIGURATION})
+
+    def require_mergeable(self, adapters: Sequence[Adapter]) -> None:
+        files = [one for one in adapters if isinstance(one, LoraFile)]
+        if len(files) < len(adapters) or len({one._naming for one in files}) > 1:
+            raise AdapterError(
+                f"{listing(one.label for one in adapters)}: LoRAs of several formats cannot become one",
+                hint=MERGED_FULL,
+            )
+        if any(one.others is OtherParts.KEEP and one.components != {DENOISER} for one in files):
+            raise AdapterError(
+                "several LoRAs with parts for other models cannot become one",
+                hint='`other_parts="drop"` leaves these parts out',
+            )
+
+    @property
+    def components(self) -> set[str]:
+        """The models that it changes."""
+        return {one.component for one in self.keys.values()}
+
+    @property
+    def _naming(self) -> frozenset[tuple[str, str]]:
+        """The prefixes and endings of the names of all factors for the denoiser."""
+        own = (
+            one for one in self.keys.values() if one.component == DENOISER and one.part.startswith("lora_")
+        )
+        return frozenset((one.prefix, one.key.removeprefix(one.owner)) for one in own)
 
     @property
     def digest(self) -> str:
@@ -126,15 +163,8 @@ class LoraFile(Adapter):
     @cached_property
     def _alphas(self) -> dict[str, float]:
         """The alpha of every module that has one."""
-        return {one.owner: self._alpha(key) for key, one in self.keys.items() if one.part == "alpha"}
-
-    def _alpha(self, key: str) -> float:
-        value = self.checkpoint.read_finite(key)
-        if value.numel() != 1:
-            raise AdapterError(
-                f"{self.label}: {key} has shape {tuple(value.shape)}, and alpha is one number", hint=_AGAIN
-            )
-        return float(value)
+        alphas = {one.owner: key for key, one in self.keys.items() if one.part == "alpha"}
+        return {owner: float(self.checkpoint.read_finite(key)) for owner, key in alphas.items()}
 
     # ── on a base ────────────────────────────────────────────────────────────────────────────
 
@@ -152,7 +182,8 @@ class LoraFile(Adapter):
         if not own or (len(own) < len(self.keys) and self.others is OtherParts.REFUSE):
             self._refuse_others(own, base)
         place = self._place_on(base)
-        places = LoraTargets(place).find(self.label, own.values(), base.label)
+        shapes = {name: info.shape for name, info in self.checkpoint.tensors.items()}
+        places = LoraTargets(place).find(self.label, own.values(), base.label, shapes)
         found = [self._of(key, places[key.owner], place) for key in own.values()]
         return self._checked(found, base, place)
 
@@ -195,6 +226,13 @@ def _require_once(label: str, keys: Mapping[str, LoraKey]) -> None:
     changed = {owner for owner, part in seen if part != "alpha"}
     if alone := [owner for owner, part in seen if owner not in changed]:
         raise AdapterError(f"{label}: alpha without factors: {listing(alone)}", hint=_AGAIN)
+
+
+def _require_numbers(label: str, keys: Mapping[str, LoraKey], tensors: Mapping[str, TensorInfo]) -> None:
+    """Refuse an alpha that is not one number."""
+    for key in (key for key, one in keys.items() if one.part == "alpha"):
+        if (shape := tensors[key].shape) not in ((), (1,)):
+            raise AdapterError(f"{label}: {key} has shape {shape}, and alpha is one number", hint=_AGAIN)
 
 
 def _configuration(label: str, header: Mapping[str, str], keys: Mapping[str, LoraKey]) -> dict[str, Any]:

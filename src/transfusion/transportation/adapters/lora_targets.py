@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeAlias
 
@@ -11,6 +11,7 @@ from transfusion.architecture.naming import without_part
 from transfusion.architecture.original_names import OriginalNames
 from transfusion.checkpoint.lora_keys import LoraKey
 from transfusion.errors import AdapterError, listing
+from transfusion.model.lora_recognition import Shapes, fitting_models
 from transfusion.transportation.adapters.adapter_targets import TargetWeight, TensorSlice
 
 Places: TypeAlias = tuple[TensorSlice, ...]
@@ -27,7 +28,7 @@ class LoraTargets:
     def __init__(self, place: TargetWeight) -> None:
         self._place = place
 
-    def find(self, label: str, keys: Iterable[LoraKey], base: str) -> dict[str, Places]:
+    def find(self, label: str, keys: Collection[LoraKey], base: str, shapes: Shapes) -> dict[str, Places]:
         """Return the places of every module, by its full name; refuse names that the base lacks."""
         modules = {one.owner: one for one in keys}
         found = {owner: self._places(label, one) for owner, one in modules.items()}
@@ -35,7 +36,9 @@ class LoraTargets:
             raise AdapterError(
                 f"{label}: {len(unknown)} of {len(modules)} modules are not in {base}, a"
                 f" {self._place.naming.family.name}: {listing(unknown)}",
-                hint="give the base that the LoRA was trained on as `base`; 'inspect' shows what it is for",
+                hint=f"the names are those of {' or '.join(fits)}; give such a base as `base`"
+                if (fits := fitting_models(keys, shapes))
+                else "give the base that the LoRA was trained on as `base`",
             )
         return {owner: places for owner, places in found.items() if places}
 

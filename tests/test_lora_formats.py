@@ -493,6 +493,8 @@ REFUSED = {
         "1 of 8 modules are not in .*, a flux: lora_unet_x",
     ),
     "two names of one part": (odd(f"{QKV}.lora_A.weight", torch.ones(3, 30)), "are the same part of"),
+    "an empty factor": (odd(f"{QKV}.lora_up.weight", torch.ones(90, 0)), "is empty"),
+    "another type": (odd(f"{QKV}.lora_up.weight", torch.ones(90, 3, dtype=torch.int8)), "stored as int8"),
     "LoKr": (odd(f"{QKV}.lokr_w1", torch.ones(2, 2)), "of kind LoKr, .* a Kronecker product"),
     "Tucker": (odd(f"{QKV}.lora_mid.weight", torch.ones(2, 2)), "of kind LoCon, .* Tucker"),
     "OFT": (odd(f"{QKV}.oft_blocks", torch.ones(2, 2)), "of kind OFT, .* neighbouring units"),

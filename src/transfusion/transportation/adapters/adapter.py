@@ -77,6 +77,11 @@ class Adapter:
         """How it is stored, and will be when it has been moved."""
         return PeftFiles()
 
+    @property
+    def stated_format(self) -> dict[str, str]:
+        """The format of a LoRA file, for the metadata; nothing for PEFT's."""
+        return {}
+
     def merged_files(self, adapters: Sequence[Adapter], ranks: Set[int]) -> AdapterFiles:
         """Return how several adapters of one format, this one first, are stored as one."""
         return self.files

@@ -257,6 +257,7 @@ class MergedAdapters(AdapterOutput):
             **self.output_record.of(self.adapters, first.base, first.onto, first.alignment, self.merging),
             "kind": "adapter",
             "peft_type": "LORA",
+            **first.adapter.stated_format,
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "rank": max(ranks.values()),
             "kept": min(self.kept.values()) if self.kept else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transfusion.checkpoint.checkpoint import CONFIGS
 from transfusion.checkpoint.lora_keys import is_lora
 from transfusion.checkpoint.references import PICKLES, resolve
 from transfusion.checkpoint.tensor_files import headers
@@ -57,6 +58,8 @@ def lora_file_in(root: Path) -> Path | None:
 
 def _only_file(folder: Path) -> Path | None:
     """Return the file of diffusers, or the only file with weights in a folder that is no model's."""
+    if any((folder / name).exists() for name in CONFIGS):
+        return None
     files = [path for path in sorted(folder.iterdir()) if path.suffix in _FILES]
     named = [path for path in files if path.stem == _DIFFUSERS]
     if named or len(files) == 1:

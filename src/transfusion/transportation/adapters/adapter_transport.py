@@ -197,6 +197,7 @@ class AdapterTransport(AdapterOutput):
             **self.output_record.of((self,), self.base, self.onto, self.alignment),
             "kind": "adapter",
             "peft_type": self.adapter.kind.name,
+            **self.adapter.stated_format,
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "moved": len(self.factors) - len(self.carried),
             "carried": self.carried,

@@ -15,7 +15,7 @@ from typing import Any
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey, format_of, read_keys, require_movable
 from transfusion.checkpoint.tensor_content import tensor_digest
-from transfusion.checkpoint.tensor_files import TensorInfo, header_metadata, headers
+from transfusion.checkpoint.tensor_files import FLOATS, TensorInfo, header_metadata, headers
 from transfusion.errors import AdapterError, listing
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import parse_json
@@ -89,6 +89,10 @@ class LoraFile(Adapter):
     def format(self) -> str:
         """The program whose names it uses."""
         return format_of(self.keys)
+
+    @property
+    def stated_format(self) -> dict[str, str]:
+        return {"format": self.format}
 
     @property
     def files(self) -> LoraFiles:
@@ -229,10 +233,18 @@ def _require_once(label: str, keys: Mapping[str, LoraKey]) -> None:
 
 
 def _require_numbers(label: str, keys: Mapping[str, LoraKey], tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse an alpha that is not one number."""
-    for key in (key for key, one in keys.items() if one.part == "alpha"):
-        if (shape := tensors[key].shape) not in ((), (1,)):
+    """Refuse an alpha that is not one number, empty factors, and factors in a type that cannot be moved."""
+    for key, one in keys.items():
+        shape, dtype = tensors[key].shape, tensors[key].dtype
+        if one.part == "alpha" and shape not in ((), (1,)):
             raise AdapterError(f"{label}: {key} has shape {shape}, and alpha is one number", hint=_AGAIN)
+        if 0 in shape:
+            raise AdapterError(f"{label}: {key} has shape {shape}, and is empty", hint=_AGAIN)
+        if one.part != "alpha" and dtype not in FLOATS:
+            raise AdapterError(
+                f"{label}: {key} is stored as {str(dtype).removeprefix('torch.')}, which cannot be moved",
+                hint="save the LoRA as float16, bfloat16 or float32",
+            )
 
 
 def _configuration(label: str, header: Mapping[str, str], keys: Mapping[str, LoraKey]) -> dict[str, Any]:

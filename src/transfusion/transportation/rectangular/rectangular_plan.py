@@ -25,6 +25,7 @@ from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, take_hashes
 from transfusion.transportation.adapters.adapter import Adapter
 from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transportation.adapters.lora_file import LoraFile
 from transfusion.transportation.alpha import Alpha, AlphaArgument
 from transfusion.transportation.alpha_chooser import AlphaChooser
 from transfusion.transportation.balanced_alpha import AUTO
@@ -135,6 +136,11 @@ class RectangularPlan(TransportPlan):
         """Prepare B + α·π(τ); refuse adapters of other kinds than LoRA."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full:
             adapter = open_adapter(finetuned)
+            if isinstance(adapter, LoraFile):
+                raise AdapterError(
+                    f"{adapter.label}: a LoRA file cannot be moved to a model of another shape",
+                    hint="`full=True` merges it into the moved model",
+                )
             if adapter.kind.name != LORA:
                 raise AdapterError(
                     f"{adapter.label}: adapters of kind {adapter.kind.name} cannot be moved to another shape",

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cases.diffusion import FLUX, WAN, case
+from cases.diffusion import FLUX, SD3, WAN, Z_IMAGE, case
 from families import finetuned, often
 from transfusion.architecture.families import all_families
+from transfusion.architecture.families._shared import depth
 from transfusion.architecture.naming import without_part
 from transfusion.architecture.original_names import OriginalNames, split_rows
 from transfusion.errors import ArchitectureError
@@ -21,6 +22,10 @@ from transfusion.model.model import Model
 from transfusion.transportation.transport_run import transport
 
 HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}
+Z_IMAGE_ORIGINAL = {
+    **Z_IMAGE,
+    **{"dim": 96, "n_heads": 3, "axes_dims": [8, 12, 12]},
+}
 ORIGINAL = {
     one.family: one
     for one in (
@@ -28,28 +33,43 @@ ORIGINAL = {
             "flux-original", "flux", "FluxTransformer2DModel", {**FLUX, **HEADS}, axes_dims_rope=[16, 56, 56]
         ),
         case("wan-original", "wan", "WanTransformer3DModel", {**WAN, **HEADS}),
+        case(
+            "sd3-original", "sd3", "SD3Transformer2DModel", SD3, qk_norm="rms_norm", dual_attention_layers=[0]
+        ),
+        case("z-image-original", "z_image", "ZImageTransformer2DModel", Z_IMAGE_ORIGINAL),
     )
 }
 """A model of every family whose authors have names of their own, with heads of the published size."""
-CONVERTERS = {"wan": "convert_wan_transformer_to_diffusers"}
+CONVERTERS = {
+    "wan": "convert_wan_transformer_to_diffusers",
+    "sd3": "convert_sd3_transformer_checkpoint_to_diffusers",
+    "z_image": "convert_z_image_transformer_checkpoint_to_diffusers",
+}
 """The library's own converters, where these take any size."""
 FAST = ["flux"]
 
 
 def in_original_names(folder: Path, file: Path, prefix: str = "") -> Path:
     """Write a model of diffusers under the names of its authors."""
-    names = OriginalNames(Model.open(folder).family)
+    model = Model.open(folder)
     left = load_file(next(folder.glob("*.safetensors")))
-    stored: dict[str, Tensor] = {}
-    for pattern, module in names.modules.items():
-        for block in range(8 if "{}" in pattern else 1):
+    last = str(depth(left, "transformer_blocks.{}.") - 1)
+    stored = {prefix + name: one for name, one in left.items()}
+    for pattern, module in OriginalNames(model.family).modules.items():
+        for block in range(8):
             for ending in ("", ".weight", ".bias"):
-                parts = [part.replace("{}", str(block)) + ending for part in module.parts]
+                parts = [_numbered(part, block, last) + ending for part in module.parts]
                 if all(without_part(part)[0] in left for part in parts):
-                    name = prefix + pattern.replace("{}", str(block)) + ending
+                    for part in parts:
+                        stored.pop(prefix + without_part(part)[0], None)
+                    name = prefix + _numbered(pattern, block, last) + ending
                     stored[name] = torch.cat([_part(left, part) for part in parts])
     save_file(stored, file)
     return file
+
+
+def _numbered(text: str, block: int, last: str) -> str:
+    return text.replace("{}", str(block)).replace("{last}", last)
 
 
 def _part(tensors: dict[str, Tensor], name: str) -> Tensor:

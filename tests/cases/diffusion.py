@@ -32,6 +32,42 @@ WAN = {
     "rope_max_seq_len": 32,
 }
 SEEING = {"image_dim": 9, "added_kv_proj_dim": 30}
+QWEN = {
+    "patch_size": 3,
+    "in_channels": 7,
+    "out_channels": 2,
+    "num_layers": 2,
+    "attention_head_dim": 10,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 11,
+    "axes_dims_rope": [2, 4, 4],
+}
+SD3 = {
+    "sample_size": 12,
+    "patch_size": 2,
+    "in_channels": 5,
+    "out_channels": 3,
+    "num_layers": 3,
+    "attention_head_dim": 8,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 11,
+    "caption_projection_dim": 24,
+    "pooled_projection_dim": 13,
+    "pos_embed_max_size": 7,
+}
+Z_IMAGE = {
+    "all_patch_size": [2],
+    "all_f_patch_size": [1],
+    "in_channels": 5,
+    "dim": 30,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 3,
+    "n_kv_heads": 3,
+    "cap_feat_dim": 11,
+    "axes_dims": [2, 4, 4],
+    "axes_lens": [64, 32, 32],
+}
 
 
 def diffusers_model(model_class: str, **settings: Any) -> Any:
@@ -52,4 +88,26 @@ CASES = (
     case("wan-plain", "wan", "WanTransformer3DModel", WAN, cross_attn_norm=False),
     case("wan-first-and-last", "wan", "WanTransformer3DModel", WAN, **SEEING, pos_embed_seq_len=6),
     case("wan-image", "wan", "WanTransformer3DModel", WAN, **SEEING),
+    case("qwen-image", "qwen_image", "QwenImageTransformer2DModel", QWEN),
+    case(
+        "qwen-image-layered",
+        "qwen_image",
+        "QwenImageTransformer2DModel",
+        QWEN,
+        use_additional_t_cond=True,
+        use_layer3d_rope=True,
+    ),
+    case("qwen-image-edit", "qwen_image", "QwenImageTransformer2DModel", QWEN, zero_cond_t=True),
+    case("sd3", "sd3", "SD3Transformer2DModel", SD3),
+    case("sd3.5-large", "sd3", "SD3Transformer2DModel", SD3, qk_norm="rms_norm"),
+    case(
+        "sd3.5-medium",
+        "sd3",
+        "SD3Transformer2DModel",
+        SD3,
+        qk_norm="rms_norm",
+        dual_attention_layers=[0, 1],
+    ),
+    case("z-image", "z_image", "ZImageTransformer2DModel", Z_IMAGE),
+    case("z-image-videos", "z_image", "ZImageTransformer2DModel", Z_IMAGE, all_f_patch_size=[3]),
 )

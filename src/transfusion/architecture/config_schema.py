@@ -37,7 +37,8 @@ _KINDS: dict[Any, str] = {
         encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
         intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
         num_local_experts shared_expert_intermediate_size width
-        freq_dim in_channels joint_attention_dim pooled_projection_dim text_dim
+        cap_feat_dim caption_projection_dim freq_dim in_channels joint_attention_dim pooled_projection_dim
+        text_dim
     """,
     Size | None: """
         attention_head_size context_length d_kv head_dim max_position_embeddings max_source_positions
@@ -47,7 +48,8 @@ _KINDS: dict[Any, str] = {
         projection_size relative_attention_num_buckets relative_attention_max_distance rotary_dim vocab_size
         word_embed_proj_dim codevector_dim proj_codevector_dim classifier_proj_size num_channels in_chans
         num_conv_pos_embeddings num_conv_pos_embedding_groups
-        added_kv_proj_dim image_dim out_channels pos_embed_seq_len rope_max_seq_len
+        added_kv_proj_dim image_dim n_kv_heads out_channels pos_embed_max_size pos_embed_seq_len
+        rope_max_seq_len
     """,
     Count | None: """
         num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
@@ -55,22 +57,26 @@ _KINDS: dict[Any, str] = {
     Depth: """
         decoder_layers encoder_layers layers n_layer n_layers num_hidden_layers
     """,
-    Depth | None: "num_decoder_layers num_single_layers depth",
+    Depth | None: "n_refiner_layers num_decoder_layers num_single_layers depth",
     Depth | Sizes: "num_layers",
-    Sizes: "axes_dims_rope conv_dim conv_kernel conv_stride depths",
+    Sizes: """
+        all_f_patch_size all_patch_size axes_dims axes_dims_rope axes_lens conv_dim conv_kernel conv_stride
+        depths
+    """,
     Size | Sizes | None: "attention_head_dim num_heads",
-    Sides | None: "image_size img_size input_size patch_size size",
+    Sides | None: "image_size img_size input_size patch_size sample_size size",
+    Annotated[list[Count], Field(max_length=10_000)] | None: "dual_attention_layers",
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
         layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
-        rotary_emb_base eps
+        rotary_emb_base eps t_scale
     """,
     bool | None: """
         alibi attention_bias class_token custom_text do_layer_norm_before do_stable_layer_norm
         feat_proj_layer_norm is_encoder_decoder mlp_bias multi_query new_decoder_architecture parallel_attn
         qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
         scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual
-        cross_attn_norm guidance_embeds
+        cross_attn_norm guidance_embeds use_additional_t_cond use_layer3d_rope zero_cond_t
     """,
     Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
     Literal["shortest", "longest", "squash"] | None: "resize_mode",

@@ -5,17 +5,20 @@ module or tensor, ``original  ours``; ``{}`` is the number of a block. One store
 ours, along its first dimension: ``double_blocks.{}.img_attn.qkv   transformer_blocks.{}.attn. to_q | to_k |
 to_v``. What ends in a point is the beginning of all parts. Parts have equal sizes, unless one is marked with
 ``*``: then the others are as long as the module's input, and it has the rest. ``linear[1]`` is the part 1 of
-a tensor of ours.
+a tensor of ours. A line with ``{last}`` replaces another one in the last block. Names that are the same need
+no line. A checkpoint with the names of the first two lines is in the authors' names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from transfusion.architecture.config_schema import shared
+from transfusion.architecture.families._shared import depth
 from transfusion.architecture.table import Family, Shapes
 from transfusion.errors import ArchitectureError
 
@@ -46,10 +49,25 @@ class OriginalModule:
 
 
 class OriginalNames:
-    """The authors' names of one family."""
+    """The authors' names of one family, for models with so many blocks.
 
-    def __init__(self, family: Family) -> None:
+    >>> OriginalNames(flux).module("double_blocks.3.img_attn.qkv.weight").parts[0]
+    'transformer_blocks.3.attn.to_q.weight'
+    """
+
+    def __init__(self, family: Family, blocks: int | None = None) -> None:
         self.modules = _parsed(family.original)
+        self.last = None if blocks is None else str(blocks - 1)
+
+    @classmethod
+    def of(cls, family: Family, names: Collection[str]) -> OriginalNames | None:
+        """Return the authors' names of a family if these are such names, with their number of blocks."""
+        given = {without_prefix(name) for name in names}
+        first = [pattern.replace("{}", "0") for pattern in islice(_parsed(family.original), 2)]
+        if not first or not all(given & {name, f"{name}.weight"} for name in first):
+            return None
+        numbered = next((pattern for pattern in _parsed(family.original) if "{last}" in pattern), "{last}")
+        return cls(family, depth(given, numbered.partition("{last}")[0] + "{}."))
 
     def module(self, name: str) -> OriginalModule | None:
         """Return what a module of the authors' is here, such as ``double_blocks.0.img_attn.qkv``, or a
@@ -58,17 +76,13 @@ class OriginalNames:
         name = without_prefix(name)
         above, _, leaf = name.rpartition(".")
         for found, ending in ((name, ""), (above, f".{leaf}")):
-            for pattern in (found, _NUMBER.sub("{}", found, count=1)):
+            block = number[0] if (number := _NUMBER.search(found)) else ""
+            numbers = ("{last}", "{}") if block == self.last else ("{}",)
+            for pattern in (found, *(_NUMBER.sub(number, found, count=1) for number in numbers)):
                 if module := self.modules.get(pattern):
-                    block = number[0] if (number := _NUMBER.search(found)) else ""
-                    parts = tuple(part.replace("{}", block) + ending for part in module.parts)
-                    return OriginalModule(parts, module.rest)
+                    parts = (part.replace("{}", block).replace("{last}", block) for part in module.parts)
+                    return OriginalModule(tuple(part + ending for part in parts), module.rest)
         return None
-
-    def share(self, names: Iterable[str]) -> float:
-        """Return the share of names that are the authors' for this family."""
-        known = [self.module(name) is not None for name in names]
-        return sum(known) / max(1, len(known))
 
 
 def without_prefix(name: str) -> str:

@@ -135,6 +135,11 @@ class Family:
     ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
+    draws: Callable[[Config, int, int], Mapping[str, Any]] | None = None
+    """So many random inputs for a live model, drawn from a seed, where those kinds do not fit."""
+    arguments: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda inputs: inputs
+    """How a live model is called with a batch of inputs, all of whose tensors have a first dimension of that
+    size."""
     prefixes: tuple[str, ...] = ()
     """The prefix of names that libraries add in models with a task head, and drop in models without one."""
     aliases: tuple[tuple[str, str], ...] = ()

@@ -15,7 +15,7 @@ from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family
 from transfusion.checkpoint.checkpoint import CONFIGS
 from transfusion.errors import ArchitectureError, listing
-from transfusion.live.meta_models import refusing, require_modest_size
+from transfusion.live.meta_models import buffers_as_parameters, refusing, require_modest_size
 from transfusion.live.model_classes import (
     class_of_transformers,
     made_by_diffusers,
@@ -30,6 +30,7 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Build the model in its own library, ready to run."""
     whole = (model.checkpoint.in_memory or model.original is not None) and model.family.library != "diffusers"
     made = nn.Module.to((_from_memory if whole else _from_folder)(model), dtype).eval()
+    buffers_as_parameters(made, model)
     naming = Naming(model.family, live=True)
     for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:

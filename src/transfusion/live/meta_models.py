@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.architecture.config_schema import WRONG_FILE
+from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError, TransfusionError
 from transfusion.live.model_classes import class_of_transformers, made_by_diffusers
@@ -43,7 +44,20 @@ def require_modest_size(model: Model) -> None:
 def skeleton(model: Model) -> nn.Module:
     """Return the module of a model with its parameters on the device meta; buffers have their values."""
     with refusing(model.family, model.label), _parameters_on_meta():
-        return _MAKERS[model.family.library](_settings(model), model.label).eval()
+        module = _MAKERS[model.family.library](_settings(model), model.label).eval()
+        return buffers_as_parameters(module, model)
+
+
+def buffers_as_parameters(module: nn.Module, model: Model) -> nn.Module:
+    """Make parameters of the buffers that files hold and the table moves, such as SD3's positions."""
+    naming = Naming(model.family, live=True)
+    for name, buffer in list(module.named_buffers()):
+        if naming.canonical(name) in model.architecture.tensors:
+            above, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(above)
+            delattr(owner, leaf)
+            owner.register_parameter(leaf, nn.Parameter(buffer, requires_grad=False))
+    return module
 
 
 def _settings(model: Model) -> Config:

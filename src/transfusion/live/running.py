@@ -78,7 +78,7 @@ class HowToRun:
         ``read`` returns other values than the model's own by canonical name.
         """
         if not self.by_unit:
-            module = build(model, torch.float32).to(self.device)
+            module = nn.Module.to(build(model, torch.float32), self.device)
             yield RunningModel(module, model.family, self.workers, self.device)
             return
         try:

@@ -37,6 +37,12 @@ MATERIAL = 0.1
 CERTAIN = 3.0
 """The standard deviations beyond the null that a correspondence must have as well."""
 
+_FUNCTIONAL = (
+    "Try the method functional, which goes by what both models compute, and refine its result (transport"
+    " --refine)"
+)
+_NO_ROTATION = "Refine the result (transport --refine), or fine-tune B itself"
+
 
 class Verdict(StrEnum):
     """The conclusion: add the task vector as it is, move it, or expect little."""
@@ -89,7 +95,9 @@ def advise(search: Search, trial: Trial) -> Advice:
     agreed = agreements(search.weights, trial.maps, search.axes, search.engine)
     search.context.gains.forget()
     null = {} if trial.name == UNMOVED else _null(search)
-    return _conclude(trial.trace[0], trial.trace[-1], _margins(search, agreed, null))
+    permuted_only = bool(search.weights.architecture.unrotated)
+    margins = _margins(search, agreed, null)
+    return _conclude(trial.trace[0], trial.trace[-1], margins, permuted_only=permuted_only)
 
 
 def agreements(
@@ -188,7 +196,9 @@ def _margins(
     return margins
 
 
-def _conclude(identity: float, found: float, margins: Mapping[str, AgreementMargin]) -> Advice:
+def _conclude(
+    identity: float, found: float, margins: Mapping[str, AgreementMargin], *, permuted_only: bool
+) -> Advice:
     compared = [margin for margin in margins.values() if margin.null is not None]
     shares = [(m.found - m.null) / (1 - m.null) for m in margins.values() if m.null is not None]
     share = fmean(shares) if shares else None
@@ -208,7 +218,6 @@ def _conclude(identity: float, found: float, margins: Mapping[str, AgreementMarg
         verdict = Verdict.DOUBT
         text = (
             "the match is hardly better than between models that have nothing in common: expect little from"
-            " moving a task vector by permutation. Try the method functional, which goes by what both models"
-            " compute, and refine its result (transport --refine)"
+            f" moving a task vector by permutation. {_NO_ROTATION if permuted_only else _FUNCTIONAL}"
         )
     return Advice(verdict, text, identity, found, share, dict(margins))

@@ -26,7 +26,7 @@ from transfusion.checkpoint.publishing import path_beside, require_writable
 from transfusion.errors import SettingError
 from transfusion.live.running import HowToRun
 from transfusion.matching.advice import Advice, Verdict, advise
-from transfusion.matching.functional_choice import align_auto, align_functional
+from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.rectangular.part_matching import PartMatching
@@ -119,6 +119,7 @@ def align(
     dtype = as_precision(dtype)
     runs = chosen.functional is not None
     models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
+    _refuse_rotation(chosen, models)
     if output is not None:
         output = Path(output)
         require_writable(output, force=force, inputs=input_files(*models), folder=False)
@@ -144,6 +145,13 @@ def align(
     if output is not None:
         found.save(output, force=force)
     return found
+
+
+def _refuse_rotation(chosen: Method, models: tuple[Model, Model]) -> None:
+    """Refuse functional maps, where nothing else is tried, of models whose stream cannot be rotated."""
+    alone = not chosen.searches or differing_shape(*models) is not None
+    if chosen.functional is not None and alone:
+        require_rotatable(*models)
 
 
 def _between_shapes(
@@ -186,6 +194,7 @@ def plan_align(
     chosen = method if isinstance(method, Method) else preset(method)
     runs = chosen.functional is not None
     models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
+    _refuse_rotation(chosen, models)
     if output is not None:
         require_writable(Path(output), force=force, inputs=input_files(*models), folder=False)
     if differing_shape(*models) is not None:

@@ -23,6 +23,7 @@ from transfusion.matching.activations.probed_pair import ProbedPair, run_on_prob
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.search import Step
 from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.model.model import Model
 from transfusion.runtime.engines import Engine
 
 CLEARLY = 0.02
@@ -30,6 +31,17 @@ CLEARLY = 0.02
 NEARLY = 0.9
 """The share of the best prediction from which a simpler choice is preferred."""
 IDENTITY, PERMUTATION, FUNCTIONAL = "identity", "permutation", "functional"
+
+
+def require_rotatable(*models: Model) -> None:
+    """Refuse models whose stream cannot be rotated, as functional alignment does."""
+    for model in models:
+        if why := model.architecture.unrotated:
+            raise AlignmentError(
+                f"{model.label}: functional alignment rotates the residual stream, and that of a"
+                f" {model.family.name} {why}",
+                hint='choose a method that permutes, such as `method="guarded"`',
+            )
 
 
 def align_functional(
@@ -89,6 +101,7 @@ def align_auto(
     If the models cannot be run, the permutation found by the search is kept.
     """
     try:
+        require_rotatable(weights.a)
         with run_on_probes(weights.a, weights.b, options, metadata.seed, how) as probed:
             found = _best_heads(probed, options, on_step, engine)
             ways = {

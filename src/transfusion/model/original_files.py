@@ -13,13 +13,10 @@ from pathlib import Path
 from torch import Tensor
 
 from transfusion.architecture.families import all_families
-from transfusion.architecture.original_names import OriginalNames, split_rows
+from transfusion.architecture.original_names import OriginalNames, split_rows, without_prefix
 from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint, PartT
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import ArchitectureError
-
-_MOST = 0.5
-"""The share of names from which a checkpoint is one of a family; other names in it are then refused."""
 
 
 @dataclass
@@ -66,14 +63,14 @@ class OriginalCheckpoint(Checkpoint):
 
 def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint in the names of its library, if it is in those of its authors."""
-    known = [OriginalNames(family) for family in all_families() if family.original]
-    names = max(known, key=lambda one: one.share(checkpoint.tensors))
-    if names.share(checkpoint.tensors) <= _MOST:
+    known = (OriginalNames.of(family, checkpoint.tensors) for family in all_families() if family.original)
+    names = next((one for one in known if one is not None), None)
+    if names is None:
         return checkpoint
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     places: dict[str, tuple[str, slice]] = {}
     for name in checkpoint.tensors:
-        for ours, rows in split_rows(names, name, shapes) or [(name, slice(None))]:
+        for ours, rows in split_rows(names, name, shapes) or [(without_prefix(name), slice(None))]:
             if ours in places:
                 raise ArchitectureError(
                     f"{checkpoint.label}: {places[ours][0]} and {name} are two names of one tensor",

@@ -35,15 +35,22 @@ PATCH_OF_VIDEO = (
 )
 
 MODULATED = (
-    "between a norm and its branch the stream is multiplied unit by unit by what the time step says: it may"
-    " be permuted, but not rotated"
+    "is multiplied unit by unit by what the time step says, between a norm and its branch: it may be permuted"
+    " only"
 )
 """Why the streams of these families are permuted only."""
 
 
-def draw(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
-    """Draw random inputs of these shapes."""
+def three_axes(size: int) -> list[int]:
+    """Divide a head's units among the three axes of rotary positions: of 128, 16, 56 and 56."""
+    return [size // 8, size * 7 // 16, size * 7 // 16]
+
+
+def noise(shapes: Mapping[str, tuple[int, ...]], batch: int, seed: int) -> dict[str, Tensor]:
+    """Draw random inputs of these shapes, and as many time steps between 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
+    inputs = {
+        name: torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
     }
+    return {**inputs, "timestep": torch.rand(batch, generator=generator, dtype=torch.float64)}

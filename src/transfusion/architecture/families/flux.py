@@ -5,6 +5,7 @@ Both streams end in that of the single blocks, so all are one space.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from transfusion.architecture.families._diffusion import (
     MODULATED,
     POOLED,
     TEXT,
-    draw,
+    noise,
+    three_axes,
 )
 from transfusion.architecture.families._shared import depth
+from transfusion.architecture.original_names import PREFIXES
 from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, Table
 
 DOUBLE = """
@@ -68,6 +71,8 @@ proj_out.*                                          latent_out <- x
 
 # The last norm's modulation is shift and scale there, and scale and shift here.
 ORIGINAL = """
+double_blocks.{}.img_attn.qkv               transformer_blocks.{}.attn. to_q | to_k | to_v
+single_blocks.{}.linear1   single_transformer_blocks.{}. attn.to_q | attn.to_k | attn.to_v | proj_mlp*
 img_in                                      x_embedder
 txt_in                                      context_embedder
 time_in.in_layer                            time_text_embed.timestep_embedder.linear_1
@@ -78,7 +83,6 @@ vector_in.in_layer                          time_text_embed.text_embedder.linear
 vector_in.out_layer                         time_text_embed.text_embedder.linear_2
 double_blocks.{}.img_mod.lin                transformer_blocks.{}.norm1.linear
 double_blocks.{}.txt_mod.lin                transformer_blocks.{}.norm1_context.linear
-double_blocks.{}.img_attn.qkv               transformer_blocks.{}.attn. to_q | to_k | to_v
 double_blocks.{}.img_attn.norm.query_norm.scale   transformer_blocks.{}.attn.norm_q.weight
 double_blocks.{}.img_attn.norm.key_norm.scale     transformer_blocks.{}.attn.norm_k.weight
 double_blocks.{}.img_attn.proj              transformer_blocks.{}.attn.to_out.0
@@ -91,7 +95,6 @@ double_blocks.{}.txt_attn.proj              transformer_blocks.{}.attn.to_add_ou
 double_blocks.{}.txt_mlp.0                  transformer_blocks.{}.ff_context.net.0.proj
 double_blocks.{}.txt_mlp.2                  transformer_blocks.{}.ff_context.net.2
 single_blocks.{}.modulation.lin             single_transformer_blocks.{}.norm.linear
-single_blocks.{}.linear1   single_transformer_blocks.{}. attn.to_q | attn.to_k | attn.to_v | proj_mlp*
 single_blocks.{}.norm.query_norm.scale      single_transformer_blocks.{}.attn.norm_q.weight
 single_blocks.{}.norm.key_norm.scale        single_transformer_blocks.{}.attn.norm_k.weight
 single_blocks.{}.linear2                    single_transformer_blocks.{}.proj_out
@@ -157,29 +160,28 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
         "joint_attention_dim": shapes["context_embedder.weight"][1],
         "pooled_projection_dim": shapes["time_text_embed.text_embedder.linear_1.weight"][1],
         "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
-        "axes_dims_rope": [size // 8, size * 7 // 16, size * 7 // 16],  # of 128: 16, 56, 56
+        "axes_dims_rope": three_axes(size),
     }
 
 
-def probes(config: Config) -> dict[str, Tensor]:
-    """An image of 2 × 3 patches, and five tokens of text."""
-    batch, words, grid = 2, 5, (2, 3)
-    inputs = draw(
-        {
-            "hidden_states": (batch, grid[0] * grid[1], config["in_channels"]),
-            "encoder_hidden_states": (batch, words, config["joint_attention_dim"]),
-            "pooled_projections": (batch, config["pooled_projection_dim"]),
-        }
-    )
-    places = torch.cartesian_prod(torch.zeros(1), *(torch.arange(1.0, 1.0 + size) for size in grid))
-    inputs |= {
-        "timestep": torch.tensor([0.3, 0.8]),
-        "img_ids": places,
-        "txt_ids": torch.zeros(words, 3),
+def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+    """Images of 2 × 3 patches, and five tokens of text each."""
+    words, rows, columns = 5, 2, 3
+    shapes = {
+        "hidden_states": (rows * columns, config["in_channels"]),
+        "encoder_hidden_states": (words, config["joint_attention_dim"]),
+        "pooled_projections": (config["pooled_projection_dim"],),
     }
+    inputs = noise(shapes, batch, seed)
+    places = torch.cartesian_prod(torch.zeros(1), torch.arange(1.0, 1 + rows), torch.arange(1.0, 1 + columns))
     if config.get("guidance_embeds"):
-        inputs["guidance"] = torch.tensor([3.5, 1.0])
-    return inputs
+        inputs["guidance"] = 1 + 4 * inputs["timestep"].flip(0)
+    return {**inputs, "img_ids": places.repeat(batch, 1, 1), "txt_ids": torch.zeros(batch, words, 3)}
+
+
+def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All images of a batch have the same places."""
+    return {**inputs, "img_ids": inputs["img_ids"][0], "txt_ids": inputs["txt_ids"][0]}
 
 
 FAMILIES = (
@@ -196,7 +198,9 @@ FAMILIES = (
         ),
         from_shapes=from_shapes,
         model_types=("FluxTransformer2DModel",),
-        probes=probes,
+        draws=draws,
+        arguments=arguments,
+        prefixes=PREFIXES,
         original=ORIGINAL,
         known_keys=DIFFUSERS
         | {"in_channels", "out_channels", "num_layers", "num_single_layers", "attention_head_dim"}

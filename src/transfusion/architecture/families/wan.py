@@ -6,9 +6,9 @@ norm. So the stream is one space, and the time step's embedding lies in it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from transfusion.architecture.families._diffusion import (
@@ -19,9 +19,10 @@ from transfusion.architecture.families._diffusion import (
     MODULATED,
     PATCH_OF_VIDEO,
     TEXT,
-    draw,
+    noise,
 )
 from transfusion.architecture.families._shared import CROSS, depth, needs_config
+from transfusion.architecture.original_names import PREFIXES
 from transfusion.architecture.table import ANGLES, Axis, Config, Family, Shapes, Stack, Table, fixed
 
 # The queries and keys of self-attention are rotated, those of cross-attention are not.
@@ -62,7 +63,8 @@ proj_out.*                                              latent_out <- x
 
 # The second and third norm have each other's name here.
 ORIGINAL = """
-patch_embedding                  patch_embedding
+blocks.{}.self_attn.q            blocks.{}.attn1.to_q
+blocks.{}.cross_attn.q           blocks.{}.attn2.to_q
 time_embedding.0                 condition_embedder.time_embedder.linear_1
 time_embedding.2                 condition_embedder.time_embedder.linear_2
 time_projection.1                condition_embedder.time_proj
@@ -74,14 +76,12 @@ img_emb.proj.1                   condition_embedder.image_embedder.ff.net.0.proj
 img_emb.proj.3                   condition_embedder.image_embedder.ff.net.2
 img_emb.proj.4                   condition_embedder.image_embedder.norm2
 blocks.{}.modulation             blocks.{}.scale_shift_table
-blocks.{}.self_attn.q            blocks.{}.attn1.to_q
 blocks.{}.self_attn.k            blocks.{}.attn1.to_k
 blocks.{}.self_attn.v            blocks.{}.attn1.to_v
 blocks.{}.self_attn.norm_q       blocks.{}.attn1.norm_q
 blocks.{}.self_attn.norm_k       blocks.{}.attn1.norm_k
 blocks.{}.self_attn.o            blocks.{}.attn1.to_out.0
 blocks.{}.norm3                  blocks.{}.norm2
-blocks.{}.cross_attn.q           blocks.{}.attn2.to_q
 blocks.{}.cross_attn.k           blocks.{}.attn2.to_k
 blocks.{}.cross_attn.v           blocks.{}.attn2.to_v
 blocks.{}.cross_attn.norm_q      blocks.{}.attn2.norm_q
@@ -154,20 +154,26 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def probes(config: Config) -> dict[str, Tensor]:
-    """Two frames of 2 × 3 patches, some text, and perhaps an image."""
-    batch, image = 2, config.get("image_dim")
+def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+    """Two frames of 2 × 3 patches, some text, and perhaps an image, or a first and a last one."""
+    image, positions = config.get("image_dim"), config.get("pos_embed_seq_len")
     frames, rows, columns = config["patch_size"]
     shapes = {
-        "hidden_states": (batch, config["in_channels"], 2 * frames, 2 * rows, 3 * columns),
-        "encoder_hidden_states": (batch, TOKENS if image else 5, config["text_dim"]),
+        "hidden_states": (config["in_channels"], 2 * frames, 2 * rows, 3 * columns),
+        "encoder_hidden_states": (TOKENS if image else 5, config["text_dim"]),
     }
     if image:
-        positions = config.get("pos_embed_seq_len")
-        shapes["encoder_hidden_states_image"] = (
-            (2 * batch, positions // 2, image) if positions else (batch, 4, image)
-        )
-    return {**draw(shapes), "timestep": torch.tensor([300, 800])}
+        shapes["both_images" if positions else "encoder_hidden_states_image"] = (positions or 4, image)
+    inputs = noise(shapes, batch, seed)
+    return {**inputs, "timestep": (1000 * inputs["timestep"]).long()}
+
+
+def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The first and the last image of a video are two of a batch."""
+    if (images := inputs.get("both_images")) is None:
+        return dict(inputs)
+    others = {name: one for name, one in inputs.items() if name != "both_images"}
+    return {**others, "encoder_hidden_states_image": images.reshape(2 * len(images), -1, images.shape[2])}
 
 
 FAMILIES = (
@@ -184,7 +190,9 @@ FAMILIES = (
         ),
         from_shapes=from_shapes,
         model_types=("WanTransformer3DModel",),
-        probes=probes,
+        draws=draws,
+        arguments=arguments,
+        prefixes=PREFIXES,
         original=ORIGINAL,
         known_keys=DIFFUSERS
         | {"patch_size", "num_attention_heads", "attention_head_dim", "in_channels", "out_channels"}

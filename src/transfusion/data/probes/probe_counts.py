@@ -29,7 +29,8 @@ def tokens_of_a_probe(subject: ProbedModel) -> int:
 
 def enough_probes(subject: ProbedModel, asked: int, samples: int) -> int:
     """Return how many of the probes that were asked for are needed for so many samples: whole batches."""
-    if subject.model.family.probes is not None:
+    family = subject.model.family
+    if family.probes is not None or family.draws is not None:
         return asked
     needed = ceil(PLENTY * samples / tokens_of_a_probe(subject))
     return min(asked, BATCH * ceil(needed / BATCH))

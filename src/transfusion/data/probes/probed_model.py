@@ -67,7 +67,7 @@ class ProbedModel:
     @property
     def _whole(self) -> Mapping[str, Any]:
         config: Any = getattr(self.module, "config", None)
-        return config.to_dict() if hasattr(config, "to_dict") else self.model.config
+        return config.to_dict() if hasattr(config, "to_dict") else config or self.model.config
 
     @property
     def name(self) -> str:

@@ -24,6 +24,8 @@ def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int =
     if family.probes is not None:
         return dict(family.probes(config))
     try:
+        if family.draws is not None:
+            return dict(family.draws(config, batch, seed))
         return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ArchitectureError(
@@ -138,8 +140,8 @@ def run_model(
             return {"image_features": image, "text_features": text, "logit_scale": scale}
         if family.library == "timm":
             return {logits_name(family): module(inputs["pixel_values"])}
-        kwargs = {"return_dict": True} if family.library == "transformers" else {}
-        return dict(_tensors(module(**inputs, **kwargs)))
+        kwargs = {"return_dict": True} if family.library in ("transformers", "diffusers") else {}
+        return dict(_tensors(module(**family.arguments(inputs), **kwargs)))
 
 
 def in_double(double: bool) -> AbstractContextManager[Any]:

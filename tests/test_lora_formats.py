@@ -41,7 +41,20 @@ WAN = {
     "blocks.1.ffn.0": ["blocks.1.ffn.net.0.proj"],
     "time_projection.1": ["condition_embedder.time_proj"],
 }
-MODULES = {"flux": FLUX, "wan": WAN}
+SD3 = {
+    "joint_blocks.0.x_block.attn.qkv": [f"transformer_blocks.0.attn.to_{one}" for one in "qkv"],
+    "joint_blocks.1.context_block.adaLN_modulation.1": [
+        f"transformer_blocks.1.norm1_context.linear[{half}]" for half in (1, 0)
+    ],
+}
+QWEN = {
+    name: [name] for name in ("transformer_blocks.0.attn.add_q_proj", "transformer_blocks.1.img_mlp.net.2")
+}
+Z_IMAGE = {
+    "layers.0.attention.qkv": [f"layers.0.attention.to_{one}" for one in "qkv"],
+    "noise_refiner.0.feed_forward.w2": ["noise_refiner.0.feed_forward.w2"],
+}
+MODULES = {"flux": FLUX, "wan": WAN, "sd3": SD3, "qwen-image": QWEN, "z-image": Z_IMAGE}
 """For every model, its authors' names of some modules, and the modules of diffusers that each of them is."""
 
 
@@ -140,10 +153,14 @@ def header_of(file: Path) -> dict[str, str]:
         return opened.metadata()
 
 
-CASES = [*((name, "flux") for name in FORMATS), ("kohya", "wan"), ("ComfyUI", "wan")]
+CASES = [
+    *((name, "flux") for name in FORMATS),
+    *((name, one) for one in MODULES for name in ("kohya", "ComfyUI")),
+]
+FAST = [*CASES[:3], ("ComfyUI", "wan"), ("kohya", "sd3")]
 
 
-@pytest.mark.parametrize(("format", "model"), often(CASES, [*CASES[:3], ("ComfyUI", "wan")]))
+@pytest.mark.parametrize(("format", "model"), often(dict.fromkeys(CASES), FAST))
 def test_a_moved_lora_does_on_b_what_it_did_on_a(format, model, shuffled, aligned, tmp_path):
     a, b = shuffled(model)
     naming = FORMATS[format]
@@ -581,6 +598,8 @@ def test_inspect_knows_the_u_nets_that_have_no_table(width, name, tmp_path, cli)
 def test_the_family_is_recognised_in_every_format(format, made, tmp_path):
     from transfusion.reporting.description import inspect
 
-    for model in ("flux", "wan"):
+    for model in MODULES:
         lora = write_lora(tmp_path / f"{model}.safetensors", FORMATS[format], made(model), model)
-        assert inspect(lora)["fits"] == [model]
+        assert model.replace("-", "_") in inspect(lora)["fits"]
+        assert inspect(lora)["refused"] is None
+    assert inspect(tmp_path / "flux.safetensors")["fits"] == ["flux"]

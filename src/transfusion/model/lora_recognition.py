@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 from transfusion.architecture.families import all_families
-from transfusion.architecture.naming import without_part
 from transfusion.architecture.original_names import OriginalNames
+from transfusion.architecture.table import Family
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey
 
 UNET = "a U-Net of Stable Diffusion"
@@ -20,6 +20,20 @@ _UNET_NAMES = re.compile(
 _UNET_CLAIMS = ("sdxl", "sdv1", "sdv2", "sd1", "sd2", "stablediffusionxl", "stablediffusionv")
 _CLAIMS = ("ss_base_model_version", "modelspec.architecture", "base_model_name_or_path", "ss_sd_model_name")
 """Entries of a header that name the base, the most general first."""
+_SIZES = {
+    "num_layers": 24,
+    "num_single_layers": 38,
+    "num_attention_heads": 24,
+    "dual_attention_layers": [0],
+    "n_layers": 30,
+    "n_refiner_layers": 2,
+    "n_heads": 30,
+    "all_patch_size": [2],
+    "all_f_patch_size": [1],
+}
+"""A configuration for tables of which only the names are asked."""
+_BLOCK = re.compile(r"\{[^}]*\}")
+"""The number of a block in a pattern of names."""
 _MOST = 0.5
 """The share of modules from which the names are those of a family."""
 
@@ -55,6 +69,8 @@ def contradiction(header: Mapping[str, str], family: str) -> str | None:
     """Return an entry of the header that names a model of another family than the base's, if any."""
     others = [_plain(name) for name in _patterns() if name != family]
     for key, value in claims(header).items():
+        if key not in _CLAIMS[:2]:  # a file may have any name
+            continue
         claim = _plain(value)
         if not claim.startswith(_plain(family)) and claim.startswith((*others, *_UNET_CLAIMS)):
             return f"{value} ({key})"
@@ -84,14 +100,20 @@ def _patterns() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
     """Return, for every family of diffusion models, its modules' names with points and with underscores."""
     found = {}
     for family in all_families():
-        if family.library == "diffusers" and family.original:
-            names = {name for name, module in OriginalNames(family).modules.items()}
-            for module in OriginalNames(family).modules.values():
-                names |= {without_part(part)[0].removesuffix(".weight") for part in module.parts}
+        if family.library == "diffusers":
+            names = {*OriginalNames(family).modules, *_modules(family)}
             flat = {name.replace(".", "_") for name in names}
             found[family.name] = _any_of(names), _any_of(flat)
     return found
 
 
+def _modules(family: Family) -> Iterator[str]:
+    """Yield the names of the modules in a family's table, with ``{}`` for the number of a block."""
+    table = family.table(_SIZES, frozenset())
+    for rows in (table.rows, *(stack.rows for stack in table.stacks)):
+        for row in rows.strip().splitlines():
+            yield re.sub(r"(\.\*|\.weight|\.bias)?\??$", "", row.split()[0])
+
+
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(name).replace(r"\{\}", r"\d+") for name in sorted(names)))
+    return re.compile("|".join(r"\d+".join(map(re.escape, _BLOCK.split(name))) for name in sorted(names)))

@@ -14,6 +14,9 @@ from transfusion.errors import AdapterError, listing
 from transfusion.model.lora_recognition import Shapes, fitting_models
 from transfusion.transportation.adapters.adapter_targets import TargetWeight, TensorSlice
 
+_BLOCK = re.compile(r"\{(?:last)?\}")
+"""In the authors' names: the number of a block, or of the last block."""
+
 Places: TypeAlias = tuple[TensorSlice, ...]
 """The tensors that a module is on a base, joined along their outputs; mostly one."""
 
@@ -81,16 +84,22 @@ class LoraTargets:
     def _originals(self, ours: Mapping[str, Places]) -> Iterator[tuple[str, Places]]:
         for original, module in OriginalNames(self._place.naming.family).modules.items():
             for block in _blocks(without_part(module.parts[0])[0], ours):
-                parts = (without_part(part.replace("{}", block)) for part in module.parts)
+                parts = (without_part(_in_block(part, block)) for part in module.parts)
                 pieces = [(ours.get(name.removesuffix(".weight")), piece) for name, piece in parts]
                 if all(found for found, _ in pieces):
                     places = (TensorSlice(found[0].tensor, piece) for found, piece in pieces if found)
-                    yield original.replace("{}", block), tuple(places)
+                    yield _in_block(original, block), tuple(places)
 
 
 def _blocks(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the numbers of the blocks that have a module; one empty number if it is in no block."""
-    if "{}" not in pattern:
+    if "{" not in pattern:
         return [""]
-    wanted = re.compile(re.escape(pattern.removesuffix(".weight")).replace(r"\{\}", r"(\d+)"))
-    return [found[1] for name in names if (found := wanted.fullmatch(name))]
+    wanted = re.compile(r"(\d+)".join(map(re.escape, _BLOCK.split(pattern.removesuffix(".weight")))))
+    blocks = sorted((found[1] for name in names if (found := wanted.fullmatch(name))), key=int)
+    return blocks[-1:] if "{last}" in pattern else blocks
+
+
+def _in_block(pattern: str, block: str) -> str:
+    """Return a name with the number of a block."""
+    return _BLOCK.sub(block, pattern)

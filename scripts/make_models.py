@@ -1,19 +1,24 @@
 """Make small models to try the verbs on: python scripts/make_models.py models
 
 For a Llama and for a CLIP: a base ``a``; its successor ``b``, slightly changed and with its units shuffled;
-``tuned``, a fine-tune of ``a``; for the Llama also ``lora``, an adapter for ``a``. The weights are random;
-shapes and symmetries are those of real models. Needs transformers and peft: ``pip install '.[demo]'``.
+``tuned``, a fine-tune of ``a``; for the Llama also ``lora``, an adapter for ``a``. For a Flux, if diffusers
+is installed: ``a``, ``b`` and ``lora.safetensors``, a LoRA file for ``a`` in kohya's format. The weights are
+random; shapes and symmetries are those of real models. Needs transformers and peft:
+``pip install '.[demo]'``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 import transfusion
 from transfusion.data.probes.synthetic_texts import corpus
@@ -59,6 +64,18 @@ CLIP = transformers.CLIPConfig(
     projection_dim=48,
 )
 
+FLUX: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 2,
+    "num_single_layers": 4,
+    "attention_head_dim": 16,
+    "num_attention_heads": 4,
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 24,
+    "axes_dims_rope": [4, 6, 6],
+}
+"""The settings of a Flux: far fewer blocks, heads and units than the real one has."""
+
 
 def changed(model: Any, amount: float, seed: int) -> Any:
     """Add noise to every parameter, in proportion to its size. Return the model."""
@@ -86,15 +103,20 @@ def tokenizer(first: Sequence[str], last: Sequence[str]) -> Any:
     return made
 
 
+def make_bases(folder: Path, model: Any) -> Iterator[Path]:
+    """Save a base, and a successor that is slightly changed and shuffled."""
+    changed(model, 0.1, seed=1).save_pretrained(folder / "a")
+    yield folder / "a"
+    with tempfile.TemporaryDirectory() as plain:
+        changed(type(model).from_pretrained(folder / "a"), 0.2, seed=2).save_pretrained(plain)
+        shuffle = transfusion.align(plain, plain, method="random", residual="tied", seed=3)
+        yield transfusion.apply(shuffle, plain).save(folder / "b")
+
+
 def make(folder: Path, model_class: Any, config: Any, reader: Any) -> Iterator[Path]:
     """Save a base, a shuffled successor and a fine-tune, each with its tokenizer."""
     torch.manual_seed(1)
-    changed(model_class(config), 0.1, seed=1).save_pretrained(folder / "a")
-    yield folder / "a"
-    with tempfile.TemporaryDirectory() as plain:
-        changed(model_class.from_pretrained(folder / "a"), 0.2, seed=2).save_pretrained(plain)
-        shuffle = transfusion.align(plain, plain, method="random", residual="tied", seed=3)
-        yield transfusion.apply(shuffle, plain).save(folder / "b")
+    yield from make_bases(folder, model_class(config))
     changed(model_class.from_pretrained(folder / "a"), 0.1, seed=4).save_pretrained(folder / "tuned")
     yield folder / "tuned"
     for name in ("a", "b", "tuned"):
@@ -114,6 +136,32 @@ def make_adapter(base: Path, folder: Path) -> Path:
     return folder
 
 
+def make_flux(folder: Path) -> Iterator[Path]:
+    """Save a base, a shuffled successor, and a LoRA file of rank 4 for the base."""
+    import diffusers
+
+    torch.manual_seed(1)
+    yield from make_bases(folder, diffusers.FluxTransformer2DModel(**FLUX))
+    width = FLUX["attention_head_dim"] * FLUX["num_attention_heads"]
+    modules = {
+        f"double_blocks_{block}_img_{name}": shape
+        for block in range(FLUX["num_layers"])
+        for name, shape in {"attn_qkv": (3 * width, width), "mlp_2": (width, 4 * width)}.items()
+    }
+    single = range(FLUX["num_single_layers"])
+    modules |= {f"single_blocks_{block}_linear1": (7 * width, width) for block in single}
+    tensors, generator = {}, torch.Generator().manual_seed(5)
+    for name, (rows, columns) in modules.items():
+        tensors[f"lora_unet_{name}.lora_down.weight"] = 0.1 * torch.randn(4, columns, generator=generator)
+        tensors[f"lora_unet_{name}.lora_up.weight"] = 0.1 * torch.randn(rows, 4, generator=generator)
+        tensors[f"lora_unet_{name}.alpha"] = torch.tensor(2.0)
+    tags = {"10_cat": {"ohwx cat": 24, "on grass": 9, "looking up": 4}}
+    header = {"ss_base_model_version": "flux1", "ss_sd_model_name": "a", "ss_network_dim": "4"}
+    place = folder / "lora.safetensors"
+    save_file(tensors, place, {**header, "ss_tag_frequency": json.dumps(tags)})
+    yield place
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make small models to try the verbs on.")
     parser.add_argument("folder", type=Path)
@@ -126,6 +174,11 @@ def main() -> None:
         print(made)
     print(make_adapter(folder / "llama" / "a", folder / "llama" / "lora"))
     for made in make(folder / "clip", transformers.CLIPModel, CLIP, of_clip):
+        print(made)
+    if find_spec("diffusers") is None:
+        print("diffusers is not installed: no Flux was made")
+        return
+    for made in make_flux(folder / "flux"):
         print(made)
 
 

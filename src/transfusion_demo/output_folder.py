@@ -18,7 +18,8 @@ from transfusion.checkpoint.staging import staged_folder
 from transfusion.errors import OutputError
 from transfusion.reporting.build_report import report
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.adapters.adapter import CONFIG, Adapter
+from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter_config import CONFIG
 
 REPORT = Path("transfusion-demo") / "report.html"
 """The default place of the report, relative to the current folder."""

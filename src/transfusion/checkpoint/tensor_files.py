@@ -104,6 +104,20 @@ def headers(file: Path) -> dict[str, TensorInfo]:
         ) from error
 
 
+def header_metadata(file: Path) -> dict[str, str]:
+    """Return the free entries in the header of a safetensors file; none of a pickle."""
+    if require_regular(file).suffix in PICKLES:
+        return {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: not a complete safetensors file ({error})",
+            hint="an interrupted download may have truncated it; fetch it again",
+        ) from error
+
+
 def _offsets(file: Path) -> dict[str, int]:
     """Return the offset of every tensor, from a header that safetensors has checked."""
     with file.open("rb") as opened:

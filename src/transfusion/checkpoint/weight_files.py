@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from transfusion.checkpoint.lora_keys import is_lora
 from transfusion.checkpoint.references import PICKLES
 from transfusion.checkpoint.tensor_content import content, row_blocks
 from transfusion.checkpoint.tensor_files import TensorInfo, headers, read_stored
@@ -24,32 +25,27 @@ WEIGHTS = (
 _KINDS = PICKLES | {".safetensors"}
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
 Shard: TypeAlias = Mapping[str, TensorInfo]
-_LORAS = {
-    "kohya": re.compile(r"^lora_(unet|te\d?|transformer)_|\.lora_(down|up)\.weight$"),
-    "diffusers": re.compile(r"^(unet|text_encoder\w*|transformer)\..*[._](lora_[AB]|lora\.(down|up))\."),
-}
 _ADAPTER_FOLDER = "give the adapter's folder, which also holds its adapter_config.json"
+_PEFT = "base_model.model."
 _MIXED = "index and shards belong to different models; fetch the folder again"
 
 
 def weights_in(root: Path) -> dict[str, TensorInfo]:
     """Return the tensors of a folder or of a file, in the order of its files."""
     tensors = _in_folder(root) if root.is_dir() else _in_file(root)
-    refuse_image_lora(root, tensors)
-    if tensors and all(".lora_" in name for name in tensors):
-        raise CheckpointError(f"{root}: these are the weights of an adapter", hint=_ADAPTER_FOLDER)
+    if is_lora(tensors):
+        _refuse_lora(root, tensors)
     return tensors
 
 
-def refuse_image_lora(path: Path, names: Iterable[str]) -> None:
-    """Refuse a LoRA in the format of kohya or diffusers, recognised by the names of its tensors."""
-    for kind, pattern in _LORAS.items():
-        if any(pattern.search(name) for name in names):
-            raise CheckpointError(
-                f"{path}: a LoRA in {kind}'s format (for image models), which is not supported yet",
-                hint="give an adapter that peft saved for a language, vision or audio model: a folder with"
-                " adapter_config.json",
-            )
+def _refuse_lora(root: Path, names: Iterable[str]) -> None:
+    """Refuse a LoRA in the place of a model. PEFT keeps a part of it in another file."""
+    if any(name.startswith(_PEFT) for name in names):
+        raise CheckpointError(f"{root}: these are the weights of an adapter", hint=_ADAPTER_FOLDER)
+    raise CheckpointError(
+        f"{root}: this is a LoRA, and not a model",
+        hint="give it to 'transport' as FINETUNED, with its base as `base`; 'inspect' shows what it is for",
+    )
 
 
 def _in_folder(root: Path) -> dict[str, TensorInfo]:

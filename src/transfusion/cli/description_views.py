@@ -1,4 +1,4 @@
-"""What `inspect` and `verify` show on a terminal: a model, a π, and how well it predicts."""
+"""What `inspect` and `verify` show on a terminal: a model, a LoRA file, a π, and how well it predicts."""
 
 from __future__ import annotations
 
@@ -81,10 +81,62 @@ def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
 
 
 def described(description: dict[str, Any]) -> RenderableType:
-    """Show a model, or a π of either kind."""
+    """Show a model, a LoRA file, or a π of either kind."""
     if "model" in description:
         return model(description)
+    if "lora" in description:
+        return lora(description)
     return rectangular(description) if "paths" in description else alignment(description)
+
+
+def lora(description: dict[str, Any]) -> RenderableType:
+    """Show a LoRA file: what it is, what it is for, and the blocks and modules that it changes."""
+    about = Table.grid(padding=(0, 2))
+    training = ", ".join(f"{name} {text}" for name, text in description["training"].items())
+    rows = {
+        "LoRA": description["lora"],
+        "format": f"{description['format']}: {', '.join(description['kinds'])}",
+        "fits": " or ".join(description["fits"]) or "no known model has modules of these names",
+        "trained on": ", ".join(f"{text} ({key})" for key, text in description["trained_on"].items()),
+        "moved onto": (description["moved_onto"] or {}).get("name", ""),
+        "training": training,
+        "tags": ", ".join(description["tags"]),
+        "rank": _counts(description["ranks"]),
+        "alpha": _counts(description["alphas"]) or "none stored: alpha is the rank",
+        "size": f"{size(description['parameters'])} parameters, {size(description['bytes'])}B in"
+        f" {description['tensors']} tensors ({', '.join(description['dtypes'])})",
+        "cannot move": description["refused"] or "",
+        "unknown": ", ".join(description["unknown"][:3]),
+    }
+    for part, count in description["components"].items():
+        rows[part] = f"{count} module{'s' if count > 1 else ''}"
+    for block, numbers in description["blocks"].items():
+        rows[block] = f"{len(numbers)} block{'s' if len(numbers) > 1 else ''}: {_ranges(numbers)}"
+    for name, value in rows.items():
+        if value:
+            about.add_row(Text(name, style="bold"), Text(value))
+    modules = Table("modules", "number", box=None, header_style="bold")
+    for name, count in description["modules"].items():
+        modules.add_row(Text(name), Text(str(count), justify="right"))
+    return Group(about, "", modules)
+
+
+def _counts(values: Mapping[str, int]) -> str:
+    """Return values with their numbers, if there are several: ``16 (in 304), 32 (in 20)``."""
+    if len(values) == 1:
+        return next(iter(values))
+    return ", ".join(f"{value} (in {count})" for value, count in values.items())
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return sorted numbers with neighbours joined: ``0–18, 20``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
 
 
 def rectangular(description: dict[str, Any]) -> RenderableType:

@@ -16,7 +16,9 @@ def inspect(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", show_default=False, help="A folder, a file, a hub id; or a file of π."
+            metavar="MODEL",
+            show_default=False,
+            help="A folder, a file, a hub id; a LoRA file; or a file of π.",
         ),
     ],
     beside: Annotated[
@@ -43,7 +45,7 @@ def inspect(
     config: Config = None,
     architecture: ArchitectureFile = None,
 ) -> None:
-    """Show the axes of a model and which of them may move; or what a file of π moves.
+    """Show the axes of a model and which of them may move; what a LoRA file is for; or what a π moves.
 
     With --propose: draft a table for a model that has none.
     """

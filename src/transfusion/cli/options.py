@@ -103,6 +103,16 @@ NewTokensOption = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+OtherPartsOption = Annotated[
+    str,
+    typer.Option(
+        "--other-parts",
+        help=f"Parts of a LoRA file that change another model than A, such as a text encoder:"
+        f" {', '.join(NEW_TOKENS)}.",
+        callback=one_of(NEW_TOKENS),
+        rich_help_panel=_MODELS,
+    ),
+]
 VocabularyShare = Annotated[
     float | None,
     typer.Option(

@@ -21,6 +21,7 @@ from transfusion.cli.options import (
     MaybeBase,
     MaybeOnto,
     NewTokensOption,
+    OtherPartsOption,
     Output,
     Quiet,
     StoredDtype,
@@ -49,7 +50,9 @@ def transport(
     finetuned: Annotated[
         str | None,
         typer.Argument(
-            metavar="FINETUNED", show_default=False, help="The fine-tune of A: a model, or a PEFT adapter."
+            metavar="FINETUNED",
+            show_default=False,
+            help="The fine-tune of A: a model, a PEFT adapter, or a LoRA file.",
         ),
     ] = None,
     base: MaybeBase = None,
@@ -112,6 +115,7 @@ def transport(
     config: Config = None,
     architecture: ArchitectureFile = None,
     new_tokens: NewTokensOption = "refuse",
+    other_parts: OtherPartsOption = "refuse",
     vocabulary_share: VocabularyShare = None,
     anyway: Anyway = False,
     trust_base: TrustBase = False,
@@ -140,6 +144,7 @@ def transport(
             dtype=dtype,
             full=full,
             new_tokens=new_tokens,
+            other_parts=other_parts,
             vocabulary_share=vocabulary_share,
             anyway=anyway,
             trust_base=trust_base,

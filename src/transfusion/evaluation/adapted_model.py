@@ -9,7 +9,7 @@ from torch import nn
 
 from transfusion.errors import CheckpointError, SettingError
 from transfusion.model.model import Model, Reference
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.output_record import recorded_base
 from transfusion.transportation.transport_plan import TransportPlan
@@ -34,7 +34,7 @@ def named_base(finetuned: Model | Reference) -> str:
     """Return the base that an adapter's configuration names, if that is a folder here; refuse otherwise."""
     if not isinstance(finetuned, str | Path) or not is_adapter(finetuned):
         raise SettingError("`base`: the model that was fine-tuned is not given", hint="give A as `base`")
-    named = Adapter.open(finetuned).config.get("base_model_name_or_path")
+    named = open_adapter(finetuned).config.get("base_model_name_or_path")
     if not isinstance(named, str) or not isdir(named):
         origin = f"{named}, which is no folder here" if named else "no base"
         raise CheckpointError(
@@ -46,7 +46,7 @@ def named_base(finetuned: Model | Reference) -> str:
 
 def fold(adapter: str | Path, base: Model, *, trust_base: bool = False) -> Model:
     """Return the base with an adapter folded into its weights: in memory, with the base's tokenizer."""
-    check = not trust_base and recorded_base(Adapter.open(adapter).checkpoint.root) is not None
+    check = not trust_base and recorded_base(open_adapter(adapter).checkpoint.root) is not None
     plan = TransportPlan.planned(base, base, hashed=check)
     folded = plan.transport(adapter, full=True, trust_base=not check)
     assert isinstance(folded, DenseTransport)

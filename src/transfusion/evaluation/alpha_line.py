@@ -25,7 +25,7 @@ from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.runtime.devices import as_precision, require_device
-from transfusion.transportation.adapters.adapter import is_adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.dense_transport import Action, DenseTransport
 from transfusion.transportation.finetunes import Finetune

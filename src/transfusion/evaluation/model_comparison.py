@@ -23,7 +23,7 @@ from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.adapters.adapter import is_adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter
 
 DataReference = str | Path | Dataset | Examples | EvaluationData
 

@@ -12,7 +12,7 @@ from transfusion.errors import MismatchError, TransfusionError
 from transfusion.model.bases import differing_shape, in_one_vocabulary
 from transfusion.model.model import Model, require_same_shape, take_hashes
 from transfusion.reporting.report_inputs import ReportInputs
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str])
 def _finetune(info: Mapping[str, Any], config: str | None, notes: list[str]) -> str | None:
     place = _place(info)
     if place is not None and is_adapter(place):
-        if Adapter.open(place).digest == info["sha256"]:
+        if open_adapter(place).digest == info["sha256"]:
             return place
         notes.append(f"{info['name']} has other weights now.")
         return None

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfusion.transportation.adapters.adapter import is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_opening import is_adapter
 from transfusion.transportation.alpha import AlphaArgument
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
@@ -57,6 +57,7 @@ def merged_search(
     The rule combines them in A's basis for A, and in B's for B. New tokens are left out: no probe has any.
     """
     on_a = TransportPlan.planned(plan.running(plan.a), plan.running(plan.a))
+    on_a = replace(on_a, other_parts=plan.other_parts)
     of_a = [one if _adapts(one) else plan.running(plan.opened(one)) for one in finetuned]
     return plan.search_between(
         partial(_combined, on_a, of_a, merging, head),

@@ -8,9 +8,12 @@ from typing import TypeAlias
 
 from transfusion.errors import TransfusionError
 from transfusion.model.bases import ConfigArgument, open_model
+from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model, Reference
 from transfusion.runtime.progress import SILENT, Progress
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transportation.adapters.lora_file import LoraFile
 
 Finetune: TypeAlias = Model | Reference
 
@@ -24,7 +27,12 @@ def open_finetune(
 ) -> Model | str | Path:
     """Open a fine-tuned model. An adapter stays a reference; note if it names another base, or B."""
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-        adapter = Adapter.open(finetuned)
+        adapter = open_adapter(finetuned)
+        if isinstance(adapter, LoraFile) and (other := contradiction(adapter.header, base.family.name)):
+            progress.note(
+                f"note: {adapter.label} says that it was trained on {other}, and {base.label} is a"
+                f" {base.family.name}: if that is another model, give it as `base`"
+            )
         named = adapter.config.get("base_model_name_or_path")
         if named and not _is_base(str(named), adapter, base):
             advice = (

@@ -82,7 +82,7 @@ def _front_matter(metadata: Metadata, licences: Mapping[str, str | None]) -> str
     data = ModelCardData(
         base_model=[_REVISION.sub(r"\1", base)] if base else None,
         base_model_relation="adapter" if adapter else "merge" if merge else "finetune",
-        library_name="peft" if adapter else metadata.get("library"),
+        library_name="peft" if adapter and not metadata.get("format") else metadata.get("library"),
         tags=["transfusion", "merge"] if merge else ["transfusion"],
         **_licence_keys(licences),
     )
@@ -137,7 +137,10 @@ def _without(metadata: Metadata) -> str:
 def _usage(metadata: Metadata) -> str:
     if metadata.get("kind") != "adapter":
         return "Use it like the new base."
-    return f"Load it with PEFT on {_plain(_name(metadata.get('onto')))}."
+    onto, format = _plain(_name(metadata.get("onto"))), metadata.get("format")
+    if format:
+        return f"Load it on {onto} as any LoRA in this format (names as in {_plain(format)})."
+    return f"Load it with PEFT on {onto}."
 
 
 def _repeating(metadata: Metadata) -> str:

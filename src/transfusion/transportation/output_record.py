@@ -15,10 +15,11 @@ from transfusion import __version__
 from transfusion.alignment.provenance import AdviceInfo, EmptyInfo, VocabularyInfo
 from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.checkpoint import MEMORY
+from transfusion.checkpoint.tensor_files import header_metadata
 from transfusion.errors import CheckpointError
 from transfusion.model.model import Model
 from transfusion.runtime.run_record import RUN, RunRecord
-from transfusion.runtime.untrusted_files import read_json, validate
+from transfusion.runtime.untrusted_files import parse_json, read_json, validate
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.model_card import card, licence_of
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from transfusion.transportation.merge_rules import MergeRule
 
 FILE = "transfusion.json"
+HEADER = FILE
+"""The entry with the metadata in the header of a LoRA file, which has no folder of its own."""
+TENSORS = "tensors"
+"""In place of the name of a file: the hash of all its tensors, without its header."""
 
 
 class RecordedFinetune(Protocol):
@@ -117,7 +122,7 @@ def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
 def recorded_base(root: Path) -> dict[str, Any] | None:
     """Return the base that an output of this program was made for; None for anything else."""
     try:
-        onto = read_metadata(root / FILE)["onto"]
+        onto = read_metadata(root / FILE if root.is_dir() else root)["onto"]
     except CheckpointError:
         return None
     return {"name": onto["name"], "sha256": onto["sha256"]}
@@ -185,6 +190,7 @@ class RunSettingsInfo(TypedDict, total=False):
     config: str | None
     calibrate: str | None
     new_tokens: Literal["refuse", "keep", "drop"] | None
+    other_parts: Literal["refuse", "keep", "drop"] | None
     full: bool | None
     head: Annotated[int, Field(ge=0, le=2**31)] | None
     rank: Count | None
@@ -222,10 +228,20 @@ class MergeMetadata(TransportMetadata):
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read the metadata beside an output; refuse a file that lacks what a rerun needs."""
-    metadata = read_json(path)
-    hint = f"give the {FILE} beside an output"
+    """Read the metadata beside an output, or in its header; refuse what a rerun cannot use."""
+    hint = f"give the {FILE} beside an output, or a LoRA file that was moved"
+    metadata = _in_header(path, hint) if path.suffix == ".safetensors" else read_json(path)
     if metadata.get("verb") not in ("transport", "merge"):
         raise CheckpointError(f"{path}: this is not the metadata of a transport or a merge", hint=hint)
     validate(metadata, MergeMetadata if metadata["verb"] == "merge" else TransportMetadata, path, hint=hint)
+    return metadata
+
+
+def _in_header(path: Path, hint: str) -> dict[str, Any]:
+    """Return the metadata in the header of a LoRA file."""
+    if (text := header_metadata(path).get(HEADER)) is None:
+        raise CheckpointError(f"{path}: it does not say how it was made", hint=hint)
+    metadata = parse_json(text, f"{path}: {HEADER} in its header")
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{path}: {HEADER} in its header: a JSON object was expected", hint=hint)
     return metadata

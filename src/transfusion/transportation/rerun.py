@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os.path import exists, isdir
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 
 from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.checkpoint.references import resolve
-from transfusion.checkpoint.staging import open_staging
+from transfusion.checkpoint.staging import StagingFolder, open_staging
+from transfusion.checkpoint.tensor_files import header_metadata
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
@@ -19,14 +20,14 @@ from transfusion.model.model import Model, take_hashes
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.runtime.untrusted_files import read_json
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.choose_plan import plan_through
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
-from transfusion.transportation.output_record import FILE, OutputRecord, read_metadata
+from transfusion.transportation.output_record import FILE, HEADER, OutputRecord, read_metadata
 from transfusion.transportation.output_run import Destination
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refine_transport import RefineTransport
@@ -50,7 +51,7 @@ def rerun(
 ) -> DenseTransport | AdapterTransport | MergedAdapters | RefinedLora | RectangularLora:
     """Repeat a run of `transport` or `merge` from its metadata, bit for bit.
 
-    ``file`` is the ``transfusion.json`` of an output, or the output's folder.
+    ``file`` is the ``transfusion.json`` of an output, the output's folder, or a LoRA file that was moved.
     ``finetuned``, ``base``, ``onto`` and ``via`` are the new places of inputs that were moved; their content
     must be the same.
     ``output`` is the folder to write; the files are compared with the recorded hashes, and a difference is a
@@ -71,8 +72,8 @@ def rerun(
     with open_staging(to.output, force=force) as staging:
         moved = past.prepare(resources, progress)
         to.write(moved, staging)
-        if (staging.output / FILE).exists():
-            past.check(read_json(staging.output / FILE)["files"])
+        if (made := _recorded(staging)) is not None:
+            past.check(read_metadata(made)["files"])
     progress.note(f"the same as {past.file} records, bit for bit")
     return moved
 
@@ -140,6 +141,7 @@ class Rerun:
             self._require(model.label, model.digest, metadata[role])
         alignment = self._alignment(base, onto, resources, progress)
         plan = plan_through(base, onto, alignment)
+        plan = replace(plan, other_parts=OtherParts(settings.get("other_parts") or OtherParts.REFUSE))
         finetuned = [self._finetune(one, config) for one in metadata["finetuned"]]
         info = metadata["verb"], metadata["kind"], metadata["command"], settings, metadata.get("output_shift")
         output_record = OutputRecord(*info, record)
@@ -201,7 +203,7 @@ class Rerun:
     def _finetune(self, info: Mapping[str, str], config: Path | None) -> Model | str:
         place = self._place(info)
         if is_adapter(place):
-            self._require(place, Adapter.open(place).digest, info)
+            self._require(place, open_adapter(place).digest, info)
             return place
         model = Model.open(place, config=config)
         take_hashes(model)
@@ -252,6 +254,14 @@ class Rerun:
                 f"{self.file}: alignment.options: {str(error).splitlines()[0]}",
                 hint="repeat it with the version that wrote it, or give the file of π as `via`",
             ) from error
+
+
+def _recorded(staging: StagingFolder) -> Path | None:
+    """Return the file of a new output that says how it was made: a model in a single file has none."""
+    beside, single = staging.output / FILE, staging.output / staging.path.name
+    if beside.exists():
+        return beside
+    return single if single.is_file() and HEADER in header_metadata(single) else None
 
 
 def _given(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:

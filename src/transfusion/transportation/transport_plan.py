@@ -25,11 +25,12 @@ from transfusion.model.bases import open_bases, with_common_tokens
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
 from transfusion.transportation.adapters.adapter_drift import with_drift
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
+from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.alpha import Alpha, AlphaArgument
 from transfusion.transportation.alpha_chooser import AlphaChooser
 from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
@@ -57,6 +58,8 @@ class TransportPlan:
     alignment: Alignment
     resources: Resources = LOCAL
     """For models that are run to choose α."""
+    other_parts: OtherParts = OtherParts.REFUSE
+    """What becomes of the parts of a LoRA file that change another model than A, such as a text encoder."""
 
     @classmethod
     def between(cls, base: Base, onto: Base, via: AnyAlignment | str | Path) -> TransportPlan:
@@ -103,6 +106,12 @@ class TransportPlan:
         policy = alignment.provenance.policy
         return cls(a.under(policy), b.under(policy), alignment)
 
+    @property
+    def alone(self) -> TransportPlan:
+        """The plan for one model: parts that may be kept beside it are left out of it."""
+        keeps = self.other_parts is OtherParts.KEEP
+        return replace(self, other_parts=OtherParts.DROP) if keeps else self
+
     def alpha(self, asked: AlphaArgument) -> Alpha:
         """Return α as asked for; refuse patterns that match no tensor.
 
@@ -135,7 +144,7 @@ class TransportPlan:
     ) -> TaskVectorSource:
         """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            return FoldedAdapter(self.adapter(finetuned, alpha, trust_base=trust_base))
+            return FoldedAdapter(self.alone.adapter(finetuned, alpha, trust_base=trust_base))
         tuned = self.opened(finetuned).under(self.alignment.provenance.policy)
         if not trust_base:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
@@ -175,7 +184,7 @@ class TransportPlan:
         trust_base: bool = False,
     ) -> AdapterTransport:
         """Prepare the transport of an adapter."""
-        adapter = Adapter.open(reference)
+        adapter = open_adapter(reference, self.other_parts)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
         if self.a.vocabulary is not None:
@@ -310,7 +319,9 @@ class TransportPlan:
         """Return the fine-tune of A; an adapter is folded into A."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             own = TransportPlan.planned(self.running(self.a), self.running(self.a))
-            folded = own.transport(finetuned, full=True, trust_base=True)
+            folded = replace(own, other_parts=self.other_parts).transport(
+                finetuned, full=True, trust_base=True
+            )
             assert isinstance(folded, DenseTransport)
             return RunnableFinetune(folded, self.resources)
         return RunnableFinetune(self.running(self.opened(finetuned)), self.resources)
@@ -364,5 +375,5 @@ class TransportPlan:
 def _can_be_scaled(finetuned: Finetune) -> bool:
     """Whether α can be chosen: not for adapters of some kinds."""
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-        return Adapter.open(finetuned).kind.scalable
+        return open_adapter(finetuned).kind.scalable
     return True

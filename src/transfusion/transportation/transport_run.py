@@ -22,9 +22,10 @@ from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.adapters.adapter import is_adapter
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
+from transfusion.transportation.adapters.adapter_opening import is_adapter, is_lora_file
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.alpha import AlphaArgument
 from transfusion.transportation.balanced_alpha import AUTO
 from transfusion.transportation.checked_merge import checked_merge
@@ -67,6 +68,7 @@ def transport(
     dtype: torch.dtype | str | None = None,
     full: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    other_parts: OtherParts | str = OtherParts.REFUSE,
     vocabulary_share: float | None = None,
     anyway: bool = False,
     trust_base: bool = False,
@@ -85,7 +87,7 @@ def transport(
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B, ``state_dict``
     and ``module`` return them in memory. With ``output`` it is written at once.
 
-    ``finetuned`` is the fine-tune: a path, a hub id, a module, a state dict, or a PEFT adapter.
+    ``finetuned`` is the fine-tune: a path, a hub id, a module, a state dict, a PEFT adapter, or a LoRA file.
     ``base`` is A, the base that was fine-tuned; ``onto`` is B, the new release.
     ``via`` is π, or its file; without it, A and B are aligned first, with ``seed`` and ``aligning`` passed on
     to `align`.
@@ -103,6 +105,8 @@ def transport(
     ``dtype`` is the type to store; the default is B's.
     ``full`` writes an adapter as part of the whole model.
     ``new_tokens`` says what becomes of tokens that the fine-tune added: ``"refuse"``, ``"keep"``, ``"drop"``.
+    ``other_parts`` says what becomes of the parts of a LoRA file that change another model than A, such as a
+    text encoder: ``"refuse"``, ``"keep"`` as they are, ``"drop"``.
     ``vocabulary_share`` is the least share of tokens that the vocabularies of A and B must have in common, if
     they differ; the default is 0.5.
     ``anyway`` insists where A and B, of different shapes, compute unrelated things, or where B's outputs
@@ -144,7 +148,10 @@ def transport(
     )
     if refinement is not None:
         trains_adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
+        if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
+            raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
         _require_one_process(resources, progress, trains_adapter=trains_adapter)
+    parts = _require_parts(other_parts, full=full)
     bound = keep_support if refinement is None else None
     if refinement is not None and alpha is None:
         alpha = 1.0  # the refinement chooses its start by what it measures
@@ -158,6 +165,7 @@ def transport(
     settings = _settings(
         via=via,
         new_tokens=str(new_tokens),
+        other_parts=None if parts is OtherParts.REFUSE else str(parts),
         full=full,
         config=config,
         architecture=architecture,
@@ -171,7 +179,7 @@ def transport(
     def prepare(
         plan: TransportPlan, alpha: AlphaArgument | None = alpha
     ) -> DenseTransport | AdapterTransport | RectangularLora:
-        return replace(plan, resources=resources).transport(
+        return replace(plan, resources=resources, other_parts=parts).transport(
             tuned,
             alpha=alpha,
             dtype=dtype,
@@ -189,7 +197,7 @@ def transport(
         assert not isinstance(moved, RefinedLora)
         unmoved = partial(prepare, plan, 0.0)
         with resources.in_process(limited=True):
-            limited = replace(plan, resources=resources)
+            limited = replace(plan, resources=resources, other_parts=parts)
             return RefineTransport(limited, tuned, refinement, unmoved, progress).run(moved, checkpoint)
 
     refining = None if refinement is None else refined
@@ -214,6 +222,7 @@ def merge(
     dtype: torch.dtype | str | None = None,
     full: bool = False,
     new_tokens: NewTokens | str = NewTokens.REFUSE,
+    other_parts: OtherParts | str = OtherParts.REFUSE,
     vocabulary_share: float | None = None,
     anyway: bool = False,
     trust_base: bool = False,
@@ -252,6 +261,7 @@ def merge(
     )
     if isinstance(finetuned, str | Path):
         raise SettingError("one fine-tune was given, and not a list", hint="give a list, or use transport")
+    parts = _require_parts(other_parts, full=full)
     if via is not None:
         refuse_beside_via(aligning)
     aligning = calibrated(calibrate, via, aligning, used=alpha == AUTO)
@@ -266,6 +276,7 @@ def merge(
         full=full,
         rank=rank,
         new_tokens=str(new_tokens),
+        other_parts=None if parts is OtherParts.REFUSE else str(parts),
         config=config,
         architecture=architecture,
         calibrate=calibrate,
@@ -275,7 +286,7 @@ def merge(
 
     def prepare(plan: TransportPlan) -> DenseTransport | MergedAdapters:
         return checked_merge(
-            replace(plan, resources=resources),
+            replace(plan, resources=resources, other_parts=parts),
             tuned,
             merging=MergeRule.asked(how, weights, density, seed),
             alpha=alpha,
@@ -303,6 +314,20 @@ def _require_one_process(resources: Resources, progress: Progress, *, trains_ada
     with resources.in_process(limited=trains_adapter):
         if resources.device != "cpu":
             progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
+
+
+def _require_parts(other_parts: OtherParts | str, *, full: bool) -> OtherParts:
+    """Return what becomes of a LoRA file's parts for other models; a model cannot hold such parts."""
+    if other_parts not in list(OtherParts):
+        raise SettingError(
+            f"other_parts = {other_parts} is not a choice", hint=f"choose one of {', '.join(OtherParts)}"
+        )
+    if full and other_parts == OtherParts.KEEP:
+        raise SettingError(
+            '`other_parts="keep"`: the whole model has no place for parts of another one',
+            hint='`other_parts="drop"` leaves them out',
+        )
+    return OtherParts(other_parts)
 
 
 def _settings(**given: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.selected_rows import CheckpointView, RowSelection
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.checkpoint.tensor_files import headers
-from transfusion.checkpoint.weight_files import refuse_image_lora
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model.model import Model
@@ -40,7 +39,8 @@ from transfusion.transportation.adapters.adapter_checks import (
     require_whole,
 )
 from transfusion.transportation.adapters.adapter_classes import class_for
-from transfusion.transportation.adapters.adapter_config import require_sensible
+from transfusion.transportation.adapters.adapter_config import CONFIG, WEIGHTS, require_sensible
+from transfusion.transportation.adapters.adapter_files import AdapterFiles, PeftFiles
 from transfusion.transportation.adapters.adapter_kinds import (
     PROMPT,
     WHOLE,
@@ -48,39 +48,14 @@ from transfusion.transportation.adapters.adapter_kinds import (
     AdapterPart,
     WeightReference,
 )
-from transfusion.transportation.adapters.adapter_targets import TargetWeight, TensorSlice
+from transfusion.transportation.adapters.adapter_targets import TargetWeight, TensorSlice, joined_layout
+from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.module_settings import ModuleSettings
 from transfusion.transportation.adapters.prompt_layouts import prompt_layout
 
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+MERGED_FULL = "save them in one format; or `full=True` merges the weights, and writes a model"
 LABEL = "label"
 """The name in tables for the axis of a task head with one unit per label."""
-
-
-@dataclass(frozen=True)
-class AdapterTensor:
-    """One stored tensor of an adapter, with its layout on a base."""
-
-    key: str
-    """The name in the adapter's file."""
-    tensor: str
-    """The canonical name of the tensor that it changes or replaces."""
-    layout: Layout
-    """The axes; for a member of a stack, those of the whole stack."""
-    part: AdapterPart = WHOLE
-    module: str = ""
-    """The live model's name of the target module; empty for a whole tensor."""
-    weight: TensorSlice | None = None
-    """The place of the module's weight."""
-    rank: int | None = None
-    stack: tuple[str, ...] = ()
-    """The keys of all members of the stack that it belongs to; π may permute them."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether this is a copy of the whole tensor, and not a factor of a change."""
-        return self.part is WHOLE
 
 
 @dataclass(frozen=True)
@@ -97,6 +72,28 @@ class Adapter:
     def label(self) -> str:
         return self.checkpoint.label
 
+    @property
+    def files(self) -> AdapterFiles:
+        """How it is stored, and will be when it has been moved."""
+        return PeftFiles()
+
+    @property
+    def stated_format(self) -> dict[str, str]:
+        """The format of a LoRA file, for the metadata; nothing for PEFT's."""
+        return {}
+
+    def merged_files(self, adapters: Sequence[Adapter], ranks: Set[int]) -> AdapterFiles:
+        """Return how several adapters of one format, this one first, are stored as one."""
+        return self.files
+
+    def require_mergeable(self, adapters: Sequence[Adapter]) -> None:
+        """Refuse adapters of several formats, which cannot become one adapter."""
+        if {type(one) for one in adapters} != {Adapter}:
+            raise AdapterError(
+                f"{listing(one.label for one in adapters)}: adapters of several formats cannot become one",
+                hint=MERGED_FULL,
+            )
+
     @classmethod
     def open(cls, reference: str | Path) -> Adapter:
         """Read the headers of an adapter; refuse kinds that cannot be moved."""
@@ -111,7 +108,6 @@ class Adapter:
                 f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="download the adapter's weights too"
             )
         tensors = headers(file)
-        refuse_image_lora(file, tensors)
         return cls(Checkpoint(str(reference), root, tensors, (file,)), config, kind)
 
     def settings(self, module: str) -> ModuleSettings:
@@ -191,6 +187,14 @@ class Adapter:
         """Return every stored tensor with its layout on a base; refuse an adapter that does not fit."""
         place = self._place_on(base)
         found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
+        return self._checked(found, base, place)
+
+    def kept(self, base: Model) -> list[str]:
+        """Return the names of stored tensors that do not change the base, and stay as they are."""
+        return []
+
+    def _checked(self, found: list[AdapterTensor], base: Model, place: TargetWeight) -> list[AdapterTensor]:
+        """Return the stored tensors; refuse missing parts, ranks that disagree, and wrong shapes."""
         require_whole(self.label, self.kind, self.config, found)
         require_biases(self.label, found, base.names)
         require_targets(
@@ -277,11 +281,23 @@ class Adapter:
         spot = place.weight_of(match["module"])
         if spot.tensor not in place.architecture.tensors and part.reference is WeightReference.ROWS:
             spot = replace(spot, tensor=place.ties.get(spot.tensor, spot.tensor))
-        whole = self._layout_of(spot.tensor, key, place)
-        weight, shape = spot.layout(whole), self.checkpoint.tensors[key].shape
-        if weight.arrow is None:
+        return self._on_places(key, part, unwrapped(match["module"]), (spot,), place)
+
+    def _on_places(
+        self,
+        key: str,
+        part: AdapterPart,
+        module: str,
+        spots: tuple[TensorSlice, ...],
+        place: TargetWeight,
+    ) -> AdapterTensor:
+        """Return a part with its layout on the weight of its module, or on several that are joined."""
+        wholes = [self._layout_of(spot.tensor, key, place) for spot in spots]
+        weight = joined_layout([spot.layout(whole) for spot, whole in zip(spots, wholes, strict=True)])
+        shape = self.checkpoint.tensors[key].shape
+        if weight.arrow is None and part.form not in ("", "weight", "bias"):
             raise AdapterError(
-                f"{self.label}: {key} changes {spot.tensor}, which is not a linear map ('{weight}')",
+                f"{self.label}: {key} changes {spots[0].tensor}, which is not a linear map ('{weight}')",
                 hint="this adapter was made for another architecture",
             )
         if (found := part.on(weight, shape)) is None:
@@ -291,10 +307,11 @@ class Adapter:
                 hint="give the base that the adapter was trained on as `base`",
             )
         layout, rank = found
-        stack = spot.stack(whole)
+        stack = spots[0].stack(wholes[0])
         layout = Layout((*stack, *layout.items), layout.arrow, layout.split + len(stack) * bool(layout.arrow))
-        tensor = spot.tensor if part.of == "weight" else spot.bias.tensor
-        return AdapterTensor(key, tensor, layout, part, unwrapped(match["module"]), spot, rank)
+        tensor = spots[0].tensor if part.of == "weight" else spots[0].bias.tensor
+        joined = spots if len(spots) > 1 else ()
+        return AdapterTensor(key, tensor, layout, part, module, spots[0], joined, rank)
 
     def _stacked(self, found: list[AdapterTensor], place: TargetWeight) -> list[AdapterTensor]:
         """Return the tensors, with the keys of the whole stack in each member of a stack."""
@@ -355,8 +372,3 @@ def _labels(base: Model, name: str) -> bool:
 
 def _axes(layout: Layout, dims: range) -> set[str]:
     return set(layout.part(dims).names())
-
-
-def is_adapter(reference: str | Path) -> bool:
-    """Whether a reference is an adapter's folder, local or on the hub."""
-    return (resolve(reference) / CONFIG).exists()

@@ -11,7 +11,7 @@ from transfusion.transportation.adapters.adapter_kinds import KINDS, WHOLE, Adap
 from transfusion.transportation.adapters.module_settings import ModuleSettings, words
 
 if TYPE_CHECKING:
-    from transfusion.transportation.adapters.adapter import AdapterTensor
+    from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 
 _MERGE = "merge the adapter into its base, and move the merged model"
 _AGAIN = "the adapter's file is damaged or incomplete; download or save it again"

@@ -11,6 +11,9 @@ from transfusion.errors import AdapterError
 from transfusion.runtime.untrusted_files import require_finite, validate
 from transfusion.transportation.adapters.module_settings import patterns
 
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Strength: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -100,3 +100,28 @@ def hra(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
 
 def beft_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
     return bias + parts["beft_bias"].flatten()
+
+
+# ── LoRA files, whose modules may have different parts ───────────────────────────────────────
+
+
+def added_by_file(parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Return the change of a weight; 0 if only the bias is changed."""
+    change = parts["diff"].flatten(1) if "diff" in parts and parts["diff"].ndim > 1 else parts.get("diff")
+    change = torch.zeros(()) if change is None else change
+    if "lora_B" in parts:
+        change = change + lora_added(parts, settings)
+    return change + loha_added(parts, settings) if "hada_w1_a" in parts else change
+
+
+def changed_by_file(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Return weight + change; where row norms were trained, with every row rescaled to its norm."""
+    if "lora_magnitude_vector" in parts:
+        return dora(weight, parts, settings)
+    return weight + added_by_file(parts, settings)
+
+
+def bias_by_file(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    if "lora_B.bias" in parts:
+        bias = lora_bias(bias, parts, settings)
+    return bias + parts["diff_b"].flatten() if "diff_b" in parts else bias

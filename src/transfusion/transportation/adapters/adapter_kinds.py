@@ -3,12 +3,13 @@
 A layout is written with the outputs ``O`` and the inputs ``I`` of the weight ``O <- I`` that the adapter
 changes. π does not move the dimensions ``rank``, ``1`` (of one element) and ``_``. ``row`` is a row of the
 weight as it is stored. If the inputs of a weight are several dimensions (a convolution), ``I`` stands for
-them one by one or flattened, whichever fits the shape. ``|`` separates alternatives.
+them one by one or flattened, whichever fits the shape. ``|`` separates alternatives. ``weight`` and ``bias``
+are the layouts of the module's own tensors, for differences that are stored as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from operator import attrgetter
@@ -55,12 +56,20 @@ class AdapterPart:
 
     def on(self, weight: Layout, shape: Sequence[int]) -> tuple[Layout, int | None] | None:
         """Return the layout on a weight, and the rank if any; None if no alternative fits the shape."""
+        if (whole := self._whole(weight)) is not None:
+            return (whole, None) if len(whole.items) == len(shape) else None
         for reading in self._readings(weight, len(shape)):
             units = all(size == 1 for (word, _), size in zip(reading, shape, strict=True) if word == "1")
             if units:
                 ranks = [size for (word, _), size in zip(reading, shape, strict=True) if word == "rank"]
                 return _layout(reading), next(iter(ranks), None)
         return None
+
+    def _whole(self, weight: Layout) -> Layout | None:
+        """Return the layout of a tensor of the module itself; None for a factor."""
+        if self.form == "bias":
+            return weight if weight.arrow is None else weight.part(weight.outputs)
+        return weight if self.form == "weight" else None
 
     def _readings(self, weight: Layout, ndim: int) -> Iterator[_Words]:
         axes = {
@@ -262,6 +271,36 @@ _ALL = (
     ),
 )
 KINDS = {kind.name: kind for kind in _ALL}
+
+_LOHA = KINDS["LOHA"]
+_ALPHA = AdapterPart("alpha", "")
+_DIFFERENCES = (
+    AdapterPart("diff", "weight", WeightReference.ZERO),
+    AdapterPart("diff_b", "bias", WeightReference.ZERO, of="bias"),
+)
+_IN_FILES = replace(
+    LORA,
+    parts=(*LORA.parts[:3], *_LOHA.parts, _ALPHA, *_DIFFERENCES),
+    together=(*LORA.together[:1], *_LOHA.together),
+    added=adapter_formulas.added_by_file,
+    bias=adapter_formulas.bias_by_file,
+    rank=None,
+)
+"""What a LoRA file for image and video models may hold. The scale of a module is its alpha / rank."""
+
+
+def kind_in_file(parts: Set[str]) -> AdapterKind:
+    """Return the kind of a LoRA file that holds these parts."""
+    if _MAGNITUDE.name in parts:
+        magnitude = replace(_MAGNITUDE, form=f"{_MAGNITUDE.form} | O 1")
+        return replace(
+            _IN_FILES,
+            name="DORA",
+            parts=(*_IN_FILES.parts, magnitude),
+            added=None,
+            changed=adapter_formulas.changed_by_file,
+        )
+    return replace(_IN_FILES, name="LOHA") if _LOHA.parts[0].name in parts else _IN_FILES
 
 
 def kind_of(config: Mapping[str, Any]) -> AdapterKind | None:

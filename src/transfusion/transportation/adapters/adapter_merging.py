@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.errors import AdapterError, listing
+from transfusion.errors import AdapterError, SettingError, listing
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter import AdapterTensor
+from transfusion.transportation.adapters.adapter_files import AdapterFiles
 from transfusion.transportation.adapters.adapter_formulas import lora_added
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
+from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.module_settings import ModuleSettings, config_name
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule, magnitude_histogram
 from transfusion.transportation.output_record import OutputRecord
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
+_FACTORS, _ALPHA = ("lora_A", "lora_B"), "alpha"
 _FULL = "`full=True` merges the weights, and writes a model"
 
 
@@ -58,6 +60,7 @@ class MergedAdapters(AdapterOutput):
     def __post_init__(self) -> None:
         for one in self.adapters:
             _require_plain(one)
+        self.adapters[0].adapter.require_mergeable([one.adapter for one in self.adapters])
 
     def __repr__(self) -> str:
         return f"<{listing(one.adapter.label for one in self.adapters)}, moved onto {self.onto.label}>"
@@ -72,7 +75,9 @@ class MergedAdapters(AdapterOutput):
         found: dict[str, list[LowRankPair]] = {}
         for number, one in enumerate(self.adapters):
             for module, factors in one.modules.items():
-                first, second = sorted(factors, key=lambda factor: factor.part.name)
+                first, second = sorted(
+                    (one for one in factors if one.part.name in _FACTORS), key=lambda one: one.part.name
+                )
                 pair = LowRankPair(number, first, second, one.adapter.settings(module))
                 found.setdefault(module, []).append(pair)
         return found
@@ -103,7 +108,19 @@ class MergedAdapters(AdapterOutput):
         for module, pairs in self.modules.items():
             for side, factor in ((0, pairs[0].a), (1, pairs[0].b)):
                 made[factor.key] = partial(self._factor, module, side)
+            for factor in self._alphas(module):
+                made[factor.key] = partial(self._alpha, module, factor.key)
         return made | self._wholes()
+
+    def _alphas(self, module: str) -> list[AdapterTensor]:
+        """Return the stored alpha of a module, if the adapter whose names it has stores one."""
+        factors = self.adapters[self.modules[module][0].number].modules[module]
+        return [factor for factor in factors if factor.part.name == _ALPHA]
+
+    def _alpha(self, module: str, key: str) -> Tensor:
+        """Return an alpha that makes the scale of a module 1: its rank."""
+        stored = self.adapters[self.modules[module][0].number].adapter.checkpoint.tensors[key]
+        return torch.full(stored.shape, self._rank(self.modules[module]), dtype=self.dtype or stored.dtype)
 
     def _factor(self, module: str, side: int) -> Tensor:
         if self._last is None or self._last[0] != module:
@@ -123,10 +140,10 @@ class MergedAdapters(AdapterOutput):
 
     def _concatenated(self, pairs: Sequence[LowRankPair]) -> tuple[Tensor, Tensor]:
         weights = self.merging.shares(len(self.adapters))
-        alpha = self.merging.alpha.at(pairs[0].b.tensor)
         first, second = [], []
         for pair in pairs:
             one = self.adapters[pair.number]
+            alpha = one.alpha_of(pair.b, self.merging.alpha)
             first.append(one.moved(pair.a))
             second.append(alpha * weights[pair.number] * pair.settings.lora_scale * one.moved(pair.b))
         return torch.cat(first), torch.cat(second, dim=1)
@@ -140,6 +157,12 @@ class MergedAdapters(AdapterOutput):
 
     def _combined(self, pairs: Sequence[LowRankPair]) -> Tensor:
         """Return the merged change of a module, as a matrix."""
+        if isinstance(self.adapters[0].alpha_of(pairs[0].b, self.merging.alpha), Tensor):
+            names = listing(place.tensor for place in pairs[0].b.joined)
+            raise SettingError(
+                f"alpha: {names} are one module in these LoRAs, and have different α",
+                hint="give them one α, or combine by sum or mean",
+            )
         changes = {
             pair.number: _product(self.adapters[pair.number], (pair.a, pair.b), pair.settings)
             for pair in pairs
@@ -205,6 +228,11 @@ class MergedAdapters(AdapterOutput):
             "modules_to_save": sorted(saved) or None,
         }
 
+    @property
+    def files(self) -> AdapterFiles:
+        ranks = set(self.ranks().values())
+        return self.adapters[0].adapter.merged_files([one.adapter for one in self.adapters], ranks)
+
     def amounts(self) -> dict[str, int]:
         infos = [
             one.adapter.checkpoint.tensors[factor.key] for one in self.adapters for factor in one.factors
@@ -229,6 +257,7 @@ class MergedAdapters(AdapterOutput):
             **self.output_record.of(self.adapters, first.base, first.onto, first.alignment, self.merging),
             "kind": "adapter",
             "peft_type": "LORA",
+            **first.adapter.stated_format,
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "rank": max(ranks.values()),
             "kept": min(self.kept.values()) if self.kept else None,
@@ -263,7 +292,7 @@ def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _require_plain(one: AdapterTransport) -> None:
-    odd = sorted({factor.part.name for factor in one.factors if factor.module} - {"lora_A", "lora_B"})
+    odd = sorted({factor.part.name for factor in one.factors if factor.module} - {*_FACTORS, _ALPHA})
     kind = one.adapter.kind.name
     if kind != "LORA" or odd:
         what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"

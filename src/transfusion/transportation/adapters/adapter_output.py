@@ -1,4 +1,4 @@
-"""Adapters computed on demand, in memory or in the files that PEFT loads."""
+"""Adapters computed on demand, in memory or in the files that they are loaded from."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.checkpoint.publishing import write_json, write_text
-from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
 from transfusion.checkpoint.staging import StagingFolder
-from transfusion.errors import AdapterError, OutputError
+from transfusion.errors import AdapterError
 from transfusion.model.model import Model
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transportation.adapters.adapter import CONFIG
+from transfusion.transportation.adapters.adapter_files import AdapterFiles, PeftFiles
 from transfusion.transportation.output_memory import OutputMemory
 from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.saved_output import SavedOutput, ignore_tensor
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterOutput(SavedOutput):
@@ -31,6 +27,11 @@ class AdapterOutput(SavedOutput):
     onto: Model
     dtype: torch.dtype | None
     output_record: OutputRecord
+
+    @property
+    def files(self) -> AdapterFiles:
+        """How the adapter is stored."""
+        return PeftFiles()
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
@@ -85,18 +86,11 @@ class AdapterOutput(SavedOutput):
     ) -> None:
         """Write the adapter into a staging folder, on one thread."""
         self.bound().require(replace(resources, engine="local"))
-        if staging.path.suffix == ".safetensors":
-            raise OutputError(
-                f"{staging.path}: an adapter is a folder with a configuration and weights",
-                hint="give a name without .safetensors",
-            )
+        self.files.require_path(staging.path)
         staging.begin()
-        made: dict[str, LazyTensor] = {}
+        made: dict[str, Tensor] = {}
         for key, get in self.tensors().items():
             on_tensor(key)
-            made[key] = LazyTensor.of(get())
-        staging.planned = {key: (lazy_tensor.shape, lazy_tensor.dtype) for key, lazy_tensor in made.items()}
-        digest = write_shard(staging.output / WEIGHTS, made)
-        write_json(staging.output / CONFIG, self.config())
-        for name, text in self.output_record.texts({**self.metadata(), "files": {WEIGHTS: digest}}).items():
-            write_text(staging.output / name, text)
+            made[key] = get()
+        staging.planned = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in made.items()}
+        self.files.write(staging, made, self)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.naming import Naming, without_part
+from transfusion.errors import listing
 from transfusion.layouts import Concat, Item, Layout, size_of
 from transfusion.transportation.adapters.module_settings import WRAPPED
 
@@ -45,6 +46,35 @@ class TensorSlice:
         return TensorSlice(self.tensor.removesuffix("weight") + "bias", self.piece, self.member)
 
 
+def joined_layout(layouts: Sequence[Layout]) -> Layout:
+    """Return the layout of weights that are joined along their outputs, as a fused projection has."""
+    first = layouts[0]
+    if len(layouts) == 1:
+        return first
+    inputs = {(one.arrow, one.split, one.part(one.inputs)) for one in layouts}
+    if len(inputs) > 1 or len(first.outputs) != 1:
+        raise AssertionError(f"weights that do not read the same inputs: {listing(map(str, layouts))}")
+    (dim,) = first.outputs
+    outputs = (one.items[dim] for one in layouts)
+    parts = tuple(part for item in outputs for part in (item.parts if isinstance(item, Concat) else (item,)))
+    return Layout((*first.items[:dim], Concat(parts), *first.items[dim + 1 :]), first.arrow, first.split)
+
+
+def share_of(
+    layouts: Sequence[Layout], number: int, layout: Layout, sizes: Mapping[str, int]
+) -> tuple[slice, ...]:
+    """Return the part of a factor that belongs to one of several joined weights.
+
+    ``layout`` is that of the factor: its outputs are cut, its other dimensions belong to all weights.
+    """
+    joined = joined_layout(layouts)
+    (item,) = joined.part(joined.outputs).items
+    extents = [size_of(one.items[one.outputs[0]], sizes) for one in layouts]
+    start = sum(extents[:number])
+    rows = slice(start, start + extents[number])
+    return tuple(rows if len(layouts) > 1 and one == item else slice(None) for one in layout.items)
+
+
 def _cut(item: Item, piece: int | None, sizes: Mapping[str, int]) -> slice:
     if piece is None or not isinstance(item, Concat):
         return slice(None)
@@ -77,13 +107,17 @@ class TargetWeight:
 
 
 def as_matrix(tensor: Tensor, layout: Layout) -> Tensor:
-    """Return a weight as a matrix with one row per output and one column per input."""
+    """Return a weight as a matrix with one row per output and one column per input; a vector as it is."""
+    if layout.arrow is None:
+        return tensor
     rotated = tensor.permute(*layout.outputs, *layout.inputs)
     return rotated.reshape(rotated.shape[: len(layout.outputs)].numel(), -1)
 
 
 def as_stored(matrix: Tensor, layout: Layout, like: Tensor) -> Tensor:
     """Return the matrix of a weight in the shape that the weight is stored in."""
+    if layout.arrow is None:
+        return matrix
     order = [*layout.outputs, *layout.inputs]
     rotated = matrix.reshape([like.shape[dim] for dim in order])
     return rotated.permute([order.index(dim) for dim in range(len(order))])

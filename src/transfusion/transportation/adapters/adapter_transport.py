@@ -15,11 +15,13 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
 from transfusion.errors import AdapterError, SettingError
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter import Adapter, AdapterTensor
+from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter_files import AdapterFiles
 from transfusion.transportation.adapters.adapter_formulas import row_norms
 from transfusion.transportation.adapters.adapter_kinds import WeightReference
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
-from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix
+from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix, share_of
+from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.norm_folding import NormFolding, safe, scale_of
 from transfusion.transportation.output_record import OutputRecord
@@ -50,6 +52,10 @@ class AdapterTransport(AdapterOutput):
 
     def __repr__(self) -> str:
         return f"<{self.adapter.label}, moved onto {self.onto.label}>"
+
+    @property
+    def files(self) -> AdapterFiles:
+        return self.adapter.files
 
     @cached_property
     def factors(self) -> list[AdapterTensor]:
@@ -102,7 +108,12 @@ class AdapterTransport(AdapterOutput):
         return self.moved(factor).to(dtype).contiguous()
 
     def tensors(self) -> dict[str, Callable[[], Tensor]]:
-        return {factor.key: partial(self.tensor, factor) for factor in self.factors}
+        moved = {factor.key: partial(self.tensor, factor) for factor in self.factors}
+        return {**moved, **{key: partial(self._kept, key) for key in self.adapter.kept(self.base)}}
+
+    def _kept(self, key: str) -> Tensor:
+        """Return a tensor that belongs to another model, as it is."""
+        return self.adapter.checkpoint.read_finite(key)
 
     def moved(self, factor: AdapterTensor) -> Tensor:
         """Return one moved tensor in float32 or float64. A member of a stack is the one at its new place."""
@@ -117,7 +128,7 @@ class AdapterTransport(AdapterOutput):
     def _computed(self, factor: AdapterTensor) -> Tensor:
         """Return r(B) + α·π(stored − r(A))."""
         stored = working(self.adapter.read(factor))
-        alpha, move = self.alpha.at(factor.tensor), partial(self._mapped, factor)
+        alpha, move = self.alpha_of(factor, self.alpha), partial(self._mapped, factor)
         match factor.part.reference:
             case WeightReference.NONE:
                 return move(stored)
@@ -130,6 +141,24 @@ class AdapterTransport(AdapterOutput):
         change = stored - self._reference(factor, self.base).reshape(stored.shape)
         return self._reference(factor, self.onto).reshape(stored.shape) + alpha * move(change)
 
+    def alpha_of(self, factor: AdapterTensor, alpha: Alpha) -> float | Tensor:
+        """Return α for a stored tensor; for joined weights with several α, one for every output."""
+        found = [alpha.at(factor.tensor_at(spot)) for spot in factor.joined]
+        if len(set(found)) < 2:
+            return alpha.at(factor.tensor)
+        alphas = torch.ones(self.adapter.checkpoint.tensors[factor.key].shape)
+        for share, one in zip(self.shares(factor), found, strict=True):
+            alphas[share] = one
+        return alphas
+
+    def shares(self, factor: AdapterTensor) -> list[tuple[slice, ...]]:
+        """Return, for every place of the module's weight, the part of a stored tensor that belongs there."""
+        tensors, sizes = self.base.architecture.tensors, self.base.architecture.sizes
+        layouts = [spot.layout(tensors[spot.tensor]) for spot in factor.places]
+        if len(layouts) == 1:
+            return [()]
+        return [share_of(layouts, number, factor.layout, sizes) for number in range(len(layouts))]
+
     def _mapped(self, factor: AdapterTensor, value: Tensor) -> Tensor:
         """Return π of a stored tensor. Behind a norm, fold in A's scale before, and divide by B's after."""
         name, layout = factor.weight.tensor if factor.weight else factor.tensor, factor.layout
@@ -141,16 +170,14 @@ class AdapterTransport(AdapterOutput):
 
     def _reference(self, factor: AdapterTensor, model: Model) -> Tensor:
         """Return the model's own value that a stored tensor is compared with."""
-        weight = working(model.read(factor.tensor))
         match factor.part.reference:
             case WeightReference.NORMS:
-                layout, spot = model.architecture.tensors[factor.tensor], TensorSlice(factor.tensor)
-                if factor.weight is not None:  # a piece of the tensor, for all members of a stack
-                    spot = replace(factor.weight, member=None)
-                return row_norms(as_matrix(weight[spot.index(layout, model.architecture.sizes)], layout))
+                # pieces of tensors, for all members of a stack
+                spots = factor.places or (TensorSlice(factor.tensor),)
+                return torch.cat([_norms(model, replace(spot, member=None)) for spot in spots])
             case WeightReference.ROWS:
-                return weight[self.adapter.settings(factor.module).tokens]
-        return weight
+                return working(model.read(factor.tensor))[self.adapter.settings(factor.module).tokens]
+        return working(model.read(factor.tensor))
 
     def in_both(self, factor: AdapterTensor) -> bool:
         """Whether both bases have the tensor, in the adapter's shape."""
@@ -170,6 +197,7 @@ class AdapterTransport(AdapterOutput):
             **self.output_record.of((self,), self.base, self.onto, self.alignment),
             "kind": "adapter",
             "peft_type": self.adapter.kind.name,
+            **self.adapter.stated_format,
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "moved": len(self.factors) - len(self.carried),
             "carried": self.carried,
@@ -201,13 +229,12 @@ class AdapterTransport(AdapterOutput):
     def _require_places(self, found: list[AdapterTensor]) -> None:
         """Refuse a B that lacks a weight which a stored tensor refers to, or has it in another shape."""
         for factor in found:
-            if (spot := factor.weight) is None:
-                continue
-            if spot.tensor in self.onto.architecture.tensors:
-                if self.onto.info(spot.tensor).shape != self.base.info(spot.tensor).shape:
-                    raise self.absent(f"{spot.tensor} in that shape", "the adapter does not fit")
-            elif factor.part.reference in (WeightReference.NORMS, WeightReference.ROWS):
-                raise self.absent(spot.tensor, f"{factor.part.name} has no weight to refer to")
+            for spot in factor.places:
+                if spot.tensor in self.onto.architecture.tensors:
+                    if self.onto.info(spot.tensor).shape != self.base.info(spot.tensor).shape:
+                        raise self.absent(f"{spot.tensor} in that shape", "the adapter does not fit")
+                elif factor.part.reference in (WeightReference.NORMS, WeightReference.ROWS):
+                    raise self.absent(spot.tensor, f"{factor.part.name} has no weight to refer to")
 
     def absent(self, tensor: str, consequence: str) -> AdapterError:
         """Return the error for a tensor that B does not have."""
@@ -228,3 +255,10 @@ class AdapterTransport(AdapterOutput):
                         f" only, and this π has a {map_.kind} for {name}",
                         hint="align with a method that finds permutations, such as guarded",
                     )
+
+
+def _norms(model: Model, spot: TensorSlice) -> Tensor:
+    """Return the norms of the rows of a weight, in float32 or float64."""
+    layout = model.architecture.tensors[spot.tensor]
+    weight = working(model.read(spot.tensor))[spot.index(layout, model.architecture.sizes)]
+    return row_norms(as_matrix(weight, layout))

@@ -17,7 +17,7 @@ from transfusion.checkpoint.tensor_files import TensorInfo
 from transfusion.errors import AdapterError, listing
 from transfusion.layouts import ANONYMOUS, Name
 from transfusion.model.tensor_pieces import TensorPieces
-from transfusion.transportation.adapters.adapter import LABEL, AdapterTensor
+from transfusion.transportation.adapters.adapter import LABEL
 from transfusion.transportation.adapters.adapter_classes import (
     ENCODERS,
     class_for,
@@ -26,6 +26,7 @@ from transfusion.transportation.adapters.adapter_classes import (
 )
 from transfusion.transportation.adapters.adapter_kinds import WeightReference
 from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix, as_stored
+from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.module_settings import WRAPPED
 from transfusion.transportation.alpha import Alpha
@@ -174,7 +175,7 @@ class FoldedAdapter(TaskVectorSource):
         """For every tensor that is changed, the modules that change it."""
         modules: dict[str, list[str]] = {}
         for module in self.moved.modules:
-            for name in self._changed_by(module):
+            for name in dict.fromkeys(self._changed_by(module)):  # two places may be in one tensor
                 modules.setdefault(name, []).append(module)
         return modules
 
@@ -188,14 +189,15 @@ class FoldedAdapter(TaskVectorSource):
                 hint="leave the adapter an adapter, or merge it with the PEFT that it was trained with",
             )
         rows = any(factor.part.reference is WeightReference.ROWS for factor in factors)
-        if rows or kind.changed is not None or kind.added is not None:
-            if spot.tensor not in onto.architecture.tensors:
-                raise self.moved.absent(spot.tensor, "it cannot be merged")
-            yield spot.tensor
         own = any(factor.part.of == "bias" for factor in factors)
-        if own or any(_multiplies_outputs(factor) for factor in factors):
-            if spot.bias.tensor in onto.architecture.tensors:
-                yield spot.bias.tensor
+        scaled = own or any(_multiplies_outputs(factor) for factor in factors)
+        for place in _places(factors):
+            if rows or kind.changed is not None or kind.added is not None:
+                if place.tensor not in onto.architecture.tensors:
+                    raise self.moved.absent(place.tensor, "it cannot be merged")
+                yield place.tensor
+            if scaled and place.bias.tensor in onto.architecture.tensors:
+                yield place.bias.tensor
             elif own:
                 raise AdapterError(
                     f"{self.label}: {module} gets a bias, and in {onto.label} it has none: this cannot be"
@@ -235,16 +237,21 @@ class FoldedAdapter(TaskVectorSource):
         """Apply the adapter's formula for one module to a tensor, in place."""
         moved, factors = self.moved, self.moved.modules[module]
         kind, settings = moved.adapter.kind, moved.adapter.settings(module)
-        layout, spot = moved.onto.architecture.tensors[name], _spot(factors)
-        mine = into[spot.index(layout, moved.onto.architecture.sizes)]
         parts = {factor.part.name: moved.moved(factor).to(into.dtype) for factor in factors}
         if tokens := next((f.part for f in factors if f.part.reference is WeightReference.ROWS), None):
             into[settings.tokens] = parts[tokens.name]
-        elif name != spot.tensor and kind.bias is not None:
-            mine.copy_(kind.bias(mine, parts, settings))
-        else:
-            layout = spot.layout(layout)
-            mine.copy_(as_stored(kind.on_weight(as_matrix(mine, layout), parts, settings), layout, mine))
+            return
+        for number, spot in enumerate(_places(factors)):
+            if name not in (spot.tensor, spot.bias.tensor):
+                continue
+            whole = moved.onto.architecture.tensors[name]
+            mine = into[spot.index(whole, moved.onto.architecture.sizes)]
+            here = {f.part.name: parts[f.part.name][moved.shares(f)[number]] for f in factors}
+            if name != spot.tensor and kind.bias is not None:
+                mine.copy_(kind.bias(mine, here, settings))
+            else:
+                layout = spot.layout(whole)
+                mine.copy_(as_stored(kind.on_weight(as_matrix(mine, layout), here, settings), layout, mine))
 
     def _require_foldable(self) -> None:
         kind = self.moved.adapter.kind
@@ -274,6 +281,11 @@ class FoldedAdapter(TaskVectorSource):
 def _spot(factors: list[AdapterTensor]) -> TensorSlice:
     """Return the place of a module's weight, from any of its stored tensors."""
     return next(factor.weight for factor in factors if factor.weight is not None)
+
+
+def _places(factors: list[AdapterTensor]) -> tuple[TensorSlice, ...]:
+    """Return the places of a module's weight: one, or several that are joined along their outputs."""
+    return next(factor.places for factor in factors if factor.places)
 
 
 def _multiplies_outputs(factor: AdapterTensor) -> bool:

@@ -23,7 +23,9 @@ from transfusion.layouts import size_of
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, take_hashes
-from transfusion.transportation.adapters.adapter import Adapter, is_adapter
+from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transportation.adapters.lora_file import LoraFile
 from transfusion.transportation.alpha import Alpha, AlphaArgument
 from transfusion.transportation.alpha_chooser import AlphaChooser
 from transfusion.transportation.balanced_alpha import AUTO
@@ -114,7 +116,7 @@ class RectangularPlan(TransportPlan):
         new_tokens: NewTokens | str = NewTokens.REFUSE,
     ) -> RectangularSource:
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            adapter = Adapter.open(finetuned)
+            adapter = open_adapter(finetuned)
             folded = Model.open(self.tuned(finetuned).module())
             source = self.source(folded, alpha, trust_base=True, new_tokens=new_tokens)
             return replace(source, named=adapter.label, origin=adapter.checkpoint, content=adapter.digest)
@@ -133,7 +135,12 @@ class RectangularPlan(TransportPlan):
     def transport(self, finetuned: Finetune, *, full: bool = False, **asked: Any) -> Any:
         """Prepare B + α·π(τ); refuse adapters of other kinds than LoRA."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full:
-            adapter = Adapter.open(finetuned)
+            adapter = open_adapter(finetuned)
+            if isinstance(adapter, LoraFile):
+                raise AdapterError(
+                    f"{adapter.label}: a LoRA file cannot be moved to a model of another shape",
+                    hint="`full=True` merges it into the moved model",
+                )
             if adapter.kind.name != LORA:
                 raise AdapterError(
                     f"{adapter.label}: adapters of kind {adapter.kind.name} cannot be moved to another shape",
@@ -161,7 +168,7 @@ class RectangularPlan(TransportPlan):
         trust_base: bool = False,
     ) -> RectangularLora:
         """Prepare the transport of a LoRA; other kinds have no counterpart on a model of another shape."""
-        adapter = Adapter.open(reference)
+        adapter = open_adapter(reference)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
         record = output_record or OutputRecord()

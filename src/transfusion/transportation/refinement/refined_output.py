@@ -13,8 +13,8 @@ from torch import Tensor
 from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter import AdapterTensor
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
+from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.dense_transport import DenseTransport, TensorAction
 from transfusion.transportation.output_record import OutputRecord

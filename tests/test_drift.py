@@ -78,17 +78,15 @@ def test_the_size_of_a_small_change_is_told_block_by_block(adapter, tmp_path):
     assert found["overwritten"] == 0, "the adapter's own change is larger everywhere"
 
 
-def test_auto_keeps_the_relative_strength_of_an_adapter_without_running_a_model(adapter, tmp_path):
-    """A file beside no configuration cannot be run; B's block 1 is one and a half times as large as A's."""
+def test_auto_keeps_the_relative_strength_of_an_adapter_whose_models_are_too_large_to_run(
+    adapter, tmp_path, monkeypatch
+):
+    """B's block 1 is one and a half times as large as A's."""
     base, lora = adapter
     larger = changed(base, tmp_path / "b", lambda name, value: value * (1.5 if ".layers.1." in name else 1))
-    alone = tmp_path / "alone" / "b.safetensors"
-    alone.parent.mkdir()
-    shutil.copy(larger / "model.safetensors", alone)
-    config = base / "config.json"
-    moved = transport(
-        lora, base=base, onto=alone, method="naive", alpha="auto", config=config, output=tmp_path / "moved"
-    )
+    monkeypatch.setattr("transfusion.live.running.device_memory", lambda device: 1000)
+    moved = transport(lora, base=base, onto=larger, method="naive", alpha="auto", output=tmp_path / "moved")
+    assert "in float32, and there are 1.0 kB" in moved.metadata()["output_shift"]["not_tried"]
     assert moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
     assert moved.alpha.at("layers.0.mlp.down_proj.weight") == pytest.approx(1, rel=1e-5)
     was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("lora", "moved"))

@@ -20,6 +20,7 @@ from transfusion.live.lockstep import run_side_by_side
 from transfusion.live.streaming import StreamedModule, stream
 from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import format_bytes
+from transfusion.runtime.memory_budget import device_memory
 from transfusion.runtime.resources import Resources
 
 
@@ -71,6 +72,17 @@ class HowToRun:
     def by_unit(self) -> bool:
         return self.limit is not None
 
+    def require_room(self, model: Model, copies: int = 1) -> None:
+        """Refuse to run a whole model of which so many copies, in float32, exceed the memory."""
+        needed = copies * torch.float32.itemsize * model.checkpoint.parameters
+        room = device_memory(torch.device(self.device))
+        if not self.by_unit and needed > room:
+            raise ArchitectureError(
+                f"{model.label}: running it takes {format_bytes(needed)} in float32, and there are"
+                f" {format_bytes(room)}",
+                hint="with a limit, such as `memory` of half of that, models run block by block",
+            )
+
     @contextmanager
     def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
         """Within the block, the model can be run in float32.
@@ -78,6 +90,7 @@ class HowToRun:
         ``read`` returns other values than the model's own by canonical name.
         """
         if not self.by_unit:
+            self.require_room(model)
             module = nn.Module.to(build(model, torch.float32), self.device)
             yield RunningModel(module, model.family, self.workers, self.device)
             return

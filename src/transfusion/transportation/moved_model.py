@@ -31,12 +31,12 @@ class WholeMove(MovedModel):
     """The whole module in memory, with B's weights and their change."""
 
     def __init__(self, module: nn.Module, b: Model, how: HowToRun) -> None:
-        self.module, self.b, self.how = module.to(how.device), b, how
+        self.module, self.b, self.how = nn.Module.to(module, how.device), b, how
         naming = Naming(b.family, live=True)
         places = {naming.canonical(name): parameter for name, parameter in module.named_parameters()}
         self.ends: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         """For every parameter that B has too, B's value and the change that α = 1 adds."""
-        for name, own in build(b, torch.float32).to(how.device).named_parameters():
+        for name, own in nn.Module.to(build(b, torch.float32), how.device).named_parameters():
             parameter = places.get(naming.canonical(name))
             if parameter is not None and parameter.shape == own.shape:
                 self.ends[parameter] = own.data, parameter.data - own.data

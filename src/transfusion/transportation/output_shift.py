@@ -29,6 +29,8 @@ from transfusion.transportation.moved_model import MovedModel, StreamedMove, Who
 from transfusion.transportation.runnable_finetune import RunnableFinetune
 
 PROBES = 64
+COPIES = 3
+"""Models in memory at a time, if they are held whole: B, the change, and B with a part of the change."""
 TRIED = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 """The values of α to try."""
 NEARLY = 0.998
@@ -93,6 +95,7 @@ class AlphaSearch:
         ``expected`` rewrites outputs of A as those of B, and ``translated`` returns what does so with inputs.
         """
         self.vocabulary, self.how = a.vocabulary, how
+        how.require_room(b, COPIES)
         with how.opened(a) as running:
             wanted = (a, running.module, PROBES, seed)
             self.probes: Probes = (

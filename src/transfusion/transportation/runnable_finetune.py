@@ -25,7 +25,7 @@ class RunnableFinetune:
         """Build the whole module in memory, in float32."""
         if isinstance(self.made, Model):
             return build(self.made, torch.float32)
-        return self.made.module().float().eval()
+        return nn.Module.float(self.made.module()).eval()  # libraries warn in methods of their own
 
     def model(self, folder: Path) -> Model:
         """Return the model in files, to be run unit by unit; one that is computed is written to a folder."""

@@ -26,6 +26,7 @@ OFTEN = frozenset(
         "albert",
         "bert",
         "clip",
+        "flux",
         "gpt2",
         "llama",
         "open_clip",

@@ -141,6 +141,13 @@ def loaded(folder: Path) -> nn.Module:
             import timm
 
             return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        case "diffusers":
+            import diffusers
+
+            made_by = getattr(diffusers, model.config["_class_name"])
+            module, output_record = made_by.from_pretrained(folder, output_loading_info=True)
+            assert not any(output_record.values()), output_record
+            return module.eval()
     import transformers
 
     (name,) = model.config["architectures"]

@@ -111,6 +111,20 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How one input of a live model is drawn, for each example of a batch."""
+
+    shape: tuple[int, ...] = ()
+    low: float | None = None
+    """Numbers between ``low`` and ``high``; without them, noise."""
+    high: float = 1.0
+    whole: bool = False
+    """Whether the numbers are integers, below ``high``."""
+    same: Any = None
+    """The same value in every example, as nested lists of numbers."""
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of architectures: how to recognise it, and its table."""
 
@@ -135,8 +149,8 @@ class Family:
     ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
-    draws: Callable[[Config, int, int], Mapping[str, Any]] | None = None
-    """So many random inputs for a live model, drawn from a seed, where those kinds do not fit."""
+    draws: Callable[[Config], Mapping[str, Draw]] | None = None
+    """How inputs for a live model are drawn, by name, where those kinds do not fit."""
     arguments: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda inputs: inputs
     """How a live model is called with a batch of inputs, all of whose tensors have a first dimension of that
     size."""

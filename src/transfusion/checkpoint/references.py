@@ -1,6 +1,7 @@
 """Resolve references to models.
 
-A reference is an existing path, or else a hub id: ``org/name`` or ``org/name@revision``.
+A reference is an existing path, or else a hub id: ``org/name`` or ``org/name@revision``. Of a pipeline of
+diffusers, the model that denoises is meant; ``org/name/transformer`` fetches nothing else.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ import re
 from pathlib import Path
 
 from transfusion.errors import CheckpointError
+from transfusion.runtime.untrusted_files import path_inside
 
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
-_HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w][\w./-]*))?")
+DENOISERS = ("transformer", "transformer_2", "unet")
+"""The folders of the models in a pipeline that denoise."""
+_HUB_ID = re.compile(
+    rf"(?P<repo>[\w][\w.-]*(/[\w][\w.-]*?)?)(/(?P<part>{'|'.join(DENOISERS)}))?(@(?P<revision>[\w][\w./-]*))?"
+)
 
 
 def resolve(reference: str | Path) -> Path:
@@ -22,7 +28,7 @@ def resolve(reference: str | Path) -> Path:
     try:
         path = Path(reference).expanduser()
         if path.exists():
-            return path
+            return _denoiser(path)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
             f"{reference}: the path cannot be read ({getattr(error, 'strerror', None) or error})",
@@ -34,20 +40,36 @@ def resolve(reference: str | Path) -> Path:
             f"{reference}: no such file or folder",
             hint="give a path that exists, or a hub id such as org/name or org/name@revision",
         )
-    return _fetch(str(reference), match["repo"], match["revision"])
+    folder = _fetch(str(reference), match["repo"], match["revision"], match["part"])
+    return _denoiser(folder) if match["part"] is None else path_inside(folder, folder / match["part"])
 
 
-def _fetch(reference: str, repo: str, revision: str | None) -> Path:
+def _denoiser(root: Path) -> Path:
+    """Return the folder of the model that denoises, if the root is a pipeline of diffusers."""
+    if not (root / "model_index.json").is_file() or (root / "config.json").exists():
+        return root
+    found = [root / name for name in DENOISERS if (root / name / "config.json").is_file()]
+    if len(found) != 1:
+        held = " and ".join(part.name for part in found) or "none of " + ", ".join(DENOISERS)
+        raise CheckpointError(
+            f"{root}: a pipeline, with {held}",
+            hint=f"give the folder of one model, such as {root / (found[0].name if found else DENOISERS[0])}",
+        )
+    return path_inside(root, found[0])
+
+
+def _fetch(reference: str, repo: str, revision: str | None, part: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     def snapshot(patterns: list[str]) -> Path:
-        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        within = [f"{part}/{pattern}" for pattern in patterns] if part else patterns
+        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=within))
 
     beside = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:
         folder = snapshot([*beside, "*.safetensors"])
-        if not any(folder.glob("*.safetensors")):
+        if not any(folder.rglob("*.safetensors")):
             folder = snapshot([*beside, "*.bin"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

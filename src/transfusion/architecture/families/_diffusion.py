@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
-
-from transfusion.architecture.table import Axis, fixed
+from transfusion.architecture.table import Axis, Draw, fixed
 
 DIFFUSERS = frozenset(["_class_name", "_diffusers_version", "_name_or_path", "_commit_hash"])
 """Keys of diffusers that cannot change a symmetry."""
@@ -28,11 +23,13 @@ LATENT_OUT = fixed("latent_out", "the channels of the image come in this order")
 TEXT = fixed("text", "the text encoder's units come in this order")
 POOLED = fixed("pooled", "the text encoder's units come in this order")
 
-PATCH_OF_VIDEO = (
-    fixed("frame", "frames of a patch come in this order"),
+PATCH_OF_IMAGE = (
     fixed("row", "rows of a patch come in this order"),
     fixed("column", "columns of a patch come in this order"),
 )
+PATCH_OF_VIDEO = (fixed("frame", "frames of a patch come in this order"), *PATCH_OF_IMAGE)
+
+COMPUTED_POSITIONS = "the library computes the positions, and adds them here"
 
 MODULATED = (
     "is multiplied unit by unit by what the time step says, between a norm and its branch: it may be permuted"
@@ -46,11 +43,5 @@ def three_axes(size: int) -> list[int]:
     return [size // 8, size * 7 // 16, size * 7 // 16]
 
 
-def noise(shapes: Mapping[str, tuple[int, ...]], batch: int, seed: int) -> dict[str, Tensor]:
-    """Draw random inputs of these shapes, and as many time steps between 0 and 1."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = {
-        name: torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
-        for name, shape in shapes.items()
-    }
-    return {**inputs, "timestep": torch.rand(batch, generator=generator, dtype=torch.float64)}
+TIME = Draw(low=0.0)
+"""The time step of models that count it from 0 to 1."""

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from transfusion.architecture.families._diffusion import (
     ATTENTION_NORMED,
     DIFFUSERS,
@@ -20,12 +17,12 @@ from transfusion.architecture.families._diffusion import (
     MODULATED,
     POOLED,
     TEXT,
-    noise,
+    TIME,
     three_axes,
 )
 from transfusion.architecture.families._shared import depth
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, Table
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table
 
 DOUBLE = """
 x_embedder.*                                        x <- latent
@@ -164,22 +161,22 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+def draws(config: Config) -> dict[str, Draw]:
     """Images of 2 × 3 patches, and five tokens of text each."""
-    words, rows, columns = 5, 2, 3
-    shapes = {
-        "hidden_states": (rows * columns, config["in_channels"]),
-        "encoder_hidden_states": (words, config["joint_attention_dim"]),
-        "pooled_projections": (config["pooled_projection_dim"],),
+    places = [[0.0, row, column] for row in (1.0, 2.0) for column in (1.0, 2.0, 3.0)]
+    guided = {"guidance": Draw(low=1.0, high=5.0)} if config.get("guidance_embeds") else {}
+    return {
+        "hidden_states": Draw((len(places), config["in_channels"])),
+        "encoder_hidden_states": Draw((5, config["joint_attention_dim"])),
+        "pooled_projections": Draw((config["pooled_projection_dim"],)),
+        "timestep": TIME,
+        "img_ids": Draw(same=places),
+        "txt_ids": Draw(same=[[0.0, 0.0, 0.0]] * 5),
+        **guided,
     }
-    inputs = noise(shapes, batch, seed)
-    places = torch.cartesian_prod(torch.zeros(1), torch.arange(1.0, 1 + rows), torch.arange(1.0, 1 + columns))
-    if config.get("guidance_embeds"):
-        inputs["guidance"] = 1 + 4 * inputs["timestep"].flip(0)
-    return {**inputs, "img_ids": places.repeat(batch, 1, 1), "txt_ids": torch.zeros(batch, words, 3)}
 
 
-def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """All images of a batch have the same places."""
     return {**inputs, "img_ids": inputs["img_ids"][0], "txt_ids": inputs["txt_ids"][0]}
 

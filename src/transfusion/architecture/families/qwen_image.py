@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from transfusion.architecture.families._diffusion import (
     ATTENTION_NORMED,
     DIFFUSERS,
@@ -19,12 +16,12 @@ from transfusion.architecture.families._diffusion import (
     LATENT_OUT,
     MODULATED,
     TEXT,
-    noise,
+    TIME,
     three_axes,
 )
 from transfusion.architecture.families._shared import depth
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 
 IMAGE = """
 img_in.*                                                x <- latent
@@ -99,23 +96,21 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+def draws(config: Config) -> dict[str, Draw]:
     """Images of 2 × 3 patches with five tokens of text each; for editing, an image of 2 × 2 beside it."""
-    sizes = (
-        [[1, 2, 3], [1, 2, 2]] if config.get("zero_cond_t") or config.get("use_layer3d_rope") else [[1, 2, 3]]
-    )
-    patches = sum(rows * columns for _, rows, columns in sizes)
-    shapes = {
-        "hidden_states": (patches, config["in_channels"]),
-        "encoder_hidden_states": (5, config["joint_attention_dim"]),
+    edits = config.get("zero_cond_t") or config.get("use_layer3d_rope")
+    sizes = [[1, 2, 3], [1, 2, 2]] if edits else [[1, 2, 3]]
+    chosen = {"additional_t_cond": Draw(low=0, high=2, whole=True)}
+    return {
+        "hidden_states": Draw((sum(rows * columns for _, rows, columns in sizes), config["in_channels"])),
+        "encoder_hidden_states": Draw((5, config["joint_attention_dim"])),
+        "timestep": TIME,
+        "img_shapes": Draw(same=sizes),
+        **(chosen if config.get("use_additional_t_cond") else {}),
     }
-    inputs = noise(shapes, batch, seed)
-    if config.get("use_additional_t_cond"):
-        inputs["additional_t_cond"] = torch.arange(batch) % 2
-    return {**inputs, "img_shapes": torch.tensor([sizes] * batch)}
 
 
-def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of images are numbers."""
     sizes = [[tuple(one) for one in images] for images in inputs["img_shapes"].tolist()]
     return {**inputs, "img_shapes": sizes}

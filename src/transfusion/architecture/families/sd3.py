@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from transfusion.architecture.families._diffusion import (
     DIFFUSERS,
     FREQUENCY,
     LATENT,
     LATENT_OUT,
     MODULATED,
+    PATCH_OF_IMAGE,
     POOLED,
     TEXT,
-    noise,
 )
 from transfusion.architecture.families._shared import ATTENTION, depth
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
 
 IMAGE = """
@@ -110,8 +108,7 @@ AXES = (
     Axis("clock", scope="model"),
     Axis("gist", scope="model"),
     fixed("position", "positions select its rows"),
-    fixed("row", "rows of a patch come in this order"),
-    fixed("column", "columns of a patch come in this order"),
+    *PATCH_OF_IMAGE,
     FREQUENCY,
     LATENT,
     LATENT_OUT,
@@ -173,16 +170,15 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+def draws(config: Config) -> dict[str, Draw]:
     """Images of 2 × 3 patches, and five tokens of text each."""
     patch = config["patch_size"]
-    shapes = {
-        "hidden_states": (config["in_channels"], 2 * patch, 3 * patch),
-        "encoder_hidden_states": (5, config["joint_attention_dim"]),
-        "pooled_projections": (config["pooled_projection_dim"],),
+    return {
+        "hidden_states": Draw((config["in_channels"], 2 * patch, 3 * patch)),
+        "encoder_hidden_states": Draw((5, config["joint_attention_dim"])),
+        "pooled_projections": Draw((config["pooled_projection_dim"],)),
+        "timestep": Draw(low=0.0, high=1000.0),
     }
-    inputs = noise(shapes, batch, seed)
-    return {**inputs, "timestep": 1000 * inputs["timestep"]}
 
 
 FAMILIES = (

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from transfusion.architecture.families._diffusion import (
     DIFFUSERS,
     FREQUENCY,
@@ -19,11 +17,10 @@ from transfusion.architecture.families._diffusion import (
     MODULATED,
     PATCH_OF_VIDEO,
     TEXT,
-    noise,
 )
 from transfusion.architecture.families._shared import CROSS, depth, needs_config
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import ANGLES, Axis, Config, Family, Shapes, Stack, Table, fixed
+from transfusion.architecture.table import ANGLES, Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 
 # The queries and keys of self-attention are rotated, those of cross-attention are not.
 ROWS = """
@@ -154,21 +151,21 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+def draws(config: Config) -> dict[str, Draw]:
     """Two frames of 2 × 3 patches, some text, and perhaps an image, or a first and a last one."""
     image, positions = config.get("image_dim"), config.get("pos_embed_seq_len")
     frames, rows, columns = config["patch_size"]
-    shapes = {
-        "hidden_states": (config["in_channels"], 2 * frames, 2 * rows, 3 * columns),
-        "encoder_hidden_states": (TOKENS if image else 5, config["text_dim"]),
+    inputs = {
+        "hidden_states": Draw((config["in_channels"], 2 * frames, 2 * rows, 3 * columns)),
+        "encoder_hidden_states": Draw((TOKENS if image else 5, config["text_dim"])),
+        "timestep": Draw(low=0, high=1000, whole=True),
     }
     if image:
-        shapes["both_images" if positions else "encoder_hidden_states_image"] = (positions or 4, image)
-    inputs = noise(shapes, batch, seed)
-    return {**inputs, "timestep": (1000 * inputs["timestep"]).long()}
+        inputs["both_images" if positions else "encoder_hidden_states_image"] = Draw((positions or 4, image))
+    return inputs
 
 
-def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The first and the last image of a video are two of a batch."""
     if (images := inputs.get("both_images")) is None:
         return dict(inputs)

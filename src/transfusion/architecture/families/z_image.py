@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from transfusion.architecture.families._diffusion import (
     ATTENTION_NORMED,
     DIFFUSERS,
@@ -19,11 +16,11 @@ from transfusion.architecture.families._diffusion import (
     LATENT_OUT,
     MODULATED,
     TEXT,
-    noise,
+    TIME,
 )
 from transfusion.architecture.families._shared import below, depth
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Family, Shapes, Stack, Table
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table
 from transfusion.errors import ArchitectureError
 
 BLOCK = """
@@ -137,23 +134,19 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def draws(config: Config, batch: int, seed: int) -> dict[str, Tensor]:
+def draws(config: Config) -> dict[str, Draw]:
     """Images of 2 × 3 patches, and five tokens of text each."""
     side, frames = config["all_patch_size"][0], config["all_f_patch_size"][0]
-    shapes = {
-        "x": (config["in_channels"], frames, 2 * side, 3 * side),
-        "cap_feats": (5, config["cap_feat_dim"]),
-    }
-    inputs = noise(shapes, batch, seed)
-    sizes = {"patch_size": side, "f_patch_size": frames}
     return {
-        "t": inputs.pop("timestep"),
-        **inputs,
-        **{name: torch.full((batch,), size) for name, size in sizes.items()},
+        "x": Draw((config["in_channels"], frames, 2 * side, 3 * side)),
+        "cap_feats": Draw((5, config["cap_feat_dim"])),
+        "t": TIME,
+        "patch_size": Draw(same=side),
+        "f_patch_size": Draw(same=frames),
     }
 
 
-def arguments(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Images and texts are lists, and sizes of patches numbers."""
     lists = {name: list(inputs[name].unbind()) for name in ("x", "cap_feats")}
     sizes = {name: int(inputs[name][0]) for name in ("patch_size", "f_patch_size")}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from transfusion.architecture.config_schema import SECTIONS, WRONG_FILE
-from transfusion.architecture.table import Config, Family
+from transfusion.architecture.table import Config, Draw, Family
 from transfusion.errors import ArchitectureError
 
 LARGEST = 2**28
@@ -25,7 +25,8 @@ def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int =
         return dict(family.probes(config))
     try:
         if family.draws is not None:
-            return dict(family.draws(config, batch, seed))
+            generator = torch.Generator().manual_seed(seed)
+            return {name: _one_draw(how, batch, generator) for name, how in family.draws(config).items()}
         return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ArchitectureError(
@@ -88,6 +89,19 @@ def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, T
                     ids[ids == end] = (end + 1) % vocabulary
                     ids[:, -1] = end
     return inputs
+
+
+def _one_draw(how: Draw, batch: int, generator: torch.Generator) -> Tensor:
+    """Draw one input as a table says."""
+    if how.same is not None:
+        value = torch.tensor(how.same)
+        return value.expand(batch, *value.shape).clone()
+    shape = (batch, *how.shape)
+    if how.whole:
+        return torch.randint(int(how.low or 0), int(how.high), shape, generator=generator)
+    if how.low is None:
+        return _noise(shape, generator)
+    return how.low + (how.high - how.low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -321,6 +321,8 @@ def test_a_text_encoder_can_be_the_base(made, aligned, tmp_path):
         f"{stem}.lora_up.weight": drawn(width, 2, seed=2),
         "lora_unet_img_in.lora_down.weight": torch.ones(2, 4),
         "lora_unet_img_in.lora_up.weight": torch.ones(4, 2),
+        "lora_te2_encoder_block_0_layer_0_SelfAttention_q.lora_down.weight": torch.ones(2, 4),
+        "lora_te2_encoder_block_0_layer_0_SelfAttention_q.lora_up.weight": torch.ones(4, 2),
     }
     save_file(tensors, tmp_path / "lora.safetensors")
     pi = aligned(a, a, method="random")
@@ -515,6 +517,10 @@ REFUSED = {
     "LoKr": (odd(f"{QKV}.lokr_w1", torch.ones(2, 2)), "of kind LoKr, .* a Kronecker product"),
     "Tucker": (odd(f"{QKV}.lora_mid.weight", torch.ones(2, 2)), "of kind LoCon, .* Tucker"),
     "OFT": (odd(f"{QKV}.oft_blocks", torch.ones(2, 2)), "of kind OFT, .* neighbouring units"),
+    "XLabs": (
+        odd("double_blocks.0.processor.qkv_lora1.down.weight", torch.ones(2, 2)),
+        "XLabs' names of attention processors",
+    ),
     "GLoRA": (odd(f"{QKV}.a1.weight", torch.ones(2, 2)), "of kind GLoRA"),
 }
 

@@ -68,6 +68,30 @@ Z_IMAGE = {
     "axes_dims": [2, 4, 4],
     "axes_lens": [64, 32, 32],
 }
+SANA = {
+    "in_channels": 5,
+    "out_channels": 3,
+    "num_attention_heads": 4,
+    "attention_head_dim": 6,
+    "num_layers": 2,
+    "num_cross_attention_heads": 3,
+    "cross_attention_head_dim": 8,
+    "cross_attention_dim": 24,
+    "caption_channels": 11,
+    "mlp_ratio": 1.5,
+    "patch_size": 2,
+}
+PIXART = {
+    "num_attention_heads": 3,
+    "attention_head_dim": 8,
+    "in_channels": 5,
+    "out_channels": 4,
+    "num_layers": 2,
+    "cross_attention_dim": 24,
+    "sample_size": 12,
+    "patch_size": 2,
+    "caption_channels": 11,
+}
 
 
 def diffusers_model(model_class: str, **settings: Any) -> Any:
@@ -110,4 +134,17 @@ CASES = (
     ),
     case("z-image", "z_image", "ZImageTransformer2DModel", Z_IMAGE),
     case("z-image-videos", "z_image", "ZImageTransformer2DModel", Z_IMAGE, all_f_patch_size=[3]),
+    case("sana", "sana", "SanaTransformer2DModel", SANA),
+    case("sana-positions", "sana", "SanaTransformer2DModel", SANA, interpolation_scale=1, sample_size=8),
+    case(
+        "sana-sprint",
+        "sana",
+        "SanaTransformer2DModel",
+        SANA,
+        guidance_embeds=True,
+        qk_norm="rms_norm_across_heads",
+        attention_bias=True,
+    ),
+    case("pixart", "pixart", "PixArtTransformer2DModel", PIXART),
+    case("pixart-told-sizes", "pixart", "PixArtTransformer2DModel", PIXART, use_additional_conditions=True),
 )

@@ -37,8 +37,8 @@ _KINDS: dict[Any, str] = {
         encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
         intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
         num_local_experts shared_expert_intermediate_size width
-        cap_feat_dim caption_projection_dim freq_dim in_channels joint_attention_dim pooled_projection_dim
-        text_dim
+        cap_feat_dim caption_channels caption_projection_dim num_cross_attention_heads freq_dim in_channels
+        joint_attention_dim pooled_projection_dim text_dim
     """,
     Size | None: """
         attention_head_size context_length d_kv head_dim max_position_embeddings max_source_positions
@@ -49,7 +49,7 @@ _KINDS: dict[Any, str] = {
         word_embed_proj_dim codevector_dim proj_codevector_dim classifier_proj_size num_channels in_chans
         num_conv_pos_embeddings num_conv_pos_embedding_groups
         added_kv_proj_dim image_dim n_kv_heads out_channels pos_embed_max_size pos_embed_seq_len
-        rope_max_seq_len
+        rope_max_seq_len cross_attention_dim cross_attention_head_dim
     """,
     Count | None: """
         num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
@@ -69,7 +69,7 @@ _KINDS: dict[Any, str] = {
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
         layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
-        rotary_emb_base eps t_scale
+        rotary_emb_base eps t_scale interpolation_scale
     """,
     bool | None: """
         alibi attention_bias class_token custom_text do_layer_norm_before do_stable_layer_norm
@@ -77,6 +77,7 @@ _KINDS: dict[Any, str] = {
         qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
         scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual
         cross_attn_norm guidance_embeds use_additional_t_cond use_layer3d_rope zero_cond_t
+        use_additional_conditions
     """,
     Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
     Literal["shortest", "longest", "squash"] | None: "resize_mode",

@@ -18,6 +18,7 @@ DENOISER = "transformer"
 """The component that the table of a diffusion model describes."""
 
 _OTHER = "TransFusion does not know this kind of change"
+_PROCESSOR = "XLabs' names of attention processors are not known; convert the file to diffusers' format"
 _KRONECKER = "a Kronecker product depends on the order of the units, which π changes"
 _TUCKER = "a Tucker decomposition, with a core tensor that TransFusion does not know"
 _BLOCKS = "it acts on blocks of neighbouring units, and π separates neighbours"
@@ -82,11 +83,12 @@ _ENDINGS = (
     LoraEnding(r"\.hada_t[12]", "hada_t", "LoHa", _TUCKER),
     LoraEnding(r"\.(?:oft_blocks|oft_diag|oft_R\.weight|boft_\w+|rescale)", "oft", "OFT", _BLOCKS),
     LoraEnding(r"\.[ab][12]\.weight", "glora", "GLoRA", _GLORA),
+    LoraEnding(r"\.\w+_lora\d?\.(?:down|up)\.weight", "processor", "LoRA on processors", _PROCESSOR),
     LoraEnding(r"\.on_input", "on_input", "IA3", "TransFusion does not know this form of IA3"),
     LoraEnding(r"\.(?:diff_m|set_weight|reshape_weight|scalar)", "other", "other", _OTHER),
 )
 _SIGNATURE = re.compile(
-    r".*(?:[._]lora_(?:A|B|down|up)(?:\.|$)|[._]lora\.(?:down|up)\.|\.lora_linear_layer\.|\.hada_w|\.lokr_w"
+    r".*(?:[._]lora_(?:A|B|down|up)(?:\.|$)|[._]lora\d?\.(?:down|up)\.|\.lora_linear_layer\.|\.hada_w|\.lokr_w"
     r"|\.oft_blocks|\.dora_scale)"
 )
 

@@ -39,7 +39,7 @@ def describe_lora(label: str, file: Path) -> dict[str, Any]:
     shapes = {name: info.shape for name, info in tensors.items()}
     checkpoint = Checkpoint(label, file, tensors, (file,))
     fits = fitting_models(keys.values(), shapes)
-    own = [one for one in keys.values() if one.component == DENOISER]
+    own = [one for one in keys.values() if one.component == DENOISER] or list(keys.values())
     return {
         "lora": label,
         "format": format_of(keys),

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from transfusion.errors import TransfusionError
 from transfusion.model.bases import ConfigArgument, open_model
-from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model, Reference
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transportation.adapters.adapter import Adapter
@@ -28,7 +27,7 @@ def open_finetune(
     """Open a fine-tuned model. An adapter stays a reference; note if it names another base, or B."""
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
         adapter = open_adapter(finetuned)
-        if isinstance(adapter, LoraFile) and (other := contradiction(adapter.header, base.family.name)):
+        if isinstance(adapter, LoraFile) and (other := adapter.other_base(base)):
             progress.note(
                 f"note: {adapter.label} says that it was trained on {other}, and {base.label} is a"
                 f" {base.family.name}: if that is another model, give it as `base`"

@@ -23,11 +23,13 @@ LATENT_OUT = fixed("latent_out", "the channels of the image come in this order")
 TEXT = fixed("text", "the text encoder's units come in this order")
 POOLED = fixed("pooled", "the text encoder's units come in this order")
 
-PATCH_OF_VIDEO = (
-    fixed("frame", "frames of a patch come in this order"),
+PATCH_OF_IMAGE = (
     fixed("row", "rows of a patch come in this order"),
     fixed("column", "columns of a patch come in this order"),
 )
+PATCH_OF_VIDEO = (fixed("frame", "frames of a patch come in this order"), *PATCH_OF_IMAGE)
+
+COMPUTED_POSITIONS = "the library computes the positions, and adds them here"
 
 MODULATED = (
     "is multiplied unit by unit by what the time step says, between a norm and its branch: it may be permuted"

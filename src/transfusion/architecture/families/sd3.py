@@ -15,6 +15,7 @@ from transfusion.architecture.families._diffusion import (
     LATENT,
     LATENT_OUT,
     MODULATED,
+    PATCH_OF_IMAGE,
     POOLED,
     TEXT,
 )
@@ -107,8 +108,7 @@ AXES = (
     Axis("clock", scope="model"),
     Axis("gist", scope="model"),
     fixed("position", "positions select its rows"),
-    fixed("row", "rows of a patch come in this order"),
-    fixed("column", "columns of a patch come in this order"),
+    *PATCH_OF_IMAGE,
     FREQUENCY,
     LATENT,
     LATENT_OUT,

@@ -17,6 +17,7 @@ from transfusion.checkpoint.lora_keys import DENOISER, LoraKey, format_of, read_
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.checkpoint.tensor_files import FLOATS, TensorInfo, header_metadata, headers
 from transfusion.errors import AdapterError, listing
+from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transportation.adapters.adapter import MERGED_FULL, Adapter
@@ -93,6 +94,11 @@ class LoraFile(Adapter):
     @property
     def stated_format(self) -> dict[str, str]:
         return {"format": self.format}
+
+    def other_base(self, base: Model) -> str | None:
+        """Return what the header says about the base, if it names a diffusion model of another family."""
+        family = base.family
+        return contradiction(self.header, family.name) if family.library == "diffusers" else None
 
     @property
     def files(self) -> LoraFiles:
@@ -174,8 +180,14 @@ class LoraFile(Adapter):
 
     def _own(self, base: Model) -> dict[str, LoraKey]:
         """Return the names of the tensors that change the base, and not another model."""
-        own = [one for one in {key.component for key in self.keys.values()} if _belongs(one, base)]
+        own = {one for one in self.components if _belongs(one, base)}
+        if len(own) > 1:  # several text encoders: the one whose modules the base has
+            targets = LoraTargets(self._place_on(base))
+            own = {one for one in own if targets.has(self.label, self._of_component(one))} or own
         return {key: one for key, one in self.keys.items() if one.component in own}
+
+    def _of_component(self, component: str) -> list[LoraKey]:
+        return [one for one in self.keys.values() if one.component == component]
 
     def kept(self, base: Model) -> list[str]:
         own = self._own(base)

@@ -45,6 +45,10 @@ class LoraTargets:
             )
         return {owner: places for owner, places in found.items() if places}
 
+    def has(self, label: str, keys: Iterable[LoraKey]) -> bool:
+        """Whether the base has all modules of these names."""
+        return all(self._places(label, one) for one in keys)
+
     def _places(self, label: str, key: LoraKey) -> Places | None:
         if key.underscored:
             return self._by_underscores(label, key)

@@ -76,6 +76,8 @@ class Shortcut:
     branch: str
     source: str
     target: str
+    factor: float = 1.0
+    """What the branch's output is multiplied by before it is added."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _KINDS: dict[Any, str] = {
         d_ff d_model decoder_attention_heads decoder_ffn_dim dim embed_dim embedding_size
         encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
         intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
-        num_local_experts shared_expert_intermediate_size width
+        intermediate_size_mlp num_local_experts shared_expert_intermediate_size width
     """,
     Size | None: """
         attention_head_size context_length d_kv head_dim max_position_embeddings max_source_positions
@@ -45,7 +45,8 @@ _KINDS: dict[Any, str] = {
         num_mel_bins num_patches ffn_hidden_size original_max_position_embeddings projection_dim
         projection_size relative_attention_num_buckets relative_attention_max_distance rotary_dim vocab_size
         word_embed_proj_dim codevector_dim proj_codevector_dim classifier_proj_size num_channels in_chans
-        num_conv_pos_embeddings num_conv_pos_embedding_groups
+        num_conv_pos_embeddings num_conv_pos_embedding_groups interleave_moe_layer_step
+        no_rope_layer_interval
     """,
     Count | None: """
         num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
@@ -61,7 +62,7 @@ _KINDS: dict[Any, str] = {
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
         layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
-        rotary_emb_base
+        residual_multiplier rotary_emb_base
     """,
     bool | None: """
         alibi attention_bias class_token custom_text do_layer_norm_before do_stable_layer_norm
@@ -77,6 +78,7 @@ _KINDS: dict[Any, str] = {
         _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
     """,
     list[str] | None: "architectures label_names layer_types",
+    list[Count] | None: "moe_layers no_rope_layers",
     list[str] | str | None: "pos_att_type",
     list[Number] | Number | None: "mean std",
     Labels | None: "id2label label2id",

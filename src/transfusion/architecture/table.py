@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -59,7 +59,8 @@ class Stack:
     """A column of equal blocks, usually on one residual stream, with what stands before and after it.
 
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
-    and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
+    ``{1+}`` the same in a row that only the blocks from 1 on have, and ``{kind}`` in a row that only the
+    blocks of a kind have, whose numbers are in ``kinds``. A name that ends in ``.*`` is
     a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
     arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``scale`` before a layout: a vector
     that multiplies the units of the axis, as the weight of a norm or LayerScale; the bias of ``.*`` is not.
@@ -75,6 +76,10 @@ class Stack:
     sizes: Mapping[str, int] = field(default_factory=dict)
     shortcuts: str = ""
     points: tuple[str, ...] = ("x", "y")
+    kinds: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """Kinds of blocks, where not all blocks are alike: the numbers of the blocks of each kind."""
+    branch_factor: float = 1.0
+    """What the output of every branch is multiplied by before it is added to the stream."""
     residual: bool = True
     """Whether the points are on one residual stream; if not, each moves on its own under any policy."""
 

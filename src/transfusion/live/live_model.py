@@ -189,6 +189,7 @@ class LiveModel:
                 stream: list[Tensor] = stream,
                 source: str = cut.source,
                 target: str = cut.target,
+                share: float = share / cut.factor,
             ) -> Any:
                 if not stream:  # a module that ends several branches, and this one is not on its way
                     return output

@@ -58,7 +58,8 @@ _KINDS: dict[Any, str] = {
     Depth | Sizes: "num_layers",
     Sizes: "conv_dim conv_kernel conv_stride depths",
     Size | Sizes | None: "num_heads",
-    Sides | None: "image_size img_size input_size patch_size size",
+    Sides | None: "image_size img_size input_size patch_size",
+    Sides | dict[str, Side] | None: "max_image_size size",
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
         layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta

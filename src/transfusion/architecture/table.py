@@ -111,6 +111,22 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Component:
+    """A part of a model that is a model of another family, with a section of the configuration to itself."""
+
+    prefix: str
+    """What the names of its modules begin with, such as ``vision_tower.``."""
+    model_type: str = ""
+    """Its kind, where the section names none."""
+    family: Family | None = None
+    """Its family, if it is none that stands alone: whatever kind the section names."""
+    known_keys: frozenset[str] = frozenset()
+    """Further keys of its section that cannot matter."""
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Further keys of its section that must have one of these values."""
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of architectures: how to recognise it, and its table."""
 
@@ -134,6 +150,13 @@ class Family:
     ``spectrogram``, ``waveform``."""
     probes: Callable[[Config], Mapping[str, Any]] | None = None
     """Inputs for a live model, by name, where those kinds do not fit."""
+    frame: Callable[[Config], tuple[int, int, int]] | None = None
+    """Channels, rows and columns of probes, if the model takes images of any size."""
+    arrange: Callable[[Config, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Returns the inputs of a live model that takes images and a text together, from ``pixel_values`` and
+    ``input_ids``: with tokens that stand for the image in the text. A text alone is taken as it is."""
+    components: Mapping[str, Component] = field(default_factory=dict)
+    """Models of other families that are parts of this one, by the section of the configuration."""
     prefixes: tuple[str, ...] = ()
     """The prefix of names that libraries add in models with a task head, and drop in models without one."""
     aliases: tuple[tuple[str, str], ...] = ()

@@ -217,7 +217,7 @@ def expected_outputs(
     """Return the outputs of a moved model, from those of the model and the maps that readers need."""
     moved: dict[str, Tensor] = {}
     for name, value in outputs.items():
-        space = architecture.outputs.get(name, "")
+        space = architecture.output_space(name)
         if space is not None:
             moved[name] = reading.move(value, last_dimension(space, value.ndim)) if space else value
     return moved

@@ -46,12 +46,11 @@ def _info(error: Exception) -> str:
 def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     settings = flatten_outputs(config)
+    if isinstance(texts := config.get("text_config"), dict):
+        settings |= flatten_outputs(texts)  # a vision tower may have a setting of the same name
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
-        size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
-        rows, columns = size if isinstance(size, list | tuple) else (size, size)
-        shape = (batch, settings.get("num_channels") or settings.get("in_chans", 3), rows, columns)
-        inputs["pixel_values"] = _noise(shape, generator)
+        inputs["pixel_values"] = _noise((batch, *_frame(family, config)), generator)
     if "patches" in family.inputs:
         side = isqrt(settings["num_patches"])
         pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
@@ -86,6 +85,16 @@ def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, T
                     ids[ids == end] = (end + 1) % vocabulary
                     ids[:, -1] = end
     return inputs
+
+
+def _frame(family: Family, config: Config) -> tuple[int, int, int]:
+    """Return channels, rows and columns of the images that a model takes."""
+    if family.frame is not None:
+        return family.frame(config)
+    settings = flatten_outputs(config)
+    size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
+    rows, columns = size if isinstance(size, list | tuple) else (size, size)
+    return settings.get("num_channels") or settings.get("in_chans", 3), rows, columns
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -139,7 +148,15 @@ def run_model(
         if family.library == "timm":
             return {logits_name(family): module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library == "transformers" else {}
-        return dict(_tensors(module(**inputs, **kwargs)))
+        return dict(_tensors(module(**arranged(module, family, inputs), **kwargs)))
+
+
+def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the inputs as the module takes them: a text with tokens that stand for the image."""
+    if family.arrange is None or not {"pixel_values", "input_ids"} <= inputs.keys():
+        return inputs
+    config: Any = module.config
+    return family.arrange(config.to_dict(), inputs)
 
 
 def in_double(double: bool) -> AbstractContextManager[Any]:

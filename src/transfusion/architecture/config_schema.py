@@ -13,7 +13,10 @@ from pydantic import Field
 from transfusion.errors import ArchitectureError
 from transfusion.runtime.untrusted_files import require_finite, validate
 
-SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
+SECTIONS = (
+    *("vision_config", "text_config", "mask_decoder_config", "prompt_encoder_config"),
+    *("model_cfg", "vision_cfg", "text_cfg", "model_args"),
+)
 """Parts of a configuration that are configurations themselves."""
 DEEPEST = 4
 """The limit of sections that lie within each other."""
@@ -87,7 +90,9 @@ _KINDS: dict[Any, str] = {
         bos_token_id decoder_start_token_id eos_id eos_token_id pad_id pad_token_id sep_token_id
         cls_token_id mask_token_id
     """,
-    Section: "model_cfg text_cfg text_config vision_cfg vision_config",
+    Section: """
+        mask_decoder_config model_cfg prompt_encoder_config text_cfg text_config vision_cfg vision_config
+    """,
     Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
 }
 KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}

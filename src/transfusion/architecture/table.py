@@ -153,8 +153,8 @@ class Family:
     frame: Callable[[Config], tuple[int, int, int]] | None = None
     """Channels, rows and columns of probes, if the model takes images of any size."""
     arrange: Callable[[Config, Mapping[str, Any]], Mapping[str, Any]] | None = None
-    """Returns the inputs of a live model that takes images and a text together, from ``pixel_values`` and
-    ``input_ids``: with tokens that stand for the image in the text. A text alone is taken as it is."""
+    """Returns the inputs of a live model from ``pixel_values`` and ``input_ids``, where it wants more than
+    those: tokens of the text that stand for the image, the patches that are masked, a prompt."""
     components: Mapping[str, Component] = field(default_factory=dict)
     """Models of other families that are parts of this one, by the section of the configuration."""
     prefixes: tuple[str, ...] = ()

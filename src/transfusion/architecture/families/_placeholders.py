@@ -40,3 +40,9 @@ def of_patches(pixels: Any, patch: int, merge: int, frames: int) -> tuple[Any, A
     flat = flat.reshape(count * down * across, channels * frames * patch * patch)
     grid = pixels.new_tensor([[1, down, across]] * count).long()
     return flat, grid
+
+
+def scattered(pixels: Any, count: int) -> Any:
+    """Return a number between 0 and 1 for each of ``count`` patches of every image, always the same."""
+    numbers = pixels.new_ones(len(pixels), count).cumsum(1) + 17 * pixels.new_ones(len(pixels), 1).cumsum(0)
+    return (12.9898 * numbers).sin().mul(43758.5453).frac().abs()

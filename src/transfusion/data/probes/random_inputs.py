@@ -15,6 +15,8 @@ from transfusion.architecture.config_schema import SECTIONS, WRONG_FILE
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError
 
+_NAMES = {"image": "pixel_values", "tokens": "input_ids"}
+"""The names of inputs that may have to be arranged, by their kinds."""
 LARGEST = 2**28
 """The largest number of values of one input."""
 
@@ -152,8 +154,11 @@ def run_model(
 
 
 def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the inputs as the module takes them: a text with tokens that stand for the image."""
-    if family.arrange is None or not {"pixel_values", "input_ids"} <= inputs.keys():
+    """Return the inputs as the module takes them, such as a text with tokens that stand for the image.
+
+    Inputs of which some kind is missing, such as a text alone, are taken as they are.
+    """
+    if family.arrange is None or not {_NAMES[kind] for kind in family.inputs} <= inputs.keys():
         return inputs
     config: Any = module.config
     return family.arrange(config.to_dict(), inputs)

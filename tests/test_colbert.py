@@ -26,12 +26,13 @@ class ColBERT(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         made_by, settings = ENCODERS[kind]
-        self.bert = made_by(made_by.config_class(**settings))
-        self.config = self.bert.config
+        self.encoder = "bert" if kind == "bert" else "model"
+        setattr(self, self.encoder, made_by(made_by.config_class(**settings)))
+        self.config = getattr(self, self.encoder).config
         self.linear = nn.Linear(self.config.hidden_size, 11, bias=False)
 
     def forward(self, **inputs):
-        return {"embeddings": self.linear(self.bert(**inputs).last_hidden_state)}
+        return {"embeddings": self.linear(getattr(self, self.encoder)(**inputs).last_hidden_state)}
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -51,7 +52,8 @@ def test_files_are_moved_and_not_run(tmp_path):
         config = {**module.config.to_dict(), "architectures": ["HF_ColBERT"]}
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     a, b = tmp_path / "a", tmp_path / "b"
-    moved = transport(tmp_path / "tuned", base=a, onto=b, via=align(a, b, advice=False))
+    pi = align(a, b, advice=False)
+    moved = transport(tmp_path / "tuned", base=a, onto=b, via=pi, trust_base=True)
     assert moved.state_dict()["linear.weight"].shape == (11, 24)
     with pytest.raises(ArchitectureError, match="a class HF_ColBERT that transformers"):
         LiveModel.of(Model.open(a))

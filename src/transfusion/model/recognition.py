@@ -173,7 +173,7 @@ def _unknown_settings(family: Family, config: Mapping[str, Any]) -> Iterator[tup
             yield from ((f"{section}.{key}", value) for key, value in _unknown_settings(whole, part))
     own = {key: value for key, value in config.items() if key not in family.components}
     for key, value in settings_of(own):
-        leaf = key.rsplit(".", 1)[-1]
+        leaf = key if key in family.known_keys else key.rsplit(".", 1)[-1]  # some keys have a dot
         if value not in family.required[leaf] if leaf in family.required else leaf not in family.known_keys:
             yield key, value
 

@@ -118,7 +118,7 @@ def test_unknown_names_without_a_configuration_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("smollm3", "'smollm3' is not supported. Nearest: llama. See docs/your-own.md"),
+        ("doge", "'doge' is not supported. Nearest: llama. See docs/your-own.md"),
         ("mamba", "'mamba' is not supported. See docs/your-own.md"),
         (
             "distilbert2",
@@ -128,7 +128,7 @@ def test_unknown_names_without_a_configuration_are_refused(tmp_path):
 )
 def test_an_unknown_model_type_is_told_the_nearest_family(kind, said, made, tmp_path):
     """By the tensors' names, or else by its own name."""
-    names = Model.open(made("llama")).checkpoint.tensors if kind == "smollm3" else ["x"]
+    names = Model.open(made("llama")).checkpoint.tensors if kind == "doge" else ["x"]
     save_file({name: torch.zeros(2) for name in names}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(ArchitectureError) as caught:

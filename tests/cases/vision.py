@@ -76,7 +76,9 @@ def siglip(name: str, family: str, model: str, config: str, vision: dict[str, An
     )
 
 
-def timm_vit(name: str, architecture: str = "vit_tiny_patch16_224", **more: Any) -> Case:
+def timm_vit(
+    name: str, architecture: str = "vit_tiny_patch16_224", family: str = "timm-vit", **more: Any
+) -> Case:
     arguments = {**TIMM, **more}
 
     def make() -> Any:
@@ -89,10 +91,18 @@ def timm_vit(name: str, architecture: str = "vit_tiny_patch16_224", **more: Any)
 
         timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
 
-    return Case(name, make, "timm-vit", keep)
+    return Case(name, make, family, keep)
+
+
+def timm_eva(name: str, architecture: str) -> Case:
+    return timm_vit(name, architecture, "timm-eva", num_heads=3)
 
 
 CASES = (
+    timm_eva("timm-eva02", "eva02_base_patch14_224"),
+    timm_eva("timm-eva02-clip", "eva02_base_patch16_clip_224"),
+    timm_eva("timm-eva02-tiny", "eva02_tiny_patch14_224"),
+    timm_eva("timm-eva-giant", "eva_giant_patch14_224"),
     case("deit", "deit", "DeiTModel", "DeiTConfig", VIT),
     case("deit-classifier", "deit", "DeiTForImageClassification", "DeiTConfig", VIT),
     case("deit-teacher", "deit", "DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,6 +18,8 @@ from functools import cached_property
 
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Layout
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class Residual(StrEnum):
@@ -76,6 +79,8 @@ class Shortcut:
     branch: str
     source: str
     target: str
+    factor: float = 1.0
+    """What the branch's output is multiplied by before it is added."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,13 @@ class Architecture:
     def backbone_spaces(self) -> list[str]:
         """The spaces that occur in the backbone."""
         return sorted({id for layout in self.backbone.values() for id in layout.names()})
+
+    def output_space(self, name: str) -> str | None:
+        """Return the space of an output's last dimension: empty if it stays, None if it is not compared.
+
+        ``{}`` in the table stands for any number.
+        """
+        return self.outputs.get(name, self.outputs.get(_NUMBER.sub(".{}", name), ""))
 
     def digest(self) -> str:
         """Return a hash of everything that decides what an alignment of this architecture means.

@@ -16,8 +16,8 @@ from transfusion.architecture.table import Axis, Shapes, Stack, Symmetry, Table
 from transfusion.errors import ArchitectureError, listing
 from transfusion.layouts import Layout, parse, solve_sizes
 
-_BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+)?\}")
-"""``{}``, the number of a block, or ``{1+}``, the same from block 1 on."""
+_BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+|(?P<kind>[a-z]\w*))?\}")
+"""``{}``, the number of a block; ``{1+}``, the same from block 1 on; ``{kind}``, that of one kind."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,19 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
         },
         unrotated=table.unrotated,
     )
+
+
+def blocks_of(pattern: str, stack: Stack) -> frozenset[int]:
+    """Return the numbers of the blocks that a row or a shortcut of a stack is about."""
+    found = _BLOCK.search(pattern)
+    if found is None or not (kind := found["kind"]):
+        return frozenset(range(int(found["first"] or 0) if found else 0, stack.depth))
+    if kind not in stack.kinds:
+        raise ArchitectureError(
+            f"the row {pattern} is about a kind of blocks that the stack {stack.name!r} does not have",
+            hint=f"add {kind!r} to the stack's kinds, or correct the name",
+        )
+    return frozenset(stack.kinds[kind]) & frozenset(range(stack.depth))
 
 
 def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
@@ -182,26 +195,27 @@ class _TableReader:
         for stack in self.table.stacks:
             for line in stack.shortcuts.strip().splitlines():
                 entry, source, _, target, branch = line.split()
-                for i in range(stack.depth):
+                for i in blocks_of(entry, stack):
                     yield Shortcut(
-                        entry.replace("{}", str(i)),
-                        branch.replace("{}", str(i)),
+                        _BLOCK.sub(str(i), entry),
+                        _BLOCK.sub(str(i), branch),
                         self._resolve(source, stack, i),
                         self._resolve(target, stack, i),
+                        stack.branch_factor,
                     )
 
     def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
         """The rows of a text; lines about blocks repeat block by block, in the order written."""
-        block: list[tuple[int, str, str]] = []
+        block: list[tuple[frozenset[int], str, str]] = []
         lines = [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
         for line in [*lines, ""]:
             pattern, _, layout = line.partition(" ")
-            if number := _BLOCK.search(pattern):
-                block.append((int(number["first"] or 0), pattern, layout))
+            if stack is not None and _BLOCK.search(pattern):
+                block.append((blocks_of(pattern, stack), pattern, layout))
                 continue
             for i in range(stack.depth if stack else 0):
-                for first, one, its_layout in block:
-                    if i >= first:
+                for having, one, its_layout in block:
+                    if i in having:
                         yield from self._row(one, its_layout, stack, i)
             block = []
             if pattern:

@@ -13,7 +13,10 @@ from pydantic import Field
 from transfusion.errors import ArchitectureError
 from transfusion.runtime.untrusted_files import require_finite, validate
 
-SECTIONS = ("vision_config", "text_config", "model_cfg", "vision_cfg", "text_cfg", "model_args")
+SECTIONS = (
+    *("vision_config", "text_config", "mask_decoder_config", "prompt_encoder_config"),
+    *("model_cfg", "vision_cfg", "text_cfg", "model_args"),
+)
 """Parts of a configuration that are configurations themselves."""
 DEEPEST = 4
 """The limit of sections that lie within each other."""
@@ -36,7 +39,7 @@ _KINDS: dict[Any, str] = {
         d_ff d_model decoder_attention_heads decoder_ffn_dim dim embed_dim embedding_size
         encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
         intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
-        num_local_experts shared_expert_intermediate_size width
+        intermediate_size_mlp num_local_experts shared_expert_intermediate_size width
         cap_feat_dim caption_channels caption_projection_dim num_cross_attention_heads freq_dim in_channels
         joint_attention_dim pooled_projection_dim text_dim
     """,
@@ -50,6 +53,7 @@ _KINDS: dict[Any, str] = {
         num_conv_pos_embeddings num_conv_pos_embedding_groups
         added_kv_proj_dim image_dim n_kv_heads out_channels pos_embed_max_size pos_embed_seq_len
         rope_max_seq_len cross_attention_dim cross_attention_head_dim
+        interleave_moe_layer_step no_rope_layer_interval
     """,
     Count | None: """
         num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
@@ -64,12 +68,13 @@ _KINDS: dict[Any, str] = {
         depths
     """,
     Size | Sizes | None: "attention_head_dim num_heads",
-    Sides | None: "image_size img_size input_size patch_size sample_size size",
+    Sides | None: "image_size img_size input_size patch_size sample_size",
+    Sides | dict[str, Side] | None: "max_image_size size",
     Annotated[list[Count], Field(max_length=10_000)] | None: "dual_attention_layers",
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
     Number | None: """
         layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon rms_norm_eps rope_theta
-        rotary_emb_base eps t_scale interpolation_scale
+        residual_multiplier rotary_emb_base eps t_scale interpolation_scale
     """,
     bool | None: """
         alibi attention_bias class_token custom_text do_layer_norm_before do_stable_layer_norm
@@ -87,6 +92,7 @@ _KINDS: dict[Any, str] = {
         _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
     """,
     list[str] | None: "architectures label_names layer_types",
+    list[Count] | None: "moe_layers no_rope_layers",
     list[str] | str | None: "pos_att_type",
     list[Number] | Number | None: "mean std",
     Labels | None: "id2label label2id",
@@ -94,7 +100,9 @@ _KINDS: dict[Any, str] = {
         bos_token_id decoder_start_token_id eos_id eos_token_id pad_id pad_token_id sep_token_id
         cls_token_id mask_token_id
     """,
-    Section: "model_cfg text_cfg text_config vision_cfg vision_config",
+    Section: """
+        mask_decoder_config model_cfg prompt_encoder_config text_cfg text_config vision_cfg vision_config
+    """,
     Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
 }
 KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}

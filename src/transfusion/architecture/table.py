@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -59,7 +59,8 @@ class Stack:
     """A column of equal blocks, usually on one residual stream, with what stands before and after it.
 
     ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
-    and ``{1+}`` the same in a row that only the blocks from 1 on have. A name that ends in ``.*`` is
+    ``{1+}`` the same in a row that only the blocks from 1 on have, and ``{kind}`` in a row that only the
+    blocks of a kind have, whose numbers are in ``kinds``. A name that ends in ``.*`` is
     a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
     arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``scale`` before a layout: a vector
     that multiplies the units of the axis, as the weight of a norm or LayerScale; the bias of ``.*`` is not.
@@ -75,6 +76,10 @@ class Stack:
     sizes: Mapping[str, int] = field(default_factory=dict)
     shortcuts: str = ""
     points: tuple[str, ...] = ("x", "y")
+    kinds: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """Kinds of blocks, where not all blocks are alike: the numbers of the blocks of each kind."""
+    branch_factor: float = 1.0
+    """What the output of every branch is multiplied by before it is added to the stream."""
     residual: bool = True
     """Whether the points are on one residual stream; if not, each moves on its own under any policy."""
     one_space: bool = False
@@ -125,6 +130,22 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Component:
+    """A part of a model that is a model of another family, with a section of the configuration to itself."""
+
+    prefix: str
+    """What the names of its modules begin with, such as ``vision_tower.``."""
+    model_type: str = ""
+    """Its kind, where the section names none."""
+    family: Family | None = None
+    """Its family, if it is none that stands alone: whatever kind the section names."""
+    known_keys: frozenset[str] = frozenset()
+    """Further keys of its section that cannot matter."""
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Further keys of its section that must have one of these values."""
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of architectures: how to recognise it, and its table."""
 
@@ -154,6 +175,13 @@ class Family:
     arguments: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda inputs: inputs
     """How a live model is called with a batch of inputs, all of whose tensors have a first dimension of that
     size."""
+    frame: Callable[[Config], tuple[int, int, int]] | None = None
+    """Channels, rows and columns of probes, if the model takes images of any size."""
+    arrange: Callable[[Config, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Returns the inputs of a live model from ``pixel_values`` and ``input_ids``, where it wants more than
+    those: tokens of the text that stand for the image, the patches that are masked, a prompt."""
+    components: Mapping[str, Component] = field(default_factory=dict)
+    """Models of other families that are parts of this one, by the section of the configuration."""
     prefixes: tuple[str, ...] = ()
     """The prefix of names that libraries add in models with a task head, and drop in models without one."""
     aliases: tuple[tuple[str, str], ...] = ()

@@ -87,7 +87,7 @@ def logits_of(
             hint="check the names, shapes and types of the inputs",
         ) from error
     name = "output" if live.family.library == "timm" else "logits"
-    if name not in outputs or live.architecture.outputs.get(name, ""):
+    if name not in outputs or live.architecture.output_space(name):
         raise ArchitectureError(
             f"{_name(live)} gives no logits, so it has no loss",
             hint="give models with a task head, such as a classifier or a language model",

@@ -185,7 +185,7 @@ class _Batch:
         places = [_place(one) for one in outputs.values()]
         self.of.shown |= {norm for where, norm, _ in self._normed if where in places}
         for name, one in outputs.items():
-            if _is_activation(one) and self.of.architecture.outputs.get(name) is not None:
+            if _is_activation(one) and self.of.architecture.output_space(name):
                 self._keep(f"{name}/{OUTPUT}", one)
         if self.of.gradients:
             self._send_back(outputs)
@@ -245,7 +245,7 @@ class _Batch:
 
         The only output of a module without names is one of logits, unless it lies on an axis of the table.
         """
-        return ("logits" in name or name == "output") and name not in self.of.architecture.outputs
+        return ("logits" in name or name == "output") and self.of.architecture.output_space(name) == ""
 
     def _convolves(self, name: str) -> bool:
         weight = self.of.weight(name)

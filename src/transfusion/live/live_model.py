@@ -189,6 +189,7 @@ class LiveModel:
                 stream: list[Tensor] = stream,
                 source: str = cut.source,
                 target: str = cut.target,
+                share: float = share / cut.factor,
             ) -> Any:
                 if not stream:  # a module that ends several branches, and this one is not on its way
                     return output
@@ -216,7 +217,7 @@ def expected_outputs(
     """Return the outputs of a moved model, from those of the model and the maps that readers need."""
     moved: dict[str, Tensor] = {}
     for name, value in outputs.items():
-        space = architecture.outputs.get(name, "")
+        space = architecture.output_space(name)
         if space is not None:
             moved[name] = reading.move(value, last_dimension(space, value.ndim)) if space else value
     return moved

@@ -5,13 +5,14 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from transfusion.architecture.binding import bind
 from transfusion.architecture.config_schema import WRONG_FILE, require_sensible, settings_of
-from transfusion.architecture.families import all_families
+from transfusion.architecture.families import all_families, family_of_component
 from transfusion.architecture.families._shared import NO_CONFIG
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Shapes
@@ -165,16 +166,27 @@ def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def _unknown_settings(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the settings that a table does not know; those of its components by their own tables."""
+    for section, component in family.components.items():
+        if isinstance(part := config.get(section), dict):
+            whole = family_of_component(component, part, section)
+            whole = replace(
+                whole,
+                known_keys=whole.known_keys | component.known_keys,
+                required={**whole.required, **component.required},
+            )
+            yield from ((f"{section}.{key}", value) for key, value in _unknown_settings(whole, part))
+    own = {key: value for key, value in config.items() if key not in family.components}
+    for key, value in settings_of(own):
+        leaf = key if key in family.known_keys else key.rsplit(".", 1)[-1]  # some keys have a dot
+        if value not in family.required[leaf] if leaf in family.required else leaf not in family.known_keys:
+            yield key, value
+
+
 def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
     """Refuse settings that the table does not know: they may change the symmetries of the model."""
-    unknown: list[str] = []
-    for key, value in settings_of(config):
-        leaf = key.rsplit(".", 1)[-1]
-        if leaf in family.required:
-            if value not in family.required[leaf]:
-                unknown.append(f"{key}={reprlib.repr(value)}")
-        elif leaf not in family.known_keys:
-            unknown.append(f"{key}={reprlib.repr(value)}")
+    unknown = [f"{key}={reprlib.repr(value)}" for key, value in _unknown_settings(family, config)]
     if unknown:
         raise ArchitectureError(
             f"{checkpoint.label}: {checkpoint.config_label} has settings that the {family.name} table"

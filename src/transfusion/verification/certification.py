@@ -144,7 +144,7 @@ def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:
     """Yield a test of each free axis alone, with a tied stream, to find the axis that breaks the outputs."""
     tied = _under(live, Policy(Residual.TIED))
     for axis in sorted({space.axis for space in tied.architecture.free()}):
-        alone = replace(tied, architecture=_only(tied.architecture, axis))
+        alone = replace(tied, architecture=_only(tied.architecture, axis, Symmetry.PERMUTATION))
         yield Check(f"the free axis {axis}", _difference(alone, seed), False)
     for space in {space.axis: space for space in tied.architecture.rotary_spaces()}.values():
         alone = replace(tied, architecture=_only(tied.architecture, space.axis, space.group))
@@ -155,10 +155,18 @@ def _under(live: LiveModel, policy: Policy) -> LiveModel:
     return replace(live, architecture=live.architecture.under(policy))
 
 
-def _only(architecture: Architecture, axis: str, group: Symmetry = Symmetry.PERMUTATION) -> Architecture:
-    """Return the architecture with one axis free and all others fixed."""
+def _only(architecture: Architecture, axis: str, group: Symmetry | None = None) -> Architecture:
+    """Return the architecture with all fixed but one axis: permuted, or moved where it is of that group.
+
+    An axis of one name may be free in one stack and not in another.
+    """
     spaces = {
-        id: replace(space, group=group if space.axis == axis else Symmetry.FIXED)
+        id: replace(
+            space,
+            group=(group or Symmetry.PERMUTATION)
+            if space.axis == axis and group in (None, space.group)
+            else Symmetry.FIXED,
+        )
         for id, space in architecture.spaces.items()
     }
     return replace(architecture, spaces=spaces)

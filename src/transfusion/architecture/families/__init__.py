@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 from transfusion.architecture.families._shared import HARMLESS, NO_CONFIG
-from transfusion.architecture.table import Family
+from transfusion.architecture.table import Component, Config, Family
 from transfusion.errors import ArchitectureError
 
-__all__ = ["ENTRY_POINT", "HARMLESS", "NO_CONFIG", "all_families", "register_file"]
+__all__ = ["ENTRY_POINT", "HARMLESS", "NO_CONFIG", "all_families", "family_of_component", "register_file"]
 
 ENTRY_POINT = "transfusion.architecture.families"
 _registered: list[Family] = []
@@ -27,6 +27,20 @@ _registered: list[Family] = []
 def all_families() -> tuple[Family, ...]:
     """Return every family; later registrations come first, and so may replace built-in families."""
     return (*reversed(_registered), *_installed())
+
+
+def family_of_component(component: Component, section: Config, name: str) -> Family:
+    """Return the family of a part of a model, by the section of the configuration that describes the part."""
+    if component.family is not None:
+        return component.family
+    kind = section.get("model_type", component.model_type)
+    found = next((family for family in all_families() if kind in family.model_types), None)
+    if found is None:
+        raise ArchitectureError(
+            f"{name} is of the kind {kind!r:.60}, which is not supported",
+            hint="'transfusion inspect MODEL --propose' drafts a table for a model of that kind alone",
+        )
+    return found
 
 
 @cache

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from transfusion.architecture.config_schema import shared
 from transfusion.architecture.families._shared import HARMLESS, LABEL, PLAIN, VOCAB
 from transfusion.architecture.table import ANGLES, Axis, Config, Family, Stack, Table, fixed, rotary
+from transfusion.errors import ArchitectureError
 
 NORMED = f"{ANGLES}, and a norm multiplies each by its own number"
 
 
-def grouped(qk: Axis) -> tuple[Axis, ...]:
+def grouped(*qk: Axis) -> tuple[Axis, ...]:
     """A query head may change places with another of its group, never with one of another group."""
-    return (Axis("group"), Axis("rep", within="group"), qk, Axis("vo", within="group"), Axis("ffn"))
+    return (Axis("group"), Axis("rep", within="group"), *qk, Axis("vo", within="group"), Axis("ffn"))
 
 
 GROUPED = grouped(rotary("qk", "group"))
+GROUPED_INTERLEAVED = grouped(rotary("qk", "group", interleaved=True))
 GROUPED_FIXED = grouped(fixed("qk", ANGLES, scope="layer"))
 GROUPED_NORMED = grouped(fixed("qk", NORMED, scope="layer"))
 
@@ -28,6 +31,12 @@ PARTLY_ROTARY = (
     Axis("vo", within="head", tied_with="qk"),
     Axis("ffn"),
 )
+
+
+def grouped_partly(*, interleaved: bool = False) -> tuple[Axis, ...]:
+    """Grouped queries of which some units, or those of some blocks, are not rotated."""
+    return grouped(rotary("rot", "group", interleaved=interleaved), Axis("qk", within="group"))
+
 
 ALIBI = "each head has its own slope over distances"
 
@@ -42,6 +51,16 @@ GATED_MLP = """
 layers.{}.mlp.gate_proj.*   ffn <- y
 layers.{}.mlp.up_proj.*     ffn <- y
 layers.{}.mlp.down_proj.*   x@next <- ffn
+"""
+
+# Attention where rotary positions rotate q and k in some blocks only: in the others they are free.
+SOME_ROTARY = """
+layers.{rotary}.self_attn.q_proj.*   (group rep rot) <- x
+layers.{rotary}.self_attn.k_proj.*   (group rot) <- x
+layers.{plain}.self_attn.q_proj.*    (group rep qk) <- x
+layers.{plain}.self_attn.k_proj.*    (group qk) <- x
+layers.{}.self_attn.v_proj.*         (group vo) <- x
+layers.{}.self_attn.o_proj.*         y <- (group rep vo)
 """
 
 HEADS = """
@@ -107,12 +126,55 @@ def grouped_decoder(
     *,
     tied: bool,
     axes: tuple[Axis, ...] = GROUPED,
-    **sizes: int,
+    points: tuple[str, ...] = ("x", "y"),
+    kinds: Mapping[str, Collection[int]] | None = None,
+    branch_factor: float = 1.0,
+    sizes: Mapping[str, int] | None = None,
 ) -> Table:
     """A decoder with rotary positions and grouped queries, under Llama's names."""
-    sizes = {**grouped_sizes(config), **sizes}
-    stack = Stack("layer", config["num_hidden_layers"], rows, axes, sizes, shortcuts)
+    sizes = {**grouped_sizes(config), **(sizes or {})}
+    depth = config["num_hidden_layers"]
+    stack = Stack("layer", depth, rows, axes, sizes, shortcuts, points, kinds or {}, branch_factor)
     return decoder(stack, tied=bool(config.get("tie_word_embeddings", tied)))
+
+
+def rotary_kinds(config: Config, rotary_blocks: Iterable[int]) -> dict[str, frozenset[int]]:
+    """Return the kinds of blocks of a decoder that rotates q and k in some blocks only."""
+    rotates = frozenset(rotary_blocks)
+    return {"rotary": rotates, "plain": frozenset(range(config["num_hidden_layers"])) - rotates}
+
+
+def rotary_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of a head in blocks of both kinds."""
+    head = head_size(config)
+    return {"rot": head, "qk": head}
+
+
+def rope_blocks(config: Config) -> list[int]:
+    """Return the blocks with rotary positions, as ``no_rope_layers`` (1: rotary) or its interval says."""
+    depth, every = config["num_hidden_layers"], config.get("no_rope_layer_interval") or 4
+    listed = config.get("no_rope_layers") or [(i + 1) % every for i in range(depth)]
+    return [i for i, rotates in enumerate(listed) if rotates]
+
+
+def sliding_blocks(config: Config) -> list[int]:
+    """Return the blocks whose attention slides, as ``layer_types`` or the pattern of older files says."""
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 4
+    if not isinstance(every, int):
+        raise ArchitectureError(
+            f"sliding_window_pattern = {every!r:.40} does not tell which blocks slide without layer_types",
+            hint="save the model again with the installed transformers, which writes layer_types",
+        )
+    return [i for i in range(config["num_hidden_layers"]) if (i + 1) % every]
+
+
+def head_size(config: Config) -> int:
+    """Return the number of units of a head."""
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    return config.get("head_dim") or shared(width, heads, "the width among the heads")
 
 
 def rotated(config: Config, head_size: int, default: float) -> int:

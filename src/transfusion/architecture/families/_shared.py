@@ -143,6 +143,8 @@ CROSS = (
 """A decoder's attention to the output of an encoder."""
 
 LABEL = fixed("label", "the order of the labels is the meaning of the output")
+MATCH = fixed("match", "texts are compared in it token by token, and embeddings are kept outside the model")
+"""What ColBERT's linear map on top of an encoder ends in."""
 VOCAB = fixed("vocab", "token ids select its rows")
 POSITION = fixed("position", "positions select its rows", scope="stack")
 PATCH = (

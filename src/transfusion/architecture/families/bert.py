@@ -6,6 +6,7 @@ from transfusion.architecture.families._shared import (
     ATTENTION,
     HARMLESS,
     LABEL,
+    MATCH,
     PLAIN,
     POSITION,
     VOCAB,
@@ -42,6 +43,7 @@ HEADS = """
 pooler.dense.*                          pool <- x@last
 classifier.*                            label <- {pooled}
 qa_outputs.*                            label <- x@last
+linear.*                                match <- x@last
 cls.seq_relationship.*                  next <- {pooled}
 cls.predictions.bias                    vocab
 cls.predictions.transform.dense.*       {words} <- x@last
@@ -89,6 +91,7 @@ def with_heads(stack: Stack, config: Config, names: frozenset[str]) -> Table:
             Axis("mlm", scope="model"),
             VOCAB,
             LABEL,
+            MATCH,
             fixed("next", "follows, or does not follow: in this order"),
         ),
         heads=HEADS.format(pooled=pooled(config, names), words="x@first" if tied else "mlm"),

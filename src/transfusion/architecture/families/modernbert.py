@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transfusion.architecture.families._shared import HARMLESS, LABEL, PLAIN, VOCAB, usual_sizes
+from transfusion.architecture.families._shared import HARMLESS, LABEL, MATCH, PLAIN, VOCAB, usual_sizes
 from transfusion.architecture.table import Axis, Config, Family, Stack, Table, rotary
 
 # The embeddings come normalised, so the first block has no norm of its own.
@@ -29,6 +29,7 @@ head.dense.*   {words} <- x@last
 head.norm.*    scale {words}
 decoder.*      vocab <- {words}
 classifier.*   label <- {words}
+linear.*       match <- x@last
 """
 
 AXES = (
@@ -52,7 +53,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
                 shortcuts=SHORTCUTS,
             ),
         ),
-        axes=(Axis("mlm", scope="model"), VOCAB, LABEL),
+        axes=(Axis("mlm", scope="model"), VOCAB, LABEL, MATCH),
         heads=HEADS.format(words="x@first" if tied else "mlm"),
         ties={"decoder.weight": "embeddings.tok_embeddings.weight"} if tied else {},
         outputs={"last_hidden_state": "x@last"},

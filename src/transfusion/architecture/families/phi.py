@@ -74,7 +74,7 @@ def phi3(config: Config, names: frozenset[str]) -> Table:
     head = config.get("head_dim") or shared(width, heads, "the width among the heads")
     # If some units are not rotated, the units of a pair are not half a head apart.
     axes = GROUPED if rotated(config, head, 1.0) == head else GROUPED_FIXED
-    return grouped_decoder(config, PHI3, PHI3_SHORTCUTS, tied=False, axes=axes, qk=head)
+    return grouped_decoder(config, PHI3, PHI3_SHORTCUTS, tied=False, axes=axes, sizes={"qk": head})
 
 
 KEYS = KNOWN | {"partial_rotary_factor", "original_max_position_embeddings", "embed_pdrop"}

@@ -114,10 +114,10 @@ def complete(config: Config, shapes: Shapes) -> dict[str, Any]:
     """With the number of heads, which timm's names imply, and the kind of MLP."""
     width = shapes["blocks.0.norm1.weight"][0]
     packed = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
-    return {**config, "num_heads": _heads(config, width), "packed": packed}
+    return {**config, "num_heads": heads_of(config, width), "packed": packed}
 
 
-def _heads(config: Config, width: int) -> int:
+def heads_of(config: Config, width: int) -> int:
     """The number of heads, as its name and its arguments say; a width alone does not tell it."""
     arguments, name = config.get("model_args") or {}, config.get("architecture", "")
     heads = arguments.get("num_heads")

@@ -15,6 +15,8 @@ from transfusion.architecture.config_schema import SECTIONS, WRONG_FILE
 from transfusion.architecture.table import Config, Draw, Family
 from transfusion.errors import ArchitectureError
 
+_NAMES = {"image": "pixel_values", "tokens": "input_ids"}
+"""The names of inputs that may have to be arranged, by their kinds."""
 LARGEST = 2**28
 """The largest number of values of one input."""
 
@@ -49,12 +51,11 @@ def _info(error: Exception) -> str:
 def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     settings = flatten_outputs(config)
+    if isinstance(texts := config.get("text_config"), dict):
+        settings |= flatten_outputs(texts)  # a vision tower may have a setting of the same name
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
-        size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
-        rows, columns = size if isinstance(size, list | tuple) else (size, size)
-        shape = (batch, settings.get("num_channels") or settings.get("in_chans", 3), rows, columns)
-        inputs["pixel_values"] = _noise(shape, generator)
+        inputs["pixel_values"] = _noise((batch, *_frame(family, config)), generator)
     if "patches" in family.inputs:
         side = isqrt(settings["num_patches"])
         pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
@@ -102,6 +103,16 @@ def _one_draw(how: Draw, batch: int, generator: torch.Generator) -> Tensor:
     if how.low is None:
         return _noise(shape, generator)
     return how.low + (how.high - how.low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def _frame(family: Family, config: Config) -> tuple[int, int, int]:
+    """Return channels, rows and columns of the images that a model takes."""
+    if family.frame is not None:
+        return family.frame(config)
+    settings = flatten_outputs(config)
+    size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
+    rows, columns = size if isinstance(size, list | tuple) else (size, size)
+    return settings.get("num_channels") or settings.get("in_chans", 3), rows, columns
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -155,7 +166,18 @@ def run_model(
         if family.library == "timm":
             return {logits_name(family): module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library in ("transformers", "diffusers") else {}
-        return dict(_tensors(module(**family.arguments(inputs), **kwargs)))
+        return dict(_tensors(module(**arranged(module, family, inputs), **kwargs)))
+
+
+def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the inputs as the module takes them, such as a text with tokens that stand for the image.
+
+    Inputs of which some kind is missing, such as a text alone, are taken as they are.
+    """
+    if family.arrange is None or not {_NAMES[kind] for kind in family.inputs} <= inputs.keys():
+        return family.arguments(inputs)
+    config: Any = module.config
+    return family.arrange(config.to_dict(), inputs)
 
 
 def in_double(double: bool) -> AbstractContextManager[Any]:

@@ -1,0 +1,357 @@
+"""The keys of released configurations are known to the tables: what config.json has beyond the library's defaults.
+
+Values are those of the files where a table asks for them, and shortened otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.errors import ArchitectureError, CheckpointError
+from transfusion.model.recognition import declared_family
+
+COMMON: dict[str, Any] = {
+    "architectures": ["SomeModel"],
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 4,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+}
+DECODER = {
+    **COMMON,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+CLIP = {"hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "num_attention_heads": 16}
+CLIP |= {"num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768}
+
+RELEASED: dict[str, dict[str, Any]] = {
+    "SmolLM3-3B": {
+        **DECODER,
+        "model_type": "smollm3",
+        "layer_types": ["full_attention"] * 4,
+        "max_window_layers": 28,
+        "mlp_bias": False,
+        "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0],
+        "pretraining_tp": 2,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "granite-3.3-8b": {
+        **DECODER,
+        "model_type": "granite",
+        "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 16.0,
+        "residual_multiplier": 0.22,
+        "mlp_bias": False,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+    },
+    "c4ai-command-r7b": {
+        **DECODER,
+        "model_type": "cohere2",
+        "cache_implementation": "hybrid",
+        "head_dim": 128,
+        "layer_norm_eps": 1e-5,
+        "layer_switch": 4,
+        "logit_scale": 0.25,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+    },
+    "GLM-4-9B-0414": {
+        **DECODER,
+        "model_type": "glm4",
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": False,
+    },
+    "EXAONE-4.0-32B": {
+        **DECODER,
+        "model_type": "exaone4",
+        "head_dim": 128,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_scaling": {"rope_type": "llama3", "factor": 16.0},
+        "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG",
+        "tie_word_embeddings": False,
+    },
+    "Apertus-8B": {
+        **DECODER,
+        "model_type": "apertus",
+        "hidden_act": "xielu",
+        "hidden_dropout": 0.0,
+        "mlp_bias": False,
+        "post_norm": False,
+        "qk_norm": True,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+        "tie_word_embeddings": False,
+    },
+    "llava-1.5-7b-hf": {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "ignore_index": -100,
+        "image_token_index": 32000,
+        "model_type": "llava",
+        "pad_token_id": 32001,
+        "projector_hidden_act": "gelu",
+        "text_config": {
+            "_name_or_path": "lmsys/vicuna-7b-v1.5",
+            "architectures": ["LlamaForCausalLM"],
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "rms_norm_eps": 1e-5,
+            "torch_dtype": "float16",
+            "vocab_size": 32064,
+        },
+        "tie_word_embeddings": False,
+        "vision_config": {**CLIP, "model_type": "clip_vision_model", "vocab_size": 32000},
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "vocab_size": 32064,
+    },
+    "gemma-3-4b-it": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {
+            "hidden_size": 1152,
+            "image_size": 896,
+            "intermediate_size": 4304,
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+    },
+    "paligemma-3b": {
+        "architectures": ["PaliGemmaForConditionalGeneration"],
+        "bos_token_id": 2,
+        "hidden_size": 2048,
+        "ignore_index": -100,
+        "image_token_index": 257152,
+        "model_type": "paligemma",
+        "projection_dim": 2048,
+        "text_config": {
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "model_type": "gemma",
+            "num_attention_heads": 8,
+            "num_hidden_layers": 18,
+            "num_image_tokens": 256,
+            "num_key_value_heads": 1,
+            "vocab_size": 257216,
+        },
+        "vision_config": {
+            **CLIP,
+            "model_type": "siglip_vision_model",
+            "num_image_tokens": 256,
+            "projector_hidden_act": "gelu_fast",
+            "vision_use_head": False,
+        },
+        "vocab_size": 257152,
+    },
+    "SmolVLM-Instruct": {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "image_seq_len": 81,
+        "image_token_id": 49153,
+        "model_type": "idefics3",
+        "scale_factor": 3,
+        "text_config": {
+            **DECODER,
+            "_flash_attn_2_enabled": True,
+            "head_dim": 64,
+            "is_llama_config": True,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "neftune_noise_alpha": 0.0,
+            "perceiver_config": {"hidden_act": "silu", "resampler_depth": 6},
+            "pixel_shuffle_factor": 3,
+            "pretraining_tp": 1,
+            "qk_layer_norms": False,
+            "rope_interleaved": False,
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+            "use_resampler": False,
+        },
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vision_config": {
+            "hidden_size": 1152,
+            "image_size": 384,
+            "intermediate_size": 4304,
+            "max_image_size": {"longest_edge": 384},
+            "model_type": "idefics3",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+            "size": {"longest_edge": 1920},
+            "tie_word_embeddings": False,
+            "use_base_siglip": False,
+        },
+        "vocab_size": 49155,
+    },
+    "Qwen2.5-VL-7B": {
+        **{key: value for key, value in DECODER.items() if key != "attention_bias"},
+        "model_type": "qwen2_5_vl",
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_token_id": 151654,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "max_window_layers": 28,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "sliding_window": 32768,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vision_config": {
+            "depth": 32,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "hidden_act": "silu",
+            "hidden_size": 1280,
+            "in_chans": 3,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "out_hidden_size": 3584,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "spatial_patch_size": 14,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 112,
+        },
+    },
+    "Qwen3-VL-4B": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "model_type": "qwen3_vl",
+        "text_config": {
+            **DECODER,
+            "dtype": "bfloat16",
+            "head_dim": 128,
+            "model_type": "qwen3_vl_text",
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]},
+            "tie_word_embeddings": True,
+        },
+        "tie_word_embeddings": True,
+        "vision_config": {
+            "deepstack_visual_indexes": [5, 11, 17],
+            "depth": 24,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1024,
+            "in_channels": 3,
+            "initializer_range": 0.02,
+            "intermediate_size": 4096,
+            "model_type": "qwen3_vl",
+            "num_heads": 16,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": 2560,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    },
+    "vit-mae-base": {
+        **COMMON,
+        "attention_probs_dropout_prob": 0.0,
+        "decoder_hidden_size": 512,
+        "decoder_intermediate_size": 2048,
+        "decoder_num_attention_heads": 16,
+        "decoder_num_hidden_layers": 8,
+        "hidden_dropout_prob": 0.0,
+        "image_size": 224,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-12,
+        "mask_ratio": 0.75,
+        "model_type": "vit_mae",
+        "norm_pix_loss": False,
+        "num_channels": 3,
+        "patch_size": 16,
+        "qkv_bias": True,
+    },
+    "gte-base-en-v1.5": {
+        **{key: value for key, value in COMMON.items() if "os_token" not in key},
+        "attention_probs_dropout_prob": 0.0,
+        "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+        "classifier_dropout": None,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-12,
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
+        "max_position_embeddings": 8192,
+        "model_type": "new",
+        "pack_qkv": True,
+        "pad_token_id": 0,
+        "position_embedding_type": "rope",
+        "rope_scaling": {"factor": 2.0, "type": "ntk"},
+        "rope_theta": 500000,
+        "type_vocab_size": 0,
+        "unpad_inputs": False,
+        "use_memory_efficient_attention": False,
+        "vocab_size": 30528,
+    },
+}
+
+
+def declared(config: dict[str, Any]) -> str:
+    family, _ = declared_family(Checkpoint("released", Path(), {}, (), config, "config.json"))
+    return family.name
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_every_key_is_known(name):
+    assert declared(RELEASED[name])
+
+
+def test_another_layout_of_the_same_class_is_refused():
+    parallel = {**RELEASED["c4ai-command-r7b"], "use_parallel_block": False}
+    with pytest.raises(ArchitectureError, match="use_parallel_block=False"):
+        declared(parallel)
+
+
+def test_a_quantised_release_is_refused():
+    with pytest.raises(CheckpointError, match=r"quantised \(mxfp4\)"):
+        declared({**DECODER, "model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,10 @@ def test_without_a_move_nothing_changes(format, made, aligned, tmp_path):
     assert all(torch.equal(was[key], now[key]) and was[key].dtype == now[key].dtype for key in was)
     entries = header_of(tmp_path / "again.safetensors")
     assert {key for key in header if header[key] != entries[key]} == {"sshs_model_hash"}
+    content = (tmp_path / "again.safetensors").read_bytes()
+    assert (
+        entries["sshs_model_hash"] == sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
+    )
     assert json.loads(entries.pop("transfusion.json"))["base"]["sha256"] == Model.open(a).digest
     assert entries.keys() == header.keys()
 

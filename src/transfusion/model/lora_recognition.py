@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any
 
 from transfusion.architecture.families import all_families
 from transfusion.architecture.original_names import OriginalNames
@@ -20,24 +21,21 @@ _UNET_NAMES = re.compile(
 _UNET_CLAIMS = ("sdxl", "sdv1", "sdv2", "sd1", "sd2", "stablediffusionxl", "stablediffusionv")
 _CLAIMS = ("ss_base_model_version", "modelspec.architecture", "base_model_name_or_path", "ss_sd_model_name")
 """Entries of a header that name the base, the most general first."""
-_SIZES = {
-    "num_layers": 24,
-    "num_single_layers": 38,
-    "num_attention_heads": 24,
-    "dual_attention_layers": [0],
-    "n_layers": 30,
-    "n_refiner_layers": 2,
-    "n_heads": 30,
-    "all_patch_size": [2],
-    "all_f_patch_size": [1],
-}
-"""A configuration for tables of which only the names are asked."""
+_LISTS = {"dual_attention_layers": [0], "all_patch_size": [2], "all_f_patch_size": [1]}
+"""Settings of tables that are no numbers."""
 _BLOCK = re.compile(r"\{[^}]*\}")
 """The number of a block in a pattern of names."""
 _MOST = 0.5
 """The share of modules from which the names are those of a family."""
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class _AnySizes(dict[str, Any]):
+    """A configuration for tables of which only the names are asked: any number will do."""
+
+    def __missing__(self, key: str) -> int:
+        return 24
 
 
 def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
@@ -109,7 +107,7 @@ def _patterns() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
 
 def _modules(family: Family) -> Iterator[str]:
     """Yield the names of the modules in a family's table, with ``{}`` for the number of a block."""
-    table = family.table(_SIZES, frozenset())
+    table = family.table(_AnySizes(_LISTS), frozenset())
     for rows in (table.rows, *(stack.rows for stack in table.stacks)):
         for row in rows.strip().splitlines():
             yield re.sub(r"(\.\*|\.weight|\.bias)?\??$", "", row.split()[0])

@@ -143,13 +143,12 @@ class LoraFile(Adapter):
     @property
     def digest(self) -> str:
         """A hash of the header and the tensors."""
+        if self.original is not None:
+            return self.original.digest
         total = hashlib.sha256(json.dumps(dict(self.header), sort_keys=True).encode())
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
         return total.hexdigest()
-
-    def in_vocabulary(self, base: Model) -> Adapter:
-        return self  # no LoRA file changes token embeddings
 
     def settings(self, module: str) -> ModuleSettings:
         name, rank, alpha = self._modules[module], self._ranks.get(module, 1), self._alphas.get(module)

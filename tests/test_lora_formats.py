@@ -614,3 +614,23 @@ def test_the_family_is_recognised_in_every_format(format, made, tmp_path):
         assert model.replace("-", "_") in inspect(lora)["fits"]
         assert inspect(lora)["refused"] is None
     assert inspect(tmp_path / "flux.safetensors")["fits"] == ["flux"]
+
+
+# ── the header of diffusers ──────────────────────────────────────────────────────────────────
+
+ODD_CONFIGURATIONS = {
+    "{": "not readable as JSON",
+    "[]": "a JSON object was expected",
+    '{"transformer.lora_alpha": "x"}': "lora_adapter_metadata in its header",
+    '{"transformer.use_dora": true}': "says that it is a DoRA",
+    '{"transformer.init_lora_weights": "pissa"}': "initialised by 'pissa'",
+    '{"transformer.layer_replication": [[0, 2]]}': "unknown settings: layer_replication",
+}
+
+
+@pytest.mark.parametrize("text", ODD_CONFIGURATIONS)
+def test_a_configuration_in_the_header_is_checked(text, made, aligned, tmp_path):
+    a, header = made("flux"), {"lora_adapter_metadata": text}
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["diffusers"], a, "flux", header)
+    with pytest.raises((AdapterError, CheckpointError), match=ODD_CONFIGURATIONS[text]):
+        transport(lora, base=a, onto=a, via=aligned(a, a, method="naive"))

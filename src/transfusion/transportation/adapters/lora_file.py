@@ -275,4 +275,6 @@ def _configuration(label: str, header: Mapping[str, str], keys: Mapping[str, Lor
     }
     require_sensible(where, config)
     refuse_odd_settings(label, LORA, config)
+    if config.get("use_dora") and not any(one.part == "lora_magnitude_vector" for one in keys.values()):
+        raise AdapterError(f"{where} says that it is a DoRA, and the file has no magnitudes", hint=_AGAIN)
     return config

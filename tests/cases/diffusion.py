@@ -92,6 +92,27 @@ PIXART = {
     "patch_size": 2,
     "caption_channels": 11,
 }
+UNET = {
+    "in_channels": 5,
+    "out_channels": 3,
+    "block_out_channels": [12, 24, 24],
+    "layers_per_block": 1,
+    "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+    "cross_attention_dim": 11,
+    "norm_num_groups": 3,
+    "attention_head_dim": 4,
+}
+XL = {
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    "transformer_layers_per_block": [1, 2, 3],
+    "attention_head_dim": [2, 4, 6],
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 6,
+    "projection_class_embeddings_input_dim": 46,
+}
 
 
 def diffusers_model(model_class: str, **settings: Any) -> Any:
@@ -147,4 +168,7 @@ CASES = (
     ),
     case("pixart", "pixart", "PixArtTransformer2DModel", PIXART),
     case("pixart-told-sizes", "pixart", "PixArtTransformer2DModel", PIXART, use_additional_conditions=True),
+    case("unet", "unet", "UNet2DConditionModel", UNET),
+    case("unet-lcm", "unet", "UNet2DConditionModel", UNET, time_cond_proj_dim=7),
+    case("unet-xl", "unet", "UNet2DConditionModel", UNET, **XL),
 )

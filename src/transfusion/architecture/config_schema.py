@@ -35,7 +35,7 @@ _KINDS: dict[Any, str] = {
     Size: """
         d_ff d_model decoder_attention_heads decoder_ffn_dim dim embed_dim embedding_size
         encoder_attention_heads encoder_ffn_dim ffn_dim head_width heads hidden_dim hidden_size
-        intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads num_attention_heads
+        intermediate_size moe_intermediate_size n_embd n_embed n_head n_heads
         num_local_experts shared_expert_intermediate_size width
         cap_feat_dim caption_channels caption_projection_dim num_cross_attention_heads freq_dim in_channels
         joint_attention_dim pooled_projection_dim text_dim
@@ -44,12 +44,14 @@ _KINDS: dict[Any, str] = {
         attention_head_size context_length d_kv head_dim max_position_embeddings max_source_positions
         max_target_positions n_ctx n_head_kv n_inner n_positions num_codevector_groups
         num_codevectors_per_group num_experts num_experts_per_tok num_key_value_heads num_kv_heads
-        num_mel_bins num_patches ffn_hidden_size original_max_position_embeddings projection_dim
-        projection_size relative_attention_num_buckets relative_attention_max_distance rotary_dim vocab_size
+        num_attention_heads num_mel_bins num_patches ffn_hidden_size original_max_position_embeddings
+        projection_dim projection_size relative_attention_num_buckets relative_attention_max_distance
+        rotary_dim vocab_size
         word_embed_proj_dim codevector_dim proj_codevector_dim classifier_proj_size num_channels in_chans
         num_conv_pos_embeddings num_conv_pos_embedding_groups
         added_kv_proj_dim image_dim n_kv_heads out_channels pos_embed_max_size pos_embed_seq_len
-        rope_max_seq_len cross_attention_dim cross_attention_head_dim
+        rope_max_seq_len cross_attention_dim cross_attention_head_dim norm_num_groups time_cond_proj_dim
+        addition_time_embed_dim projection_class_embeddings_input_dim
     """,
     Count | None: """
         num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size
@@ -60,10 +62,11 @@ _KINDS: dict[Any, str] = {
     Depth | None: "n_refiner_layers num_decoder_layers num_single_layers depth",
     Depth | Sizes: "num_layers",
     Sizes: """
-        all_f_patch_size all_patch_size axes_dims axes_dims_rope axes_lens conv_dim conv_kernel conv_stride
-        depths
+        all_f_patch_size all_patch_size axes_dims axes_dims_rope axes_lens block_out_channels conv_dim
+        conv_kernel conv_stride depths
     """,
     Size | Sizes | None: "attention_head_dim num_heads",
+    Size | Sizes: "layers_per_block transformer_layers_per_block",
     Sides | None: "image_size img_size input_size patch_size sample_size size",
     Annotated[list[Count], Field(max_length=10_000)] | None: "dual_attention_layers",
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",
@@ -77,7 +80,7 @@ _KINDS: dict[Any, str] = {
         qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
         scale_decoder_outputs share_att_key tie_word_embeddings use_parallel_residual
         cross_attn_norm guidance_embeds use_additional_t_cond use_layer3d_rope zero_cond_t
-        use_additional_conditions
+        use_additional_conditions use_linear_projection
     """,
     Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
     Literal["shortest", "longest", "squash"] | None: "resize_mode",
@@ -86,6 +89,7 @@ _KINDS: dict[Any, str] = {
     str | None: """
         _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
     """,
+    Annotated[list[str], Field(min_length=1, max_length=64)]: "down_block_types up_block_types",
     list[str] | None: "architectures label_names layer_types",
     list[str] | str | None: "pos_att_type",
     list[Number] | Number | None: "mean std",

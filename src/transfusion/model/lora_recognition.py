@@ -12,7 +12,8 @@ from transfusion.architecture.original_names import OriginalNames
 from transfusion.architecture.table import Family
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey
 
-UNET = "a U-Net of Stable Diffusion"
+UNET = "unet"
+"""The family of U-Nets, whose names have several numbers."""
 _UNETS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
 """U-Nets, by the width of the text that their cross-attention reads."""
 _UNET_NAMES = re.compile(
@@ -53,11 +54,6 @@ def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
     return found or [_unet(own, shapes)]
 
 
-def has_table(name: str) -> bool:
-    """Whether a model that a LoRA fits is one that TransFusion knows."""
-    return name in _patterns()
-
-
 def claims(header: Mapping[str, str]) -> dict[str, str]:
     """Return the entries of a header that name the base."""
     return {key: header[key] for key in _CLAIMS if header.get(key) not in (None, "", "None")}
@@ -66,11 +62,12 @@ def claims(header: Mapping[str, str]) -> dict[str, str]:
 def contradiction(header: Mapping[str, str], family: str) -> str | None:
     """Return an entry of the header that names a model of another family than the base's, if any."""
     others = [_plain(name) for name in _patterns() if name != family]
+    others += [] if family == UNET else _UNET_CLAIMS
     for key, value in claims(header).items():
         if key not in _CLAIMS[:2]:  # a file may have any name
             continue
         claim = _plain(value)
-        if not claim.startswith(_plain(family)) and claim.startswith((*others, *_UNET_CLAIMS)):
+        if not claim.startswith(_plain(family)) and claim.startswith(tuple(others)):
             return f"{value} ({key})"
     return None
 
@@ -98,7 +95,7 @@ def _patterns() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
     """Return, for every family of diffusion models, its modules' names with points and with underscores."""
     found = {}
     for family in all_families():
-        if family.library == "diffusers":
+        if family.library == "diffusers" and family.name != UNET:
             names = {*OriginalNames(family).modules, *_modules(family)}
             flat = {name.replace(".", "_") for name in names}
             found[family.name] = _any_of(names), _any_of(flat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,12 @@ Z_IMAGE = {
     "layers.0.attention.qkv": [f"layers.0.attention.to_{one}" for one in "qkv"],
     "noise_refiner.0.feed_forward.w2": ["noise_refiner.0.feed_forward.w2"],
 }
-MODULES = {"flux": FLUX, "wan": WAN, "sd3": SD3, "qwen-image": QWEN, "z-image": Z_IMAGE}
+PLACE = "up_blocks.1.attentions.0.transformer_blocks.0"
+UNET = {
+    name: [name]
+    for name in ("mid_block.resnets.1.time_emb_proj", f"{PLACE}.attn2.to_k", f"{PLACE}.ff.net.0.proj")
+}
+MODULES = {"flux": FLUX, "unet": UNET, "wan": WAN, "sd3": SD3, "qwen-image": QWEN, "z-image": Z_IMAGE}
 """For every model, its authors' names of some modules, and the modules of diffusers that each of them is."""
 
 
@@ -246,6 +252,10 @@ def test_without_a_move_nothing_changes(format, made, aligned, tmp_path):
     assert all(torch.equal(was[key], now[key]) and was[key].dtype == now[key].dtype for key in was)
     entries = header_of(tmp_path / "again.safetensors")
     assert {key for key in header if header[key] != entries[key]} == {"sshs_model_hash"}
+    content = (tmp_path / "again.safetensors").read_bytes()
+    assert (
+        entries["sshs_model_hash"] == sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
+    )
     assert json.loads(entries.pop("transfusion.json"))["base"]["sha256"] == Model.open(a).digest
     assert entries.keys() == header.keys()
 
@@ -587,17 +597,16 @@ def test_inspect_tells_what_a_lora_is_for(made, tmp_path, cli):
     assert "flux1 (ss_base_model_version)" in told
 
 
-UNET = "down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+TEXT_READER = "down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
 
 
 @pytest.mark.parametrize(("width", "name"), [(768, "1"), (1024, "2"), (2048, "XL")])
-def test_inspect_knows_the_u_nets_that_have_no_table(width, name, tmp_path, cli):
-    tensors = {f"lora_unet_{UNET}.lora_down.weight": torch.ones(4, width)}
-    tensors |= {f"lora_unet_{UNET}.lora_up.weight": torch.ones(320, 4)}
+def test_inspect_tells_the_u_nets_apart(width, name, tmp_path, cli):
+    tensors = {f"lora_unet_{TEXT_READER}.lora_down.weight": torch.ones(4, width)}
+    tensors |= {f"lora_unet_{TEXT_READER}.lora_up.weight": torch.ones(320, 4)}
     save_file(tensors, tmp_path / "lora.safetensors")
     about = json.loads(cli("inspect", tmp_path / "lora.safetensors", "--json")[1])
     assert about["fits"] == [f"Stable Diffusion {name}"]
-    assert "no table" in about["refused"]
 
 
 @pytest.mark.parametrize("format", often([*FORMATS], ["ComfyUI", "diffusers"]))
@@ -609,3 +618,52 @@ def test_the_family_is_recognised_in_every_format(format, made, tmp_path):
         assert model.replace("-", "_") in inspect(lora)["fits"]
         assert inspect(lora)["refused"] is None
     assert inspect(tmp_path / "flux.safetensors")["fits"] == ["flux"]
+
+
+# ── the header of diffusers ──────────────────────────────────────────────────────────────────
+
+ODD_CONFIGURATIONS = {
+    "{": "not readable as JSON",
+    "[]": "a JSON object was expected",
+    '{"transformer.lora_alpha": "x"}': "lora_adapter_metadata in its header",
+    '{"transformer.use_dora": true}': "says that it is a DoRA",
+    '{"transformer.init_lora_weights": "pissa"}': "initialised by 'pissa'",
+    '{"transformer.layer_replication": [[0, 2]]}': "unknown settings: layer_replication",
+}
+
+
+@pytest.mark.parametrize("text", ODD_CONFIGURATIONS)
+def test_a_configuration_in_the_header_is_checked(text, made, aligned, tmp_path):
+    a, header = made("flux"), {"lora_adapter_metadata": text}
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["diffusers"], a, "flux", header)
+    with pytest.raises((AdapterError, CheckpointError), match=ODD_CONFIGURATIONS[text]):
+        transport(lora, base=a, onto=a, via=aligned(a, a, method="naive"))
+
+
+def test_a_lora_on_a_convolution_moves(shuffled, aligned, tmp_path):
+    """As LoCon has them: the first factor is a convolution, the second one of single pixels."""
+    a, b = shuffled("unet")
+    names = ["down_blocks.0.resnets.0.conv1.weight", "mid_block.attentions.0.proj_in.weight"]
+    weights, tensors = weights_of(a), dict[str, Tensor]()
+    stems = {name: f"lora_unet_{name.removesuffix('.weight').replace('.', '_')}" for name in names}
+    for name, stem in stems.items():
+        rows, *inputs = weights[name].shape
+        tensors[f"{stem}.lora_down.weight"] = drawn(RANK, *inputs, seed=rows)
+        tensors[f"{stem}.lora_up.weight"] = drawn(rows, RANK, 1, 1, seed=rows + 1)
+    lora, moved = tmp_path / "lora.safetensors", tmp_path / "moved.safetensors"
+    save_file(tensors, lora)
+    transport(lora, base=a, onto=b, via=aligned(a, b), output=moved)
+
+    def changed(file: Path, folder: Path) -> dict[str, Tensor]:
+        found = load_file(file)
+        changes = []
+        for name, stem in stems.items():
+            up, down = (found[f"{stem}.lora_{one}.weight"].double() for one in ("up", "down"))
+            changes.append((name, (up.flatten(1) @ down.flatten(1)).reshape(weights[name].shape)))
+        return outputs_with(folder, changes)
+
+    wanted = changed(lora, a)
+    assert largest_difference(wanted, changed(moved, b)) < 1e-6
+    assert largest_difference(wanted, changed(lora, b)) > 1e-3
+    merged = transport(lora, base=a, onto=b, via=aligned(a, b), full=True).save(tmp_path / "merged")
+    assert largest_difference(wanted, outputs_with(merged)) < 1e-4

@@ -172,7 +172,11 @@ Figures = Annotated[
 ]
 From = Annotated[
     Path | None,
-    typer.Option("--from", show_default=False, help="Repeat the run of this transfusion.json, bit for bit."),
+    typer.Option(
+        "--from",
+        show_default=False,
+        help="Repeat the run of this transfusion.json, or of this moved LoRA file, bit for bit.",
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any
 
 from transfusion.architecture.families import all_families
 from transfusion.architecture.original_names import OriginalNames
 from transfusion.architecture.table import Family
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey
 
-UNET = "a U-Net of Stable Diffusion"
+UNET = "unet"
+"""The family of U-Nets, whose names have several numbers."""
 _UNETS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
 """U-Nets, by the width of the text that their cross-attention reads."""
 _UNET_NAMES = re.compile(
@@ -20,24 +22,21 @@ _UNET_NAMES = re.compile(
 _UNET_CLAIMS = ("sdxl", "sdv1", "sdv2", "sd1", "sd2", "stablediffusionxl", "stablediffusionv")
 _CLAIMS = ("ss_base_model_version", "modelspec.architecture", "base_model_name_or_path", "ss_sd_model_name")
 """Entries of a header that name the base, the most general first."""
-_SIZES = {
-    "num_layers": 24,
-    "num_single_layers": 38,
-    "num_attention_heads": 24,
-    "dual_attention_layers": [0],
-    "n_layers": 30,
-    "n_refiner_layers": 2,
-    "n_heads": 30,
-    "all_patch_size": [2],
-    "all_f_patch_size": [1],
-}
-"""A configuration for tables of which only the names are asked."""
+_LISTS = {"dual_attention_layers": [0], "all_patch_size": [2], "all_f_patch_size": [1]}
+"""Settings of tables that are no numbers."""
 _BLOCK = re.compile(r"\{[^}]*\}")
 """The number of a block in a pattern of names."""
 _MOST = 0.5
 """The share of modules from which the names are those of a family."""
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class _AnySizes(dict[str, Any]):
+    """A configuration for tables of which only the names are asked: any number will do."""
+
+    def __missing__(self, key: str) -> int:
+        return 24
 
 
 def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
@@ -55,11 +54,6 @@ def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
     return found or [_unet(own, shapes)]
 
 
-def has_table(name: str) -> bool:
-    """Whether a model that a LoRA fits is one that TransFusion knows."""
-    return name in _patterns()
-
-
 def claims(header: Mapping[str, str]) -> dict[str, str]:
     """Return the entries of a header that name the base."""
     return {key: header[key] for key in _CLAIMS if header.get(key) not in (None, "", "None")}
@@ -68,11 +62,12 @@ def claims(header: Mapping[str, str]) -> dict[str, str]:
 def contradiction(header: Mapping[str, str], family: str) -> str | None:
     """Return an entry of the header that names a model of another family than the base's, if any."""
     others = [_plain(name) for name in _patterns() if name != family]
+    others += [] if family == UNET else _UNET_CLAIMS
     for key, value in claims(header).items():
         if key not in _CLAIMS[:2]:  # a file may have any name
             continue
         claim = _plain(value)
-        if not claim.startswith(_plain(family)) and claim.startswith((*others, *_UNET_CLAIMS)):
+        if not claim.startswith(_plain(family)) and claim.startswith(tuple(others)):
             return f"{value} ({key})"
     return None
 
@@ -100,7 +95,7 @@ def _patterns() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
     """Return, for every family of diffusion models, its modules' names with points and with underscores."""
     found = {}
     for family in all_families():
-        if family.library == "diffusers":
+        if family.library == "diffusers" and family.name != UNET:
             names = {*OriginalNames(family).modules, *_modules(family)}
             flat = {name.replace(".", "_") for name in names}
             found[family.name] = _any_of(names), _any_of(flat)
@@ -109,7 +104,7 @@ def _patterns() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
 
 def _modules(family: Family) -> Iterator[str]:
     """Yield the names of the modules in a family's table, with ``{}`` for the number of a block."""
-    table = family.table(_SIZES, frozenset())
+    table = family.table(_AnySizes(_LISTS), frozenset())
     for rows in (table.rows, *(stack.rows for stack in table.stacks)):
         for row in rows.strip().splitlines():
             yield re.sub(r"(\.\*|\.weight|\.bias)?\??$", "", row.split()[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey, format_of, read_key
 from transfusion.checkpoint.tensor_files import header_metadata, headers
 from transfusion.errors import CheckpointError
-from transfusion.model.lora_recognition import claims, fitting_models, has_table
+from transfusion.model.lora_recognition import claims, fitting_models
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transportation.output_record import HEADER, recorded_base
 
@@ -38,15 +38,14 @@ def describe_lora(label: str, file: Path) -> dict[str, Any]:
     keys = {name: one for name, one in read.items() if one is not None}
     shapes = {name: info.shape for name, info in tensors.items()}
     checkpoint = Checkpoint(label, file, tensors, (file,))
-    fits = fitting_models(keys.values(), shapes)
     own = [one for one in keys.values() if one.component == DENOISER] or list(keys.values())
     return {
         "lora": label,
         "format": format_of(keys),
         "kinds": sorted({one.ending.kind for one in keys.values()} - {""}),
-        "refused": _refused(keys.values(), fits),
+        "refused": _refused(keys.values()),
         "unknown": [_shown(name) for name, one in read.items() if one is None],
-        "fits": fits,
+        "fits": fitting_models(keys.values(), shapes),
         "trained_on": {key: _shown(text) for key, text in claims(header).items()},
         "moved_onto": recorded_base(file) if HEADER in header else None,
         "training": {name: _shown(header[key]) for name, key in _TRAINING.items() if header.get(key)},
@@ -68,13 +67,9 @@ def _shown(text: str) -> str:
     return "".join(one for one in " ".join(text.split()) if one.isprintable())[:_LONGEST]
 
 
-def _refused(keys: Iterable[LoraKey], fits: Sequence[str]) -> str | None:
-    """Return why it cannot be moved; None if nothing speaks against it."""
-    for one in keys:
-        if one.ending.refused:
-            return f"{one.ending.kind}: {one.ending.refused}"
-    known = not fits or any(map(has_table, fits))
-    return None if known else f"TransFusion has no table of {' or '.join(fits)}"
+def _refused(keys: Iterable[LoraKey]) -> str | None:
+    """Return why it cannot be moved; None if it can."""
+    return next((f"{one.ending.kind}: {one.ending.refused}" for one in keys if one.ending.refused), None)
 
 
 def _ranks(keys: Mapping[str, LoraKey], shapes: Mapping[str, tuple[int, ...]]) -> list[int]:

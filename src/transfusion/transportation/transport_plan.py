@@ -29,6 +29,7 @@ from transfusion.transportation.adapters.adapter_drift import with_drift
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
+from transfusion.transportation.adapters.adapter_vocabulary import adapter_in_vocabulary
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
 from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.alpha import Alpha, AlphaArgument
@@ -187,8 +188,7 @@ class TransportPlan:
         adapter = open_adapter(reference, self.other_parts)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
-        if self.a.vocabulary is not None:
-            adapter = adapter.in_vocabulary(self.a)
+        adapter = adapter_in_vocabulary(adapter, self.a)
         return AdapterTransport(
             adapter, self.a, self.b, self.alignment, alpha, dtype, output_record or OutputRecord()
         )

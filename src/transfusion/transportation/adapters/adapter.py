@@ -20,13 +20,11 @@ from transfusion.architecture.naming import Naming, unwrapped
 from transfusion.architecture.table import Table
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.references import resolve
-from transfusion.checkpoint.selected_rows import CheckpointView, RowSelection
 from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.checkpoint.tensor_files import headers
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model.model import Model
-from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
 from transfusion.runtime.untrusted_files import read_json, require_closed
 from transfusion.transportation.adapters.adapter_checks import (
     movable_kind,
@@ -138,48 +136,6 @@ class Adapter:
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
         return total.hexdigest()
-
-    def in_vocabulary(self, base: Model) -> Adapter:
-        """Return the adapter in the vocabulary that its base is read in; the digest stays.
-
-        Rows of tokens that the other vocabulary lacks are dropped, and new rows change nothing.
-        """
-        if (vocabulary := base.vocabulary) is None or base.original is None:
-            return self
-        own, selections = base.original, dict[str, RowSelection]()
-        for factor in self.factors(own):
-            if factor.part.reference is WeightReference.ROWS:
-                selections[factor.key] = self._kept_tokens(factor, vocabulary)
-            for dim in factor.layout.dims_with(VOCABULARY):
-                self._require_rows_apart(factor)
-                fill = 1.0 if factor.part.reference is WeightReference.ONE else 0.0
-                size = self.checkpoint.tensors[factor.key].shape[dim]
-                selections[factor.key] = vocabulary.selection(size, dim, fill)
-        config = {key: _in_rows_of(vocabulary, key, value) for key, value in self.config.items()}
-        return replace(
-            self, checkpoint=CheckpointView.over(self.checkpoint, selections), config=config, original=self
-        )
-
-    def _kept_tokens(self, factor: AdapterTensor, vocabulary: VocabularyMap) -> RowSelection:
-        """Return the trained tokens that the other vocabulary has; refuse an adapter without any."""
-        tokens = self.settings(factor.module).tokens
-        kept = [place for place, token in enumerate(tokens) if vocabulary.row_of(token) is not None]
-        if not kept:
-            raise AdapterError(
-                f"{self.label}: {factor.key} has {len(tokens)} trained token(s), and B's vocabulary has none"
-                " of them",
-                hint="train these tokens anew on B",
-            )
-        return RowSelection(torch.tensor(kept))
-
-    def _require_rows_apart(self, factor: AdapterTensor) -> None:
-        """Refuse a factor whose value for one token depends on all tokens."""
-        if factor.part.name.startswith(self.kind.over_all_units):
-            raise AdapterError(
-                f"{self.label}: {factor.key} of a {self.kind.name} adapter depends on all tokens together,"
-                " and A and B have different ones",
-                hint="merge the adapter into its base, and move the merged model",
-            )
 
     # ── on a base ────────────────────────────────────────────────────────────────────────────
 
@@ -353,15 +309,6 @@ class Adapter:
         if factor.part.reference is WeightReference.ROWS:
             vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
             require_tokens(self.label, factor.key, shape[0], self.settings(factor.module).tokens, vocabulary)
-
-
-def _in_rows_of(vocabulary: VocabularyMap, key: str, value: Any) -> Any:
-    """Return a setting with the ids of trained tokens in another vocabulary; other settings as they are."""
-    if key not in ("token_indices", "trainable_token_indices") or not value:
-        return value
-    if isinstance(value, Mapping):
-        return {name: _in_rows_of(vocabulary, key, tokens) for name, tokens in value.items()}
-    return [row for token in value if (row := vocabulary.row_of(int(token))) is not None]
 
 
 def _labels(base: Model, name: str) -> bool:

@@ -143,13 +143,12 @@ class LoraFile(Adapter):
     @property
     def digest(self) -> str:
         """A hash of the header and the tensors."""
+        if self.original is not None:
+            return self.original.digest
         total = hashlib.sha256(json.dumps(dict(self.header), sort_keys=True).encode())
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
         return total.hexdigest()
-
-    def in_vocabulary(self, base: Model) -> Adapter:
-        return self  # no LoRA file changes token embeddings
 
     def settings(self, module: str) -> ModuleSettings:
         name, rank, alpha = self._modules[module], self._ranks.get(module, 1), self._alphas.get(module)
@@ -276,4 +275,6 @@ def _configuration(label: str, header: Mapping[str, str], keys: Mapping[str, Lor
     }
     require_sensible(where, config)
     refuse_odd_settings(label, LORA, config)
+    if config.get("use_dora") and not any(one.part == "lora_magnitude_vector" for one in keys.values()):
+        raise AdapterError(f"{where} says that it is a DoRA, and the file has no magnitudes", hint=_AGAIN)
     return config

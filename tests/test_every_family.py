@@ -180,7 +180,7 @@ def test_every_library_loads_it_and_computes_the_same_in_float32(family, journey
 
 WITH_EXPERTS_AS_PARAMETERS = ("mixtral", "qwen3_moe")
 """Where PEFT understands "all-linear" as the stacked weights of experts, too."""
-WITH_ODD_ROUTERS = ("llama4_text",)
+WITH_ODD_ROUTERS = ("llama4", "llama4_text")
 """Where PEFT's "all-linear" wraps a router that gives a pair, and cannot run it."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 

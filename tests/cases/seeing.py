@@ -72,7 +72,28 @@ QWEN_TOKENS = {
 LLAVA = "LlavaForConditionalGeneration"
 IMAGE = {"image_token_index": 5}
 
+LLAMA4 = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 96,
+    "image_size": 16,
+    "patch_size": 4,
+    "pixel_shuffle_ratio": 0.5,
+    "vision_output_dim": 22,
+    "projector_input_dim": 22,
+    "projector_output_dim": 22,
+}
+
 CASES = (
+    seeing(
+        "llama4-vision",
+        "llama4-vision",
+        "Llama4ForConditionalGeneration",
+        LLAMA4,
+        {**TEXT, "intermediate_size_mlp": 20, "num_local_experts": 5, "attention_chunk_size": 64},
+        **IMAGE,
+    ),
     seeing("llava", "llava", LLAVA, CLIP, text("llama"), **IMAGE),
     seeing(
         "llava-siglip",

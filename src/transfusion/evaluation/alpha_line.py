@@ -21,6 +21,7 @@ from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
 from transfusion.evaluation.adapted_model import hold
 from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.live.building import in_type
 from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
@@ -104,7 +105,7 @@ class AlphaLines:
             finetuned = Model.open(finetuned)
         naive = require_one_shape(align(a, b, method=NAIVE, advice=False))
         moved = _transport(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
-        module = moved.module().to(dtype).eval()
+        module = in_type(moved.module(), dtype).eval()
         held = hold(module, moved)
         if data is not None and data.task_head is not None:
             live = data.live(held, dtype, device)

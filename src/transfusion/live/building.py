@@ -29,13 +29,18 @@ from transfusion.runtime.optional_libraries import require_library
 def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Build the model in its own library, ready to run."""
     whole = (model.checkpoint.in_memory or model.original is not None) and model.family.library != "diffusers"
-    made = nn.Module.to((_from_memory if whole else _from_folder)(model), dtype).eval()
+    made = in_type((_from_memory if whole else _from_folder)(model), dtype).eval()
     buffers_as_parameters(made, model)
     naming = Naming(model.family, live=True)
     for name, parameter in made.named_parameters(remove_duplicate=False):
         if (ours := naming.canonical(name)) in model.names:
             parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
     return made
+
+
+def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a module. Complex buffers stay, of which `Module.to` would drop the imaginary part."""
+    return module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def _from_memory(model: Model) -> nn.Module:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transfusion.architecture.families import family_of_component
 from transfusion.architecture.families._shared import below, both_ends_below
-from transfusion.architecture.table import Axis, Component, Config, Family, Stack, Table
+from transfusion.architecture.table import Axis, Component, Config, Family, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
 
 VISION, TEXT = "vision_config", "text_config"
@@ -79,6 +79,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What transformers 4 leaves out of the sections of a configuration: the defaults of its classes."""
 
+
+CELL = fixed("cell", "patches that become one token come in this order")
+"""The place of a patch among those that become one token."""
 
 OUTPUTS: Mapping[str, str | None] = {
     "last_hidden_state": f"{DECODER}.x@last",

@@ -153,6 +153,8 @@ PATCH = (
     fixed("column", "columns of pixels come in this order", scope="stack"),
 )
 
+PIXEL = fixed("pixel", "the pixels of a patch come in this order", scope="stack")
+
 
 def below(prefix: str, rows: str) -> str:
     """The same rows, of modules that stand below ``prefix``."""

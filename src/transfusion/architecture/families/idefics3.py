@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from transfusion.architecture.families import siglip
-from transfusion.architecture.families._composition import TEXT, VISION, composed
+from transfusion.architecture.families._composition import CELL, TEXT, VISION, composed
 from transfusion.architecture.families._placeholders import Inputs, with_image_tokens
 from transfusion.architecture.families._shared import HARMLESS, PLAIN
-from transfusion.architecture.table import Component, Config, Family, Table, fixed
+from transfusion.architecture.table import Component, Config, Family, Table
 
 CONNECTOR = "connector.modality_projection.proj.weight   layer.x@first <- (cell vision.x@last)"
-CELL = fixed("cell", "patches that become one token come in this order")
 
 
 def vision(config: Config, names: frozenset[str]) -> Table:

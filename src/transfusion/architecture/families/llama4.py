@@ -1,10 +1,14 @@
-"""Llama 4 (text) as in transformers: experts beside a shared one, and blocks without rotary positions.
+"""Llama 4 as in transformers: experts beside a shared one, and blocks without rotary positions.
 
-The norm of queries and keys has no weight, so pairs of units may still be rotated.
+The norm of queries and keys has no weight, so pairs of units may still be rotated. The tower has rotary
+positions along rows and columns, and four neighbouring patches become one token.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from transfusion.architecture.families._composition import CELL, TEXT, VISION, composed, section_of
 from transfusion.architecture.families._decoders import (
     EMBEDDING,
     KNOWN,
@@ -17,8 +21,10 @@ from transfusion.architecture.families._decoders import (
     rotary_kinds,
     rotary_sizes,
 )
+from transfusion.architecture.families._placeholders import Inputs, with_image_tokens
+from transfusion.architecture.families._shared import HARMLESS, PIXEL, PLAIN, POSITION, usual_sizes
 from transfusion.architecture.families.mixtral import KNOWN_OF_EXPERTS, NORM
-from transfusion.architecture.table import Axis, Config, Table
+from transfusion.architecture.table import Axis, Component, Config, Family, Stack, Table, rotary
 
 ROWS = lines(
     EMBEDDING,
@@ -73,7 +79,93 @@ KEYS = (
     | {"no_rope_layers", "no_rope_layer_interval"}
 )
 
+# ── with its tower ───────────────────────────────────────────────────────────────────────────
+
+TOWER = """
+patch_embedding.linear.weight                 x@first <- pixel
+class_embedding                               x@first
+positional_embedding_vlm                      position x@first
+layernorm_pre.*                               scale x@first
+model.layers.{}.input_layernorm.*             scale x
+model.layers.{}.self_attn.q_proj.*            (head qk) <- x
+model.layers.{}.self_attn.k_proj.*            (head qk) <- x
+model.layers.{}.self_attn.v_proj.*            (head vo) <- x
+model.layers.{}.self_attn.o_proj.*            y <- (head vo)
+model.layers.{}.post_attention_layernorm.*    scale y
+model.layers.{}.mlp.fc1.*                     ffn <- y
+model.layers.{}.mlp.fc2.*                     x@next <- ffn
+layernorm_post.*                              scale x@last
+"""
+TOWER_SHORTCUTS = """
+model.layers.{}.input_layernorm            x -> y        model.layers.{}.self_attn.o_proj
+model.layers.{}.post_attention_layernorm   y -> x@next   model.layers.{}.mlp.fc2
+"""
+CONNECTION = """
+vision_model.vision_adapter.mlp.fc1.weight   shuffled <- (cell vision.x@last)
+vision_model.vision_adapter.mlp.fc2.weight   adapted <- shuffled
+multi_modal_projector.linear_1.weight        layer.x@first <- adapted
+"""
+TOWER_AXES = (
+    Axis("head"),
+    rotary("qk", "head", interleaved=True),
+    Axis("vo", within="head", tied_with="qk"),
+    Axis("ffn"),
+    POSITION,
+    PIXEL,
+)
+
+
+def tower(config: Config, names: frozenset[str]) -> Table:
+    depth, sizes = config["num_hidden_layers"], usual_sizes(config)
+    return Table(stacks=(Stack("vision", depth, TOWER, TOWER_AXES, sizes, TOWER_SHORTCUTS),))
+
+
+def whole(config: Config, names: frozenset[str]) -> Table:
+    text = section_of(SEEING, config, TEXT)
+    axes = (Axis("shuffled"), Axis("adapted"), CELL)
+    tied = bool(text.get("tie_word_embeddings", False))
+    made = composed(SEEING, config, names, tied=tied, connection=CONNECTION, axes=axes)
+    return replace(made, outputs={**made.outputs, "image_hidden_states": "adapted"})
+
+
+def inputs(config: Config, given: Inputs) -> Inputs:
+    vision = config[VISION]
+    side = vision["image_size"] // vision["patch_size"]
+    count = round((side * vision["pixel_shuffle_ratio"]) ** 2)
+    token = config.get("image_token_index", config.get("image_token_id"))
+    return {**given, "input_ids": with_image_tokens(given["input_ids"], token, count)}
+
+
+TOWER_KEYS = HARMLESS | {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size"),
+    *("patch_size", "num_channels", "norm_eps", "pixel_shuffle_ratio", "projector_dropout", "rope_theta"),
+    *("projector_input_dim", "projector_output_dim", "vision_output_dim", "rope_parameters"),
+    *("vision_feature_layer", "vision_feature_select_strategy", "multi_modal_projector_bias"),
+}
+
+SEEING = Family(
+    name="llama4-vision",
+    library="transformers",
+    table=whole,
+    model_types=("llama4",),
+    inputs=("image", "tokens"),
+    arrange=inputs,
+    components={
+        VISION: Component(
+            "vision_model.",
+            family=Family("llama4-tower", "transformers", tower, known_keys=TOWER_KEYS, required=PLAIN),
+        ),
+        TEXT: Component("language_model.", "llama4_text"),
+    },
+    aliases=(("language_model.lm_head", "lm_head"), ("language_model.model", "language_model")),
+    known_keys=HARMLESS
+    | {"image_token_index", "image_token_id", "boi_token_index", "boi_token_id", "eoi_token_index"}
+    | {"eoi_token_id"},
+    required=PLAIN,
+)
+
 FAMILIES = (
+    SEEING,
     family(
         "llama4",
         ("llama4_text",),

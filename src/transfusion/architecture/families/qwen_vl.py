@@ -12,11 +12,11 @@ from typing import Any
 
 from transfusion.architecture.config_schema import shared
 from transfusion.architecture.families import llama, qwen3
-from transfusion.architecture.families._composition import TEXT, VISION, composed, section_of
+from transfusion.architecture.families._composition import CELL, TEXT, VISION, composed, section_of
 from transfusion.architecture.families._decoders import KNOWN
 from transfusion.architecture.families._placeholders import Inputs, of_patches, with_image_tokens
 from transfusion.architecture.families._shared import HARMLESS, PATCH, PLAIN, POSITION, usual_sizes
-from transfusion.architecture.table import Axis, Component, Config, Family, Stack, Table, fixed, rotary
+from transfusion.architecture.table import Axis, Component, Config, Family, Stack, Table, rotary
 
 PATCHES = "patch_embed.proj.*   x@first <- channel _ row column"
 ATTENTION = """
@@ -65,7 +65,6 @@ AXES = (
     POSITION,
     *PATCH,
 )
-CELL = fixed("cell", "patches that become one token come in this order")
 
 
 # ── towers ───────────────────────────────────────────────────────────────────────────────────

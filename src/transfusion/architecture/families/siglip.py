@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transfusion.architecture.families import clip
-from transfusion.architecture.families._shared import ATTENTION, LABEL, PLAIN, VOCAB, below, both_ends_below
-from transfusion.architecture.table import Config, Family, Stack, Table, fixed
+from transfusion.architecture.families._shared import (
+    ATTENTION,
+    LABEL,
+    PIXEL,
+    PLAIN,
+    VOCAB,
+    below,
+    both_ends_below,
+)
+from transfusion.architecture.table import Config, Family, Stack, Table
 
 VISION = f"""
 embeddings.patch_embedding.*           x@first <- channel row column
@@ -45,8 +53,6 @@ classifier.*   label <- vision.x@last
 logit_scale    _
 logit_bias     _
 """
-
-PIXEL = fixed("pixel", "the pixels of a patch come in this order", scope="stack")
 
 
 def vision(config: Config, names: frozenset[str], prefix: str = "", *, joint: bool) -> tuple[Stack, ...]:

@@ -232,7 +232,7 @@ def test_the_card_tells_people(cli, inputs, tmp_path):
     assert "transfusion" in card.data.tags
     metadata = json.loads((tmp_path / "first" / "transfusion.json").read_text())
     for one in (*metadata["finetuned"], metadata["base"], metadata["onto"], metadata["alignment"]):
-        assert one["sha256"] in text
+        assert one["blake3"] in text
     assert metadata["command"].startswith("transfusion ")
     assert metadata["onto"]["licence"] == "mit"
     assert metadata["alignment"]["advice"]["verdict"] in text

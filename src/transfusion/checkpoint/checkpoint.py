@@ -7,7 +7,7 @@ loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transfusion.checkpoint.tensor_files import (
     Stamp,
     TensorInfo,
     headers,
+    read_blocks,
     read_tensor,
     stamp,
     unpickle,
@@ -115,10 +116,7 @@ class Checkpoint:
                 return read_tensor(info, rows)
             tensor = self._unpickled(info.file)[name]
         except (OSError, KeyError) as error:
-            raise CheckpointError(
-                f"{info.file}: {name} cannot be read ({error})",
-                hint="run again when no other program writes to the file, or fetch the file again",
-            ) from error
+            raise self._unreadable(name, error) from error
         if rows is None:
             return tensor
         return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
@@ -128,16 +126,43 @@ class Checkpoint:
             self._pickles[file] = unpickle(file)
         return self._pickles[file]
 
+    def blocks(self, name: str, *, checked: bool = False) -> Iterator[Tensor]:
+        """Read one tensor from its first value to its last, in flat blocks that share one piece of memory.
+
+        A block is valid until the next one is read. NaN and infinite values are refused if ``checked``.
+        """
+        info = self.tensors[name]
+        try:
+            if info.file.suffix in PICKLES:
+                found: Iterable[Tensor] = torch.split(self.read(name).reshape(-1), BLOCK)
+            else:
+                found = read_blocks(info)
+            for block in found:
+                if checked:
+                    self._require_finite(name, block)
+                yield block
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+
     def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
         """Read one tensor, or some of its rows; refuse NaN and infinite values."""
         tensor = self.read(name, rows)
+        self._require_finite(name, tensor)
+        return tensor
+
+    def _unreadable(self, name: str, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{self.tensors[name].file}: {name} cannot be read ({error})",
+            hint="run again when no other program writes to the file, or fetch the file again",
+        )
+
+    def _require_finite(self, name: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and not all_finite(tensor):
             raise CheckpointError(
                 f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
                 " infinite values",
                 hint="the model is damaged, or was saved in a type that is too narrow for its values",
             )
-        return tensor
 
     @property
     def in_memory(self) -> bool:

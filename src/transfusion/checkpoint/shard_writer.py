@@ -6,7 +6,6 @@ before any value is computed, so a file of any size can be written with the memo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from transfusion.checkpoint.publishing import umask
@@ -55,12 +55,12 @@ def write_shard(
     workers: Threads | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write one safetensors file, marked as torch's unless it has other metadata; return its SHA-256."""
+    """Write one safetensors file, marked as torch's unless it has other metadata; return its BLAKE3 hash."""
     wide_first = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ordered = {name: tensors[name] for name in wide_first}  # so that every tensor is aligned
     blocks = (block for lazy_tensor in ordered.values() for block in lazy_tensor.blocks())
     made = workers.stream(blocks) if workers else (block() for block in blocks)
-    digest, written = hashlib.sha256(), 0
+    digest, written = blake3(), 0
     header = _header(ordered, metadata or {"format": "pt"})
     announced = len(header) + sum(lazy_tensor.nbytes for lazy_tensor in ordered.values())
     pieces: Iterable[bytes | memoryview] = chain([header], map(content, made))

@@ -11,6 +11,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -49,6 +50,8 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 _LARGEST_HEADER = 100_000_000
 """The limit of safetensors: a longer header is refused before it is read."""
+_CHUNK = 2**19
+"""The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
 _SPAN = 2**22
 """Scattered rows within so many bytes are selected from one read of the whole range."""
 
@@ -127,9 +130,24 @@ def stamp(file: Path | int) -> Stamp:
 def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
     """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
     with FileIO(info.file) as file:
-        if stamp(file.fileno()) != info.stamp:
-            raise OSError("the file changed while it was being read")
+        _require_stamp(file, info)
         return _Reader(file, info)(rows)
+
+
+def read_blocks(info: TensorInfo) -> Iterator[Tensor]:
+    """Read a tensor of a safetensors file in flat blocks that share one piece of memory."""
+    size = torch.Size(info.shape).numel()
+    with FileIO(info.file) as file:
+        _require_stamp(file, info)
+        reader = _Reader(file, info)
+        buffer = torch.empty(min(size, _CHUNK // info.dtype.itemsize), dtype=info.dtype)
+        for start in range(0, size, max(1, len(buffer))):
+            yield reader.fill(buffer[: size - start], start * info.dtype.itemsize)
+
+
+def _require_stamp(file: FileIO, info: TensorInfo) -> None:
+    if stamp(file.fileno()) != info.stamp:
+        raise OSError("the file changed while it was being read")
 
 
 def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
@@ -149,7 +167,7 @@ class _Reader:
 
     def __call__(self, rows: Rows | None) -> Tensor:
         if rows is None:
-            return self._fill(self._empty(self.info.shape), 0)
+            return self.fill(self._empty(self.info.shape), 0)
         if isinstance(rows, slice):
             first, last, _ = rows.indices(self.info.shape[0])
             return self._between(first, max(first, last))
@@ -161,7 +179,7 @@ class _Reader:
         return self.info.dtype.itemsize * torch.Size(self.info.shape[1:]).numel()
 
     def _between(self, first: int, last: int) -> Tensor:
-        return self._fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
+        return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
 
     def _picked(self, rows: Tensor) -> Tensor:
         if not rows.numel():
@@ -179,7 +197,8 @@ class _Reader:
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self.info.dtype)
 
-    def _fill(self, tensor: Tensor, start: int) -> Tensor:
+    def fill(self, tensor: Tensor, start: int) -> Tensor:
+        """Read as many bytes as a tensor holds, from this byte of the stored tensor on."""
         self._into(content(tensor), start)
         return tensor
 

@@ -42,7 +42,7 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
         f"# {_title(metadata)}",
         _summary(metadata),
         "## How it was made" + (f"\n\n{_fenced(typed, 'console')}" if typed else ""),
-        _table(("", "model", "SHA-256 of its weights"), _inputs(metadata)),
+        _table(("", "model", "BLAKE3 of its weights"), _inputs(metadata)),
         _table(("π, α", ""), _settings(metadata)),
         _verdict(metadata),
         _list("Tensors", _tensors(metadata)),
@@ -154,7 +154,7 @@ def _inputs(metadata: Metadata) -> list[tuple[str, ...]]:
         (role, metadata.get(key)) for role, key in (("its base, A", "base"), ("the new base, B", "onto"))
     ]
     return [
-        (role, _plain(_name(one)), _code(one.get("sha256")) if isinstance(one, Mapping) else "")
+        (role, _plain(_name(one)), _code(one.get("blake3")) if isinstance(one, Mapping) else "")
         for role, one in roles
         if _name(one)
     ]
@@ -167,7 +167,7 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
         "method": _plain(pi.get("method")),
         "policy": _plain(policy),
         "seed": _plain(pi.get("seed")),
-        "SHA-256 of π": _code(pi.get("sha256")),
+        "BLAKE3 of π": _code(pi.get("blake3")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
         "change of B's outputs, compared with A's": _output_shift(metadata.get("output_shift") or {}),
         "vocabularies": _vocabulary(metadata.get("vocabulary") or {}),

@@ -160,6 +160,12 @@ def test_what_is_no_metadata_is_refused(cli, inputs, tmp_path):
     assert "--onto" in err
 
 
+def test_metadata_with_other_digests_is_refused(tmp_path):
+    (tmp_path / "transfusion.json").write_text(json.dumps({"verb": "transport", "base": {"sha256": "0"}}))
+    with pytest.raises(CheckpointError, match="written in format 1, but this version reads format 2"):
+        Rerun.of(tmp_path)
+
+
 @pytest.mark.parametrize(
     "said", [["--alpha", "0.3"], ["--dtype", "bfloat16"], ["--merge"], ["--method", "naive"]]
 )

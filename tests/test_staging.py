@@ -90,6 +90,29 @@ def test_a_streamed_file_is_what_safetensors_would_have_written(tmp_path):
     assert digest == blake3((tmp_path / "file.safetensors").read_bytes()).hexdigest()
 
 
+def test_a_file_is_flushed_while_it_is_written_and_an_error_of_the_disk_is_one_of_the_run(
+    tmp_path, monkeypatch
+):
+    import os
+
+    monkeypatch.setattr("transfusion.checkpoint.shard_writer._FLUSHED", 1000)
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
+    many = LazyTensor((100, 100), torch.float32, lambda: [lambda: torch.ones(1, 100)] * 100)
+    path = tmp_path / "file.safetensors"
+    digest = write_shard(path, {"x": many})
+    assert len(flushed) > 1
+    assert flushed[-1] == path.stat().st_size
+    assert digest == blake3(path.read_bytes()).hexdigest()
+
+    def full(descriptor):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="Input/output"):
+        write_shard(path, {"x": many})
+
+
 def test_blocks_that_do_not_add_up_are_a_bug_and_not_a_file(tmp_path):
     short = LazyTensor((4,), torch.float32, lambda: [lambda: torch.zeros(3)])
     with pytest.raises(AssertionError, match=r"\d+ bytes were written, but the header announces \d+"):

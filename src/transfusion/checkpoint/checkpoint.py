@@ -8,6 +8,7 @@ loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transfusion.checkpoint.held_tensors import HeldTensors
 from transfusion.checkpoint.references import PICKLES, resolve
 from transfusion.checkpoint.tensor_content import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.checkpoint.tensor_files import (
@@ -74,6 +76,7 @@ class Checkpoint:
     """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The tensors of the pickles that are loaded, or mapped."""
+    _held: HeldTensors | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the paths only: another process opens the files itself."""
@@ -90,7 +93,17 @@ class Checkpoint:
             "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
             "module": None,
             "_pickles": {},
+            "_held": None,
         }
+
+    @contextmanager
+    def holding_tensors(self) -> Iterator[None]:
+        """Read tensors whole, and once, from which scattered rows are read in the ``with`` block."""
+        self._held = HeldTensors()
+        try:
+            yield
+        finally:
+            self._held = None
 
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened, here or in another process."""
@@ -113,7 +126,7 @@ class Checkpoint:
         info = self.tensors[name]
         try:
             if info.file.suffix not in PICKLES:
-                return read_tensor(info, rows)
+                return read_tensor(info, rows) if self._held is None else self._held.rows(info, rows)
             tensor = self._unpickled(info.file)[name]
         except (OSError, KeyError) as error:
             raise self._unreadable(name, error) from error

@@ -52,7 +52,7 @@ _LARGEST_HEADER = 100_000_000
 """The limit of safetensors: a longer header is refused before it is read."""
 _CHUNK = 2**19
 """The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
-_SPAN = 2**22
+SPAN = 2**22
 """Scattered rows within so many bytes are selected from one read of the whole range."""
 
 
@@ -127,11 +127,15 @@ def stamp(file: Path | int) -> Stamp:
     return details.st_size, details.st_mtime_ns, details.st_ctime_ns
 
 
-def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
-    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
+def read_tensor(info: TensorInfo, rows: Rows | None = None, *, into: Tensor | None = None) -> Tensor:
+    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed.
+
+    A whole tensor can be read ``into`` another of its shape.
+    """
     with FileIO(info.file) as file:
         _require_stamp(file, info)
-        return _Reader(file, info)(rows)
+        reader = _Reader(file, info)
+        return reader(rows) if into is None else reader.fill(into, 0)
 
 
 def read_blocks(info: TensorInfo) -> Iterator[Tensor]:
@@ -185,7 +189,7 @@ class _Reader:
         if not rows.numel():
             return self._between(0, 0)
         first, last = (int(end) for end in torch.aminmax(rows))
-        if (last + 1 - first) * self._row <= _SPAN:
+        if (last + 1 - first) * self._row <= SPAN:
             return self._between(first, last + 1).index_select(0, rows - first)
         picked = self._empty((len(rows), *self.info.shape[1:]))
         into, row = content(picked), self._row

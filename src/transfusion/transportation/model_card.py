@@ -55,6 +55,8 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
 
 def licence_of(root: Path) -> str | None:
     """Return the licence that the README.md in a model's folder states, or None."""
+    if not (root / "README.md").exists():
+        return None  # without the import, which takes as long as a small transport
     from huggingface_hub import metadata_load
 
     try:

@@ -78,7 +78,8 @@ def write_file(tasks: ShardTasks, name: str) -> WrittenShard:
     parts = tasks.output.files(tasks.path)[name]
     staged = tasks.making / f"{name}.{socket.gethostname()}.{os.getpid()}"
     try:
-        digest = write_shard(staged, parts)
+        with tasks.output.holding_tensors():
+            digest = write_shard(staged, parts)
         tasks.require_unchanged()
         os.replace(staged, tasks.folder / name)
     except OSError as error:

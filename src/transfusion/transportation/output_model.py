@@ -24,7 +24,7 @@ from transfusion.model.model import Model, take_hashes
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.runtime.scratch import keep_for_blocks
+from transfusion.runtime.scratch import keep_blocks_only
 from transfusion.transportation.output_memory import OutputMemory
 from transfusion.transportation.saved_output import SavedOutput, ignore_tensor
 from transfusion.transportation.shard_tasks import write_shards_by_workers
@@ -178,7 +178,7 @@ class OutputModel(SavedOutput, Generic[EntryT]):
             staging.planned = self._planned()
             self.prepare(engine)
             if engine.shares_memory:
-                keep_for_blocks()
+                keep_blocks_only()
                 write_shards(staging, files, changed_tensors=self.changed_tensors, workers=engine.workers)
             else:
                 write_shards_by_workers(self, staging, engine, on_tensor)

@@ -133,7 +133,7 @@ class Job:
         return self
 
     def proof(self, digest: str) -> dict[str, Any]:
-        info = {"sha256": digest, "method": "guarded"}
+        info = {"blake3": digest, "method": "guarded"}
         return {"a": str(self.a), "via": str(self.pi), "alignment": info, **PROOF}
 
 

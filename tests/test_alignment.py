@@ -108,7 +108,7 @@ def test_a_file_with_other_maps_than_were_saved_is_refused(damage, pi, tmp_path)
         Alignment.load(path)
 
 
-@pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 1}', "[]"])
+@pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 4}', "[]"])
 def test_metadata_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
     path = pi.save(tmp_path / "pi.safetensors")
     save_file(load_file(path), path, {"transfusion": provenance})
@@ -148,7 +148,7 @@ def test_a_file_of_a_later_format_is_refused(pi, tmp_path):
     with safe_open(path, "pt") as opened:
         provenance = json.loads(opened.metadata()["transfusion"])
     save_file(load_file(path), path, {"transfusion": json.dumps({**provenance, "format": 99})})
-    with pytest.raises(AlignmentError, match="written in format 99, but this version reads format 1"):
+    with pytest.raises(AlignmentError, match="written in format 99, but this version reads format 4"):
         Alignment.load(path)
 
 

@@ -97,7 +97,7 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
     ]
     assert names[0] == names[1]
     pi = Alignment.load(place / "pi-b-functional.safetensors")
-    assert info["verify"]["alignment"] == {"sha256": pi.digest, "method": "functional"}
+    assert info["verify"]["alignment"] == {"blake3": pi.digest, "method": "functional"}
     assert info["verify"]["axes"].keys() == pi.provenance.advice["axes"].keys()
     assert info["verify"]["a"] == str(place / "a")
     assert info["evaluation"]["against"] == str(place / "b")

@@ -256,7 +256,7 @@ def test_a_machine_is_written_and_read(tmp_path: Path):
         (json.dumps({**MACHINE.as_dict(), "bytes_per_second": "fast"}), "bytes_per_second"),
         (json.dumps({**MACHINE.as_dict(), "cores": 1.5}), "cores"),
         (json.dumps({**MACHINE.as_dict(), "transfusion-machine": 1}), "of another kind or release"),
-        (json.dumps({"transfusion-machine": 2, "cores": 2}), "operations_per_second"),
+        (json.dumps({"transfusion-machine": 3, "cores": 2}), "operations_per_second"),
     ],
 )
 def test_what_is_no_machine_is_refused(content: str, reason: str, tmp_path: Path):

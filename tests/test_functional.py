@@ -764,7 +764,7 @@ def test_a_run_is_repeated_bit_for_bit(method, cli, plants, found, tmp_path):
     code, _, err = cli("transport", *given, "-o", tmp_path / "first")
     assert code == 0, err
     provenance = json.loads((tmp_path / "first" / "transfusion.json").read_text())
-    assert provenance["alignment"]["sha256"] == found("vit-larger").digest
+    assert provenance["alignment"]["blake3"] == found("vit-larger").digest
     code, _, err = cli(
         "transport", "--from", tmp_path / "first" / "transfusion.json", "-o", tmp_path / "again"
     )

@@ -14,11 +14,11 @@ METADATA = {
     "transfusion": "0.1.0",
     "verb": "transport",
     "kind": "model",
-    "finetuned": [{"name": "org/tuned", "sha256": "f" * 64, "licence": "mit"}],
-    "base": {"name": "org/a", "sha256": "a" * 64},
-    "onto": {"name": "org/b@main", "sha256": "b" * 64},
+    "finetuned": [{"name": "org/tuned", "blake3": "f" * 64, "licence": "mit"}],
+    "base": {"name": "org/a", "blake3": "a" * 64},
+    "onto": {"name": "org/b@main", "blake3": "b" * 64},
     "alignment": {
-        "sha256": "c" * 64,
+        "blake3": "c" * 64,
         "method": "guarded",
         "residual": "untied",
         "inner": "free",
@@ -80,7 +80,7 @@ def test_the_text_says_what_was_done_and_how_to_repeat_it():
     assert "| method | guarded |" in text
     assert "| policy | residual untied, inner free, heads matched |" in text
     assert "| seed | 3 |" in text
-    assert f"| SHA-256 of π | `{'c' * 64}` |" in text
+    assert f"| BLAKE3 of π | `{'c' * 64}` |" in text
     assert "| α | 0.8 |" in text
     assert "*alignable: the units of A were found again in B*" in text
     assert "- 40 changed by the fine-tune, moved" in text
@@ -103,7 +103,7 @@ def test_several_fine_tunes_and_an_alpha_for_each_layer():
 def test_names_that_mean_something_in_markdown_are_only_names():
     hostile = "a|b `c` *d* <img src=x> [e](f)\n## g"
     text = card(
-        {**METADATA, "finetuned": [{"name": hostile, "sha256": "`|`"}]},
+        {**METADATA, "finetuned": [{"name": hostile, "blake3": "`|`"}]},
         {hostile: "mit", "org/b": None},
         "run ```x",
     )
@@ -118,7 +118,7 @@ def test_names_that_mean_something_in_markdown_are_only_names():
 
 
 def test_a_card_tells_no_absolute_path():
-    place = {"name": "/home/me/my models/b", "sha256": "0" * 64}
+    place = {"name": "/home/me/my models/b", "blake3": "0" * 64}
     command = "transfusion transport '/home/me/my models/tuned' --onto='/home/me/my models/b' -o /home/me/out"
     text = card({**METADATA, "onto": place, "command": command}, {**SAME, place["name"]: None})
     assert "/home" not in text

@@ -501,7 +501,7 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
     assert info["run"]["seconds"] > 0
     assert (info["a"], info["via"]) == (str(job.a), str(job.pi))
     pi = Alignment.load(job.pi)
-    assert info["alignment"] == {"sha256": pi.digest, "method": pi.provenance.method}
+    assert info["alignment"] == {"blake3": pi.digest, "method": pi.provenance.method}
     code, _, err = cli("verify", job.a, "--via", job.pi, "-o", tmp_path / "verify.json")
     assert code == 1
     assert "exists already" in err
@@ -516,7 +516,7 @@ def test_verify_keeps_its_result(job, tmp_path, cli):
 def test_a_prediction_names_its_pi_by_content(job, tmp_path, cli):
     assert cli("verify", job.a, "--via", job.pi, "--onto", job.b, "-o", tmp_path / "verify.json")[0] == 0
     info = json.loads((tmp_path / "verify.json").read_text())
-    assert info["alignment"]["sha256"] == Alignment.load(job.pi).digest
+    assert info["alignment"]["blake3"] == Alignment.load(job.pi).digest
     assert (info["a"], info["b"], info["holds"]) == (str(job.a), str(job.b), True)
     found = section(transfusion.report(job.run, [tmp_path / "verify.json"]), "proof")
     assert found.parts[0].rows[0] == ("about", "this run's π and a")

@@ -160,6 +160,12 @@ def test_what_is_no_metadata_is_refused(cli, inputs, tmp_path):
     assert "--onto" in err
 
 
+def test_metadata_with_other_digests_is_refused(tmp_path):
+    (tmp_path / "transfusion.json").write_text(json.dumps({"verb": "transport", "base": {"sha256": "0"}}))
+    with pytest.raises(CheckpointError, match="written in format 1, but this version reads format 2"):
+        Rerun.of(tmp_path)
+
+
 @pytest.mark.parametrize(
     "said", [["--alpha", "0.3"], ["--dtype", "bfloat16"], ["--merge"], ["--method", "naive"]]
 )
@@ -232,7 +238,7 @@ def test_the_card_tells_people(cli, inputs, tmp_path):
     assert "transfusion" in card.data.tags
     metadata = json.loads((tmp_path / "first" / "transfusion.json").read_text())
     for one in (*metadata["finetuned"], metadata["base"], metadata["onto"], metadata["alignment"]):
-        assert one["sha256"] in text
+        assert one["blake3"] in text
     assert metadata["command"].startswith("transfusion ")
     assert metadata["onto"]["licence"] == "mit"
     assert metadata["alignment"]["advice"]["verdict"] in text

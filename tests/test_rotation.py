@@ -327,7 +327,7 @@ def header_of(path) -> dict:
 def test_only_files_with_two_matrices_have_the_later_format(pi, tmp_path):
     """So earlier versions read all others, and say of these that they are of another format."""
     path = pi.save(tmp_path / "pi.safetensors")
-    assert header_of(path)["format"] == 1 + pi.writes_apart
+    assert header_of(path)["format"] == 4 + pi.writes_apart
     assert load_file(path)["x"].shape == (1, 14 if pi.writes_apart else 8, 6)
 
 
@@ -341,7 +341,7 @@ def test_a_file_of_the_first_format_is_read(tmp_path):
     save_file(
         {"x": torch.from_numpy(values)}, tmp_path / "old.safetensors", {"transfusion": json.dumps(header)}
     )
-    assert header["format"] == 1
+    assert header["format"] == 4
     assert Alignment.load(tmp_path / "old.safetensors").maps == {"x": turn}
 
 
@@ -349,7 +349,7 @@ def test_the_first_format_has_no_second_matrix(tmp_path):
     turn = random_rotation("x", np.random.default_rng(0), apart=True)
     path = Alignment({"x": turn}, SIZES, PARENTS, PROVENANCE).save(tmp_path / "pi.safetensors")
     with pytest.raises(TransfusionError, match="must be a rotation of shape .1, 8, 6.*damaged"):
-        Alignment.load(damaged(path, change_header=lambda header: header.update(format=1)))
+        Alignment.load(damaged(path, change_header=lambda header: header.update(format=4)))
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_inspect_tells_what_is_turned(pi, cli, tmp_path):
     code, out, err = cli("inspect", path, "--json")
     assert code == 0, err
     described = json.loads(out)
-    assert described["sha256"] == pi.digest
+    assert described["blake3"] == pi.digest
     assert described["advice"] == advice
     assert {id: axis["kind"] for id, axis in described["axes"].items()} == {
         id: map_.kind for id, map_ in pi.maps.items()

@@ -131,7 +131,7 @@ def test_results_are_written_with_their_record(made, tmp_path):
     pi = transfusion.align(made("vit", 1), made("vit", 2), output=tmp_path / "pi.safetensors")
     found = transfusion.verify(made("vit", 1), via=tmp_path / "pi.safetensors", output=tmp_path / "v.json")
     assert json.loads((tmp_path / "v.json").read_text()) == json.loads(json.dumps(found.record))
-    assert found.record["alignment"]["sha256"] == pi.digest
+    assert found.record["alignment"]["blake3"] == pi.digest
     with pytest.raises(OutputError, match="not a file of JSON"):
         transfusion.verify(made("vit", 1), via=pi, output=tmp_path / "v.txt")
 

@@ -242,5 +242,5 @@ def test_the_command_line_keeps_a_journal_beside_the_output_and_goes_on_from_it(
     exit, out, err = cli(*arguments)
     assert exit == 0
     assert f"going on from {pi}.journal" in " ".join(err.split()).replace("- ", "-")
-    assert json.loads(out)["sha256"] == undisturbed("transfusion")[0].digest
+    assert json.loads(out)["blake3"] == undisturbed("transfusion")[0].digest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.journal", "pi.safetensors"]

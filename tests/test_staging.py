@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -86,9 +87,30 @@ def test_a_streamed_file_is_what_safetensors_would_have_written(tmp_path):
         assert torch.equal(found[name], one), name
     with safe_open(tmp_path / "file.safetensors", "pt") as opened:
         assert opened.metadata() == {"format": "pt"}
-    import hashlib
+    assert digest == blake3((tmp_path / "file.safetensors").read_bytes()).hexdigest()
 
-    assert digest == hashlib.sha256((tmp_path / "file.safetensors").read_bytes()).hexdigest()
+
+def test_a_file_is_flushed_while_it_is_written_and_an_error_of_the_disk_is_one_of_the_run(
+    tmp_path, monkeypatch
+):
+    import os
+
+    monkeypatch.setattr("transfusion.checkpoint.shard_writer._FLUSHED", 1000)
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
+    many = LazyTensor((100, 100), torch.float32, lambda: [lambda: torch.ones(1, 100)] * 100)
+    path = tmp_path / "file.safetensors"
+    digest = write_shard(path, {"x": many})
+    assert len(flushed) > 1
+    assert flushed[-1] == path.stat().st_size
+    assert digest == blake3(path.read_bytes()).hexdigest()
+
+    def full(descriptor):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="Input/output"):
+        write_shard(path, {"x": many})
 
 
 def test_blocks_that_do_not_add_up_are_a_bug_and_not_a_file(tmp_path):
@@ -336,7 +358,7 @@ def _slightly_other(folder: Path, place: Path) -> Path:
     [
         lambda text: '{"recipe": ',
         lambda text: text[:-20],
-        lambda text: text.replace('"sha256"', '"sha"'),
+        lambda text: text.replace('"blake3"', '"sha"'),
         lambda text: text.replace('"bytes": ', '"bytes": -'),
         lambda text: text.replace('{"file"', '[{"file"'),
         lambda text: "[" * 100_000,
@@ -371,7 +393,7 @@ def test_the_journal_grows_by_a_line_for_each_file(tmp_path):
         before = journal.read_text()
         for number in range(3):
             (staging.output / f"{number}.safetensors").write_bytes(b"x")
-            staging.finish(f"{number}.safetensors", sha256="00", changed_tensors=[f"tensor {number}"])
+            staging.finish(f"{number}.safetensors", blake3="00", changed_tensors=[f"tensor {number}"])
             now = journal.read_text()
             assert now.startswith(before)
             assert now.count("\n") == before.count("\n") + 1

@@ -19,7 +19,7 @@ from transfusion.model.model import Model
 from transfusion.runtime.resources import Resources
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import Action
-from transfusion.transportation.task_vector import TaskVector
+from transfusion.transportation.task_vector import TaskVector, added, wide
 from transfusion.transportation.transport_run import transport
 
 WITH_HEADS = (
@@ -445,3 +445,16 @@ def test_applying_to_other_weights_is_refused(made, tmp_path):
     pi = align(made("vit"), made("vit"), method="random", residual="tied")
     with pytest.raises(AlignmentError, match="was made from the weights of"):
         apply(pi, made("vit", 2)).save(tmp_path / "out")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_sums_in_place_have_the_bits_of_plain_sums_and_leave_shared_tensors_alone(dtype):
+    """Tensors in memory are shared with the user's model."""
+    generator = torch.Generator().manual_seed(0)
+    a, tuned, b = (torch.randn(64, 64, generator=generator).to(dtype) for _ in range(3))
+    before = [one.clone() for one in (a, tuned, b)]
+    change = added(tuned, a, -1)
+    assert torch.equal(change, wide(tuned) - wide(a))
+    assert torch.equal(added(b, change), wide(b) + change)
+    assert torch.equal(added(b, change.double()), wide(b) + change.double())
+    assert all(torch.equal(one, was) for one, was in zip((a, tuned, b), before, strict=True))

@@ -547,11 +547,11 @@ def test_numbers_that_alpha_cannot_be_are_refused(number):
 
 
 def of_transport() -> dict:
-    one = {"name": "a", "path": "/a", "sha256": "0" * 64, "licence": None}
-    found = {"sha256": "0" * 64, "method": "guarded", "residual": "untied", "inner": "free", "heads": "matched",
+    one = {"name": "a", "path": "/a", "blake3": "0" * 64, "licence": None}
+    found = {"blake3": "0" * 64, "method": "guarded", "residual": "untied", "inner": "free", "heads": "matched",
              "options": {"dtype": "float32"}, "seed": 0, "advice": {}}  # fmt: skip
     return {
-        "transfusion": "0.1.0", "verb": "transport", "kind": "model", "command": None, "finetuned": [dict(one)],
+        "transfusion": "0.1.0", "format": 2, "verb": "transport", "kind": "model", "command": None, "finetuned": [dict(one)],
         "base": dict(one), "onto": dict(one), "alignment": found, "alpha": 1.0, "settings": {}, "repeatable": True,
         "dtype": None, "files": {"model.safetensors": "0"},
     }  # fmt: skip

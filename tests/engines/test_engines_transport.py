@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 
 import transporting
 from families import CASES, finetuned
@@ -73,7 +73,7 @@ def rotated(inputs: dict[str, Path]) -> DenseTransport:
 
 def hashes(folder: Path) -> dict[str, str]:
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        path.name: blake3(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
         if path.name not in ("transfusion.json", "README.md")  # which tell of the run
     }

@@ -390,7 +390,7 @@ def _results(world: World, path: Path) -> None:
     proof = {
         "a": a,
         "via": str(world.seed("pi")),
-        "alignment": {"sha256": info["sha256"], "method": "guarded"},
+        "alignment": {"blake3": info["blake3"], "method": "guarded"},
     }
     reports.write(path / "verify.json", "verify", {**proof, **reports.PROOF})
     reports.write(path / "align.json", "align", {"written": str(world.seed("pi")), "method": "guarded"})

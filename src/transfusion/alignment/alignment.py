@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from torch import Tensor
 
 from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation
@@ -191,8 +191,8 @@ class Alignment:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the maps and folds."""
-        total = hashlib.sha256()
+        """The BLAKE3 hash of the maps and folds."""
+        total = blake3()
         for id in sorted(self.maps):
             total.update(f"{id}:{self.maps[id].kind}:".encode())
             total.update(tensor_digest(self.maps[id].to_tensor()))

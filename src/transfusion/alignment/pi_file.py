@@ -18,10 +18,11 @@ from transfusion.alignment.provenance import Number, ProvenanceInfo
 from transfusion.errors import AlignmentError, listing
 from transfusion.runtime.untrusted_files import parse_json, validate
 
-FORMAT = 1
-WRITING = 2
+FORMAT = 4
+"""Formats 1 to 3 were those of this and the next two, with SHA-256 digests."""
+WRITING = 5
 """The format of files with rotations that write by other matrices than they read by."""
-RECTANGULAR = 3
+RECTANGULAR = 6
 """The format of files of π between models of different shapes."""
 KEY = "transfusion"
 """The key of the header in the metadata of a safetensors file."""

@@ -6,7 +6,6 @@ The matrices Q are isometries into the wider model, or projections onto the narr
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
+from blake3 import blake3
 from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -183,7 +183,7 @@ class RectangularAlignment:
     def digest(self) -> str:
         """A hash of everything that decides what is moved where."""
         pairs, paths = [_pair_info(pair) for pair in self.pairs], sorted(self.paths.items())
-        total = hashlib.sha256(json.dumps([pairs, paths]).encode())
+        total = blake3(json.dumps([pairs, paths]).encode())
         for name in sorted(self.maps):
             map_ = self.maps[name]
             total.update(f"{name}:{map_.produced!r}:{map_.read!r}:".encode() + tensor_digest(map_.matrix))

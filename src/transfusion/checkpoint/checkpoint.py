@@ -7,7 +7,8 @@ loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from transfusion.checkpoint.held_tensors import HeldTensors
 from transfusion.checkpoint.references import PICKLES, resolve
 from transfusion.checkpoint.tensor_content import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.checkpoint.tensor_files import (
@@ -24,6 +26,7 @@ from transfusion.checkpoint.tensor_files import (
     Stamp,
     TensorInfo,
     headers,
+    read_blocks,
     read_tensor,
     stamp,
     unpickle,
@@ -74,6 +77,7 @@ class Checkpoint:
     """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The tensors of the pickles that are loaded, or mapped."""
+    _held: HeldTensors | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the paths only: another process opens the files itself."""
@@ -90,7 +94,17 @@ class Checkpoint:
             "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
             "module": None,
             "_pickles": {},
+            "_held": None,
         }
+
+    @contextmanager
+    def holding_tensors(self) -> Iterator[None]:
+        """Read tensors whole, and once, from which scattered rows are read in the ``with`` block."""
+        self._held = HeldTensors()
+        try:
+            yield
+        finally:
+            self._held = None
 
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened, here or in another process."""
@@ -113,13 +127,10 @@ class Checkpoint:
         info = self.tensors[name]
         try:
             if info.file.suffix not in PICKLES:
-                return read_tensor(info, rows)
+                return read_tensor(info, rows) if self._held is None else self._held.rows(info, rows)
             tensor = self._unpickled(info.file)[name]
         except (OSError, KeyError) as error:
-            raise CheckpointError(
-                f"{info.file}: {name} cannot be read ({error})",
-                hint="run again when no other program writes to the file, or fetch the file again",
-            ) from error
+            raise self._unreadable(name, error) from error
         if rows is None:
             return tensor
         return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
@@ -129,16 +140,43 @@ class Checkpoint:
             self._pickles[file] = unpickle(file)
         return self._pickles[file]
 
+    def blocks(self, name: str, *, checked: bool = False) -> Iterator[Tensor]:
+        """Read one tensor from its first value to its last, in flat blocks that share one piece of memory.
+
+        A block is valid until the next one is read. NaN and infinite values are refused if ``checked``.
+        """
+        info = self.tensors[name]
+        try:
+            if info.file.suffix in PICKLES:
+                found: Iterable[Tensor] = torch.split(self.read(name).reshape(-1), BLOCK)
+            else:
+                found = read_blocks(info)
+            for block in found:
+                if checked:
+                    self._require_finite(name, block)
+                yield block
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+
     def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
         """Read one tensor, or some of its rows; refuse NaN and infinite values."""
         tensor = self.read(name, rows)
+        self._require_finite(name, tensor)
+        return tensor
+
+    def _unreadable(self, name: str, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{self.tensors[name].file}: {name} cannot be read ({error})",
+            hint="run again when no other program writes to the file, or fetch the file again",
+        )
+
+    def _require_finite(self, name: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and not all_finite(tensor):
             raise CheckpointError(
                 f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
                 " infinite values",
                 hint="the model is damaged, or was saved in a type that is too narrow for its values",
             )
-        return tensor
 
     def in_stored_names(
         self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]

@@ -45,7 +45,7 @@ def write_shards(
         if name not in staging.finished:
             before = set(changed_tensors)
             digest = write_shard(staging.output / name, parts, workers)
-            staging.finish(name, sha256=digest, changed_tensors=sorted(changed_tensors - before))
+            staging.finish(name, blake3=digest, changed_tensors=sorted(changed_tensors - before))
 
 
 def changed_tensors_in(staging: StagingFolder) -> set[str]:
@@ -64,9 +64,9 @@ def complete_model(
 ) -> None:
     """Write the configuration, the index and the auxiliary files.
 
-    ``texts`` gets the SHA-256 of every shard and returns the text of further files.
+    ``texts`` gets the BLAKE3 of every shard and returns the text of further files.
     """
-    info = texts({name: info["sha256"] for name, info in staging.finished.items()})
+    info = texts({name: info["blake3"] for name, info in staging.finished.items()})
     if staging.path.suffix == ".safetensors":
         return
     if len(files) > 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,6 +99,12 @@ class CheckpointView(Checkpoint):
             stored=stored,
             selections=selections,
         )
+
+    @contextmanager
+    def holding_tensors(self) -> Iterator[None]:
+        assert self.stored is not None
+        with self.stored.holding_tensors():
+            yield
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         assert self.stored is not None

@@ -47,7 +47,7 @@ class FinishedShard(TypedDict):
 
     file: str
     bytes: int
-    sha256: str
+    blake3: str
     changed_tensors: list[str]
     """The changed tensors that were first met in this file."""
 
@@ -98,10 +98,10 @@ class StagingFolder:
         )
         os.replace(staged, self._journal)
 
-    def finish(self, name: str, *, sha256: str, changed_tensors: Iterable[str]) -> None:
+    def finish(self, name: str, *, blake3: str, changed_tensors: Iterable[str]) -> None:
         """Add a complete file of the output to the journal."""
         size = (self.output / name).stat().st_size
-        details = FinishedShard(file=name, bytes=size, sha256=sha256, changed_tensors=list(changed_tensors))
+        details = FinishedShard(file=name, bytes=size, blake3=blake3, changed_tensors=list(changed_tensors))
         with self._journal.open("a") as journal:
             journal.write(_line(details))
         self.finished[name] = details

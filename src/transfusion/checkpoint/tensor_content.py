@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 BLOCK = 2**19
@@ -32,8 +32,8 @@ def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slic
 
 
 def tensor_digest(tensor: Tensor) -> bytes:
-    """Return a hash of dtype, shape and content."""
-    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    """Return the BLAKE3 hash of dtype, shape and content."""
+    digest = blake3(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     digest.update(content(tensor))
     return digest.digest()
 

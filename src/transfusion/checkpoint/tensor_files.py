@@ -11,6 +11,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -49,7 +50,9 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 _LARGEST_HEADER = 100_000_000
 """The limit of safetensors: a longer header is refused before it is read."""
-_SPAN = 2**22
+_CHUNK = 2**19
+"""The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
+SPAN = 2**22
 """Scattered rows within so many bytes are selected from one read of the whole range."""
 
 
@@ -138,12 +141,31 @@ def stamp(file: Path | int) -> Stamp:
     return details.st_size, details.st_mtime_ns, details.st_ctime_ns
 
 
-def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
-    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
+def read_tensor(info: TensorInfo, rows: Rows | None = None, *, into: Tensor | None = None) -> Tensor:
+    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed.
+
+    A whole tensor can be read ``into`` another of its shape.
+    """
     with FileIO(info.file) as file:
-        if stamp(file.fileno()) != info.stamp:
-            raise OSError("the file changed while it was being read")
-        return _Reader(file, info)(rows)
+        _require_stamp(file, info)
+        reader = _Reader(file, info)
+        return reader(rows) if into is None else reader.fill(into, 0)
+
+
+def read_blocks(info: TensorInfo) -> Iterator[Tensor]:
+    """Read a tensor of a safetensors file in flat blocks that share one piece of memory."""
+    size = torch.Size(info.shape).numel()
+    with FileIO(info.file) as file:
+        _require_stamp(file, info)
+        reader = _Reader(file, info)
+        buffer = torch.empty(min(size, _CHUNK // info.dtype.itemsize), dtype=info.dtype)
+        for start in range(0, size, max(1, len(buffer))):
+            yield reader.fill(buffer[: size - start], start * info.dtype.itemsize)
+
+
+def _require_stamp(file: FileIO, info: TensorInfo) -> None:
+    if stamp(file.fileno()) != info.stamp:
+        raise OSError("the file changed while it was being read")
 
 
 def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
@@ -163,7 +185,7 @@ class _Reader:
 
     def __call__(self, rows: Rows | None) -> Tensor:
         if rows is None:
-            return self._fill(self._empty(self.info.shape), 0)
+            return self.fill(self._empty(self.info.shape), 0)
         if isinstance(rows, slice):
             first, last, _ = rows.indices(self.info.shape[0])
             return self._between(first, max(first, last))
@@ -175,13 +197,13 @@ class _Reader:
         return self.info.dtype.itemsize * torch.Size(self.info.shape[1:]).numel()
 
     def _between(self, first: int, last: int) -> Tensor:
-        return self._fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
+        return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
 
     def _picked(self, rows: Tensor) -> Tensor:
         if not rows.numel():
             return self._between(0, 0)
         first, last = (int(end) for end in torch.aminmax(rows))
-        if (last + 1 - first) * self._row <= _SPAN:
+        if (last + 1 - first) * self._row <= SPAN:
             return self._between(first, last + 1).index_select(0, rows - first)
         picked = self._empty((len(rows), *self.info.shape[1:]))
         into, row = content(picked), self._row
@@ -193,7 +215,8 @@ class _Reader:
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self.info.dtype)
 
-    def _fill(self, tensor: Tensor, start: int) -> Tensor:
+    def fill(self, tensor: Tensor, start: int) -> Tensor:
+        """Read as many bytes as a tensor holds, from this byte of the stored tensor on."""
         self._into(content(tensor), start)
         return tensor
 

@@ -87,7 +87,7 @@ def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
         "written": str(output),
         "method": metadata.method,
         **asdict(metadata.policy),
-        "sha256": pi.digest,
+        "blake3": pi.digest,
         "axes": len(pi.maps),
         "axes_moved": moved,
         "sweeps": max(0, len(trace) - 1),

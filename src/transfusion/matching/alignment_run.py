@@ -29,6 +29,7 @@ from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.base_drift import base_drift
 from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
+from transfusion.matching.objective import Objective
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.matching.rectangular.rectangular_matching import align_rectangular
@@ -51,10 +52,11 @@ from transfusion.model.bases import (
 )
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.runtime.devices import as_precision
+from transfusion.runtime.engines import Engine
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.runtime.scratch import give_back_at_once
+from transfusion.runtime.scratch import keep_blocks_only
 
 __all__ = ["Advice", "Step", "Verdict", "align", "plan_align", "plan_memory"]
 
@@ -233,7 +235,7 @@ def _align(
     if chosen.functional is not None and memory is not None:
         threads = functional_memory(a, b, chosen.functional, memory, engine, threads).threads
     if memory is not None or weights.nbytes > MUCH:
-        give_back_at_once()
+        keep_blocks_only()
     how = HowToRun(
         workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),
         device=resources.device,
@@ -251,7 +253,7 @@ def _align(
         if chosen.functional is not None and not chosen.searches:
             return align_functional(weights, chosen.functional, metadata, on_step, hands, how)
         if not chosen.searches:
-            return _without_search(weights, chosen, metadata)
+            return _without_search(weights, chosen, metadata, hands)
         search = Search(
             weights,
             chosen,
@@ -339,10 +341,11 @@ def _fused(
     return Alignment.of(maps, weights.architecture, replace(metadata, objective=trace))
 
 
-def _without_search(weights: WeightPair, method: Method, metadata: Provenance) -> Alignment:
+def _without_search(weights: WeightPair, method: Method, metadata: Provenance, engine: Engine) -> Alignment:
     """Nothing moved, or everything at random."""
     maps: dict[str, Map] = (
         random_maps(weights.architecture, metadata.seed) if method.moves is MovesKind.RANDOM else {}
     )
-    trace = [weights.objective(moved) for moved in ({}, maps)[: 1 + bool(maps)]]
+    objective = Objective(weights, engine)
+    trace = [objective.total(moved) for moved in ({}, maps)[: 1 + bool(maps)]]
     return Alignment.of(maps, weights.architecture, replace(metadata, objective=tuple(trace)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture, Policy
@@ -19,7 +19,7 @@ from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.selected_rows import CheckpointView
-from transfusion.checkpoint.tensor_content import content, row_blocks
+from transfusion.checkpoint.tensor_content import content
 from transfusion.checkpoint.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
 from transfusion.model.in_memory import InMemory, hold_in_memory
@@ -163,8 +163,8 @@ class Model:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all tensors, sorted by canonical name."""
-        total = hashlib.sha256()
+        """The BLAKE3 hash of all tensors, sorted by canonical name."""
+        total = blake3()
         for name in sorted(self.architecture.tensors):
             total.update(name.encode() + self.digest_of(name))
         return total.hexdigest()
@@ -176,12 +176,12 @@ class Model:
         """
         if self.original is not None:
             return self.original.digest_of(name, checked=checked)
-        read = self.read if checked else self.raw
         if name not in self._digests:
             info = self.info(name)
-            digest = hashlib.sha256(f"{info.dtype}{info.shape}".encode())
-            for rows in row_blocks(info.shape):
-                digest.update(content(read(name, rows if info.shape else None)))
+            digest = blake3(f"{info.dtype}{info.shape}".encode())
+            for piece in self.names[name].names:
+                for block in self.checkpoint.blocks(piece, checked=checked):
+                    digest.update(content(block))
             self._digests[name] = digest.digest()
         return self._digests[name]
 

@@ -28,7 +28,7 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
     pi = metadata["alignment"]
     rows = [("fine-tune", _input(one)) for one in metadata["finetuned"]]
     rows += [("its base, A", _input(metadata["base"])), ("the new base, B", _input(metadata["onto"]))]
-    rows.append(("π", f"{pi['method']}, seed {pi.get('seed', 0)} · {str(pi.get('sha256', ''))[:12]}"))
+    rows.append(("π", f"{pi['method']}, seed {pi.get('seed', 0)} · {str(pi.get('blake3', ''))[:12]}"))
     policy = [f"{key} {pi[key]}" for key in ("residual", "inner", "heads") if key in pi]
     rows.append(("axes", ", ".join(policy)))
     rows.append(("α", str(Alpha.of(metadata["alpha"])) if metadata.get("alpha") is not None else "1"))
@@ -51,7 +51,7 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
 
 
 def _input(info: Mapping[str, Any]) -> str:
-    return f"{info['name']} · {info['sha256'][:12]}"
+    return f"{info['name']} · {info['blake3'][:12]}"
 
 
 def _tensors(metadata: Mapping[str, Any]) -> str:

@@ -54,8 +54,8 @@ def _info(metadata: Mapping[str, Any] | None, pi: Alignment | None) -> dict[str,
         return {}
     made = pi.provenance
     return {
-        "base": {"name": made.source, "path": made.source, "sha256": made.source_digest},
-        "onto": {"name": made.target, "path": made.target, "sha256": made.target_digest},
+        "base": {"name": made.source, "path": made.source, "blake3": made.source_digest},
+        "onto": {"name": made.target, "path": made.target, "blake3": made.target_digest},
     }
 
 
@@ -78,7 +78,7 @@ def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str])
     except TransfusionError as error:
         notes.append(f"{info['name']} cannot be read: {error.message}.")
         return None
-    if model.digest != info["sha256"]:
+    if model.digest != info["blake3"]:
         notes.append(f"{info['name']} has other weights now.")
         return None
     return model
@@ -87,7 +87,7 @@ def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str])
 def _finetune(info: Mapping[str, Any], config: str | None, notes: list[str]) -> str | None:
     place = _place(info)
     if place is not None and is_adapter(place):
-        if open_adapter(place).digest == info["sha256"]:
+        if open_adapter(place).digest == info["blake3"]:
             return place
         notes.append(f"{info['name']} has other weights now.")
         return None

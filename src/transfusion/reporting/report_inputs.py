@@ -129,13 +129,13 @@ def gather_inputs(
 def digest_of(metadata: Mapping[str, Any] | None, alignment: Alignment | None) -> str | None:
     """Return the digest of a run's π, from π itself or from the metadata."""
     info = (metadata or {}).get("alignment") or {}
-    return alignment.digest if alignment is not None else info.get("sha256")
+    return alignment.digest if alignment is not None else info.get("blake3")
 
 
 def about(proof: Result) -> str | None:
     """Return the digest of the π that a result of `verify` is about, if it is recorded."""
     info = proof.info.get("alignment") or {}
-    return str(info["sha256"]) if "sha256" in info else None
+    return str(info["blake3"]) if "blake3" in info else None
 
 
 def _other(proof: Result) -> str:
@@ -182,7 +182,7 @@ def _alignment(
 
     Of a π between models of different shapes, the metadata has all that is shown.
     """
-    wanted = None if metadata is None else metadata["alignment"].get("sha256")
+    wanted = None if metadata is None else metadata["alignment"].get("blake3")
     if via is not None:
         pi = load_alignment(via) if isinstance(via, str | Path) else via
         if wanted not in (None, pi.digest):

@@ -132,7 +132,7 @@ class BarrierSchema(ResultInfo):
 
 
 class PiReferenceSchema(TypedDict, total=False):
-    sha256: str
+    blake3: str
     method: str
 
 
@@ -178,13 +178,13 @@ class AlignSchema(ResultInfo):
 
 class InputSchema(TypedDict):
     name: Place
-    sha256: str
+    blake3: str
     path: NotRequired[Place]
 
 
 class PiSchema(TypedDict):
     method: str
-    sha256: NotRequired[str]
+    blake3: NotRequired[str]
     advice: NotRequired[AdviceInfo | EmptyInfo | None]
 
 

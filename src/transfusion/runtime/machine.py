@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import time
@@ -13,13 +12,14 @@ from statistics import median
 from typing import Annotated, Any
 
 import torch
+from blake3 import blake3
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from transfusion.errors import SettingError
 from transfusion.runtime.untrusted_files import read_json, validate
 
-_FORMAT = 2
+_FORMAT = 3
 _File = TypedDict(
     "_File",
     {
@@ -100,7 +100,7 @@ def _reading(folder: str | Path | None) -> float:
         file.write_bytes(bytes(_BYTES))
 
         def read() -> None:
-            digest = hashlib.sha256()
+            digest = blake3()
             weights = torch.from_file(str(file), size=_BYTES // 2, dtype=torch.bfloat16)
             for block in torch.split(weights.clone(), _BLOCK):
                 torch.aminmax(block)

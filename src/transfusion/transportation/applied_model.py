@@ -80,7 +80,7 @@ class AppliedModel(OutputModel[OutputTensor]):
             "transfusion": __version__,
             "verb": "apply",
             "applied": self.alignment.digest,
-            "to": {"name": self.model.label, "sha256": self.model.digest},
+            "to": {"name": self.model.label, "blake3": self.model.digest},
             "files": dict(files),
         }
         return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}

@@ -30,7 +30,7 @@ from transfusion.transportation.merge_rules import MergeRule
 from transfusion.transportation.output_memory import OutputMemory, streaming_bytes
 from transfusion.transportation.output_model import OutputModel, OutputShape, OutputTensor
 from transfusion.transportation.output_record import OutputRecord
-from transfusion.transportation.task_vector import wide
+from transfusion.transportation.task_vector import added
 from transfusion.transportation.task_vector_sources import TaskVectorSource
 
 _HEAD_KEYS = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
@@ -225,7 +225,7 @@ class DenseTransport(OutputModel[TensorAction]):
         if change is None or _is_zero(change):
             return own
         self.changed.add(name)
-        return wide(own) + change
+        return added(own, change)
 
     def _change(self, name: str, rows: slice) -> Tensor | None:
         changes = {
@@ -357,7 +357,10 @@ class DenseTransport(OutputModel[TensorAction]):
 
 
 def _is_zero(change: Tensor) -> bool:
-    return not change.numel() or all(end == 0 for end in torch.aminmax(change))
+    if not change.numel():
+        return True
+    first = change[:1] if change.dim() else change  # for most changes a look at it is enough
+    return not bool(first.any()) and all(end == 0 for end in torch.aminmax(change))
 
 
 def _is_tokenizer(file: str) -> bool:

@@ -42,7 +42,7 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
         f"# {_title(metadata)}",
         _summary(metadata),
         "## How it was made" + (f"\n\n{_fenced(typed, 'console')}" if typed else ""),
-        _table(("", "model", "SHA-256 of its weights"), _inputs(metadata)),
+        _table(("", "model", "BLAKE3 of its weights"), _inputs(metadata)),
         _table(("π, α", ""), _settings(metadata)),
         _verdict(metadata),
         _list("Tensors", _tensors(metadata)),
@@ -55,6 +55,8 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
 
 def licence_of(root: Path) -> str | None:
     """Return the licence that the README.md in a model's folder states, or None."""
+    if not (root / "README.md").exists():
+        return None  # without the import, which takes as long as a small transport
     from huggingface_hub import metadata_load
 
     try:
@@ -82,7 +84,7 @@ def _front_matter(metadata: Metadata, licences: Mapping[str, str | None]) -> str
     data = ModelCardData(
         base_model=[_REVISION.sub(r"\1", base)] if base else None,
         base_model_relation="adapter" if adapter else "merge" if merge else "finetune",
-        library_name="peft" if adapter and not metadata.get("format") else metadata.get("library"),
+        library_name="peft" if adapter and not metadata.get("file_format") else metadata.get("library"),
         tags=["transfusion", "merge"] if merge else ["transfusion"],
         **_licence_keys(licences),
     )
@@ -137,7 +139,7 @@ def _without(metadata: Metadata) -> str:
 def _usage(metadata: Metadata) -> str:
     if metadata.get("kind") != "adapter":
         return "Use it like the new base."
-    onto, format = _plain(_name(metadata.get("onto"))), metadata.get("format")
+    onto, format = _plain(_name(metadata.get("onto"))), metadata.get("file_format")
     if format:
         return f"Load it on {onto} as any LoRA in this format (names as in {_plain(format)})."
     return f"Load it with PEFT on {onto}."
@@ -157,7 +159,7 @@ def _inputs(metadata: Metadata) -> list[tuple[str, ...]]:
         (role, metadata.get(key)) for role, key in (("its base, A", "base"), ("the new base, B", "onto"))
     ]
     return [
-        (role, _plain(_name(one)), _code(one.get("sha256")) if isinstance(one, Mapping) else "")
+        (role, _plain(_name(one)), _code(one.get("blake3")) if isinstance(one, Mapping) else "")
         for role, one in roles
         if _name(one)
     ]
@@ -170,7 +172,7 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
         "method": _plain(pi.get("method")),
         "policy": _plain(policy),
         "seed": _plain(pi.get("seed")),
-        "SHA-256 of π": _code(pi.get("sha256")),
+        "BLAKE3 of π": _code(pi.get("blake3")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
         "change of B's outputs, compared with A's": _output_shift(metadata.get("output_shift") or {}),
         "vocabularies": _vocabulary(metadata.get("vocabulary") or {}),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.checkpoint.held_tensors import held_bytes
 from transfusion.checkpoint.references import PICKLES
 from transfusion.checkpoint.tensor_content import BLOCK
 from transfusion.runtime.resources import Resources
@@ -80,7 +81,9 @@ def streaming_bytes(
     }
     largest = max(needs, key=needs.__getitem__)
     stored = max(
-        entry.shape.nbytes if scattered(entry) else _block_size(output, entry) * entry.shape.dtype.itemsize
+        held_bytes(entry.shape.nbytes)
+        if scattered(entry)
+        else _block_size(output, entry) * entry.shape.dtype.itemsize
         for entry in output.entries
     )
     pickles = sum(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from transfusion.model.model import Model, take_hashes
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.scratch import keep_blocks_only
 from transfusion.transportation.output_memory import OutputMemory
 from transfusion.transportation.saved_output import SavedOutput, ignore_tensor
 from transfusion.transportation.shard_tasks import write_shards_by_workers
@@ -112,6 +114,14 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         for checkpoint in self.checkpoints:
             checkpoint.require_unchanged()
 
+    @contextmanager
+    def holding_tensors(self) -> Iterator[None]:
+        """Read each tensor of the inputs once, as far as the memory bound counts on it."""
+        with ExitStack() as stack:
+            for checkpoint in self.checkpoints:
+                stack.enter_context(checkpoint.holding_tensors())
+            yield
+
     def conclude(self) -> None:
         """Check the output when all tensors have been computed; refuse one that must not be kept."""
 
@@ -162,12 +172,13 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         resources: Resources = LOCAL,
     ) -> None:
         files = self.files(staging.path, on_tensor)
-        with self.bound().within(resources).opened() as engine:
+        with self.bound().within(resources).opened() as engine, self.holding_tensors():
             take_hashes(*self.models, engine=engine)
             staging.begin({**self.recipe(), "files": _contents(files)})
             staging.planned = self._planned()
             self.prepare(engine)
             if engine.shares_memory:
+                keep_blocks_only()
                 write_shards(staging, files, changed_tensors=self.changed_tensors, workers=engine.workers)
             else:
                 write_shards_by_workers(self, staging, engine, on_tensor)

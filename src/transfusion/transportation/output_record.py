@@ -31,6 +31,8 @@ HEADER = FILE
 """The entry with the metadata in the header of a LoRA file, which has no folder of its own."""
 TENSORS = "tensors"
 """In place of the name of a file: the hash of all its tensors, without its header."""
+FORMAT = 2
+"""The format of the metadata. Format 1, without a number, had SHA-256 digests."""
 
 
 class RecordedFinetune(Protocol):
@@ -76,6 +78,7 @@ class OutputRecord:
         merged = merging.as_json() if merging and self.verb == "merge" else {}
         return {
             "transfusion": __version__,
+            "format": FORMAT,
             "verb": self.verb,
             "kind": self.kind,
             "library": onto.family.library,
@@ -84,7 +87,7 @@ class OutputRecord:
             "base": _input(base.label, base.checkpoint.root, info.source_digest),
             "onto": _input(onto.label, onto.checkpoint.root, info.target_digest),
             "alignment": {
-                "sha256": alignment.digest,
+                "blake3": alignment.digest,
                 "method": info.method,
                 **asdict(info.policy),
                 "options": dict(info.options),
@@ -116,7 +119,7 @@ class OutputRecord:
 
 def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
     licence = licence_of(root if root.is_dir() else root.parent)
-    return {"name": name, "path": str(root.resolve()), "sha256": digest, "licence": licence}
+    return {"name": name, "path": str(root.resolve()), "blake3": digest, "licence": licence}
 
 
 def recorded_base(root: Path) -> dict[str, Any] | None:
@@ -125,7 +128,7 @@ def recorded_base(root: Path) -> dict[str, Any] | None:
         onto = read_metadata(root / FILE if root.is_dir() else root)["onto"]
     except CheckpointError:
         return None
-    return {"name": onto["name"], "sha256": onto["sha256"]}
+    return {"name": onto["name"], "blake3": onto["blake3"]}
 
 
 # ── the schema of the metadata ───────────────────────────────────────────────────────────────
@@ -139,7 +142,7 @@ class InputInfo(TypedDict):
 
     name: str
     path: str
-    sha256: str
+    blake3: str
 
 
 class SearchOptionsInfo(TypedDict, total=False):
@@ -163,7 +166,7 @@ class SearchOptionsInfo(TypedDict, total=False):
 class AlignmentInfo(TypedDict):
     """π, and how it was found."""
 
-    sha256: str
+    blake3: str
     method: str
     residual: str
     inner: str
@@ -233,6 +236,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
     metadata = _in_header(path, hint) if path.suffix == ".safetensors" else read_json(path)
     if metadata.get("verb") not in ("transport", "merge"):
         raise CheckpointError(f"{path}: this is not the metadata of a transport or a merge", hint=hint)
+    if metadata.get("format", 1) != FORMAT:
+        raise CheckpointError(
+            f"{path}: written in format {metadata.get('format', 1)}, but this version reads format {FORMAT}",
+            hint="repeat it with the version that wrote it, or run the recorded command again",
+        )
     validate(metadata, MergeMetadata if metadata["verb"] == "merge" else TransportMetadata, path, hint=hint)
     return metadata
 

@@ -211,9 +211,9 @@ class Rerun:
         return model
 
     def _require(self, label: str, digest: str, info: Mapping[str, str]) -> None:
-        if digest != info["sha256"]:
+        if digest != info["blake3"]:
             raise MismatchError(
-                f"{label} is not what it was when {self.file} was written: {info['sha256'][:12]}… then,"
+                f"{label} is not what it was when {self.file} was written: {info['blake3'][:12]}… then,"
                 f" {digest[:12]}… now",
                 hint="give the place of the original; a run with other inputs is a new transport or merge",
             )
@@ -236,10 +236,10 @@ class Rerun:
                 resources=resources,
                 progress=progress,
             )
-        if found.digest != info["sha256"]:
+        if found.digest != info["blake3"]:
             raise MismatchError(
                 f"{self.alignment or 'the alignment found now'} is another π than that of {self.file}:"
-                f" {info['sha256'][:12]}… then, {found.digest[:12]}… now",
+                f" {info['blake3'][:12]}… then, {found.digest[:12]}… now",
                 hint="give the file of π that was used then as `via`",
             )
         return found

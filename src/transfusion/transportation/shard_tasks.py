@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class WrittenShard:
     """A file that a worker has written, or the reason why it could not."""
 
-    sha256: str = ""
+    blake3: str = ""
     changed_tensors: tuple[str, ...] = ()
     error: tuple[int | None, str] | None = None
     """The error of the operating system: number and message."""
@@ -61,7 +61,7 @@ def write_shards_by_workers(
         if made.error is not None:
             raise OSError(*made.error)
         output.changed_tensors.update(made.changed_tensors)
-        staging.finish(name, sha256=made.sha256, changed_tensors=list(made.changed_tensors))
+        staging.finish(name, blake3=made.blake3, changed_tensors=list(made.changed_tensors))
         for entry in output.entries:
             if stored_name(entry.stored_as.names[0]) in files[name]:
                 on_tensor(entry.name)
@@ -78,7 +78,8 @@ def write_file(tasks: ShardTasks, name: str) -> WrittenShard:
     parts = tasks.output.files(tasks.path)[name]
     staged = tasks.making / f"{name}.{socket.gethostname()}.{os.getpid()}"
     try:
-        digest = write_shard(staged, parts)
+        with tasks.output.holding_tensors():
+            digest = write_shard(staged, parts)
         tasks.require_unchanged()
         os.replace(staged, tasks.folder / name)
     except OSError as error:

@@ -74,7 +74,8 @@ class TaskVector:
         """
         if rows is None and self.added(name):
             rows = slice(0, self.base.info(name).shape[0])
-        return wide(self.finetuned.raw(name, rows)) - wide(self.base.raw(name, rows))
+        tuned, base = self.finetuned.raw(name, rows), self.base.raw(name, rows)
+        return wide(tuned) - wide(base) if tuned.dtype != base.dtype else added(tuned, base, -1)
 
     def require_finite(self, name: str) -> None:
         """Refuse a tensor with NaN or infinite values."""
@@ -138,6 +139,14 @@ class TaskVector:
         rows = next(row_blocks(self.base.info(name).shape))
         one, other = (working(model.read(name, rows)).flatten() for model in (self.finetuned, self.base))
         return float(torch.cosine_similarity(one, other, dim=0))
+
+
+def added(values: Tensor, change: Tensor, sign: int = 1) -> Tensor:
+    """Return the values, in a wider dtype, plus or minus a change: added in place if the dtype allows it."""
+    ours = wide(values)
+    if ours is values or torch.result_type(ours, change) is not ours.dtype:
+        return ours + sign * change
+    return ours.add_(change, alpha=sign)
 
 
 def working(tensor: Tensor) -> Tensor:

@@ -196,9 +196,9 @@ class TransportPlan:
     def _require_named_base(self, label: str, root: Path) -> None:
         """Refuse a fine-tune whose own metadata names a base with other weights."""
         info = recorded_base(root)
-        if info is not None and info["sha256"] != self.alignment.provenance.source_digest != PLANNED:
+        if info is not None and info["blake3"] != self.alignment.provenance.source_digest != PLANNED:
             raise MismatchError(
-                f"{label} was moved onto {info['name']} ({info['sha256'][:12]}…), and its base is said to be"
+                f"{label} was moved onto {info['name']} ({info['blake3'][:12]}…), and its base is said to be"
                 f" {self.a.label} ({self.alignment.provenance.source_digest[:12]}…), which has other weights",
                 hint=f"give {info['name']} as `base`, or `trust_base=True` if you are sure",
             )

@@ -201,7 +201,7 @@ class Prediction:
 
 def _about(a: str, alignment: AnyAlignment, via: AnyAlignment | str | Path) -> dict[str, Any]:
     """Return the subject of a result: A, and the file, digest and method of π."""
-    info = {"sha256": alignment.digest, "method": alignment.provenance.method}
+    info = {"blake3": alignment.digest, "method": alignment.provenance.method}
     return {"a": a, "via": str(via) if isinstance(via, str | Path) else None, "alignment": info}
 
 

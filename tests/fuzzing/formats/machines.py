@@ -47,7 +47,7 @@ def made() -> Iterator[Made]:
         LONG.text,
         b"\xff\xfe",
         "{}",
-        '{"transfusion-machine": 2}',
+        '{"transfusion-machine": 3}',
         '["transfusion-machine"]',
     ):
         yield Made(f"the file is {text[:20]!r}", _text(text), text == DEEP.text)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from fuzzing.cases import Build, Command, Made, Place
 from fuzzing.mutating import (
@@ -57,7 +57,7 @@ def signed(metadata: Metadata, maps: dict[str, np.ndarray]) -> Metadata:
 
     from transfusion.checkpoint.tensor_content import tensor_digest
 
-    total = hashlib.sha256()
+    total = blake3()
     for id in sorted(maps):
         total.update(f"{id}:{metadata['kinds'].get(id)}:".encode())
         total.update(tensor_digest(torch.from_numpy(maps[id])))

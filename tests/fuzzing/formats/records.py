@@ -40,8 +40,8 @@ KEYS = (
         "settings.via",
         "settings.config",
     ),
-    *("base.name", "base.path", "base.sha256", "base.licence", "onto.name", "onto.sha256"),
-    *("alignment.sha256", "alignment.method", "alignment.residual", "alignment.inner", "alignment.heads"),
+    *("base.name", "base.path", "base.blake3", "base.licence", "onto.name", "onto.blake3"),
+    *("alignment.blake3", "alignment.method", "alignment.residual", "alignment.inner", "alignment.heads"),
     *("alignment.options", "alignment.seed", "alignment.advice"),
 )
 MERGED = ("how", "weights", "density", "seed", "alpha", "finetuned", "settings")
@@ -227,7 +227,7 @@ def made() -> Iterator[Made]:
         _elsewhere(
             lambda place, metadata: {
                 **metadata,
-                "base": {**metadata["finetuned"][0], "sha256": metadata["base"]["sha256"]},
+                "base": {**metadata["finetuned"][0], "blake3": metadata["base"]["blake3"]},
             }
         ),
     )

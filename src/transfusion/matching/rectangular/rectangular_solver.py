@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transfusion.alignment.rectangular import RectangularMap
@@ -122,7 +123,7 @@ def isometry(covariances: Tensor) -> Tensor:
 
 def assigned_units(similarities: Tensor) -> Tensor:
     """Return the matrix of the best one-to-one assignment; units of the larger axis may have none."""
-    rows, columns = linear_sum_assignment(similarities.numpy(), maximize=True)
+    rows, columns = _assignment(similarities.numpy(), maximize=True)
     matrix = torch.zeros_like(similarities)
     matrix[rows, columns] = 1
     return matrix
@@ -165,7 +166,7 @@ def matched_planes(covariances: Tensor, heads: tuple[int, int], groups: tuple[Sy
 def nearest_frequencies(ours: int, theirs: int) -> Tensor:
     """Pair the planes of two heads whose rotary positions turn at about the same speed: (ours, theirs)."""
     distance = (torch.arange(ours)[:, None] / ours - torch.arange(theirs) / theirs).abs()
-    rows, columns = linear_sum_assignment(distance.numpy())
+    rows, columns = _assignment(distance.numpy())
     return torch.tensor(np.stack([rows, columns], axis=1))
 
 
@@ -178,7 +179,7 @@ def _by_heads(covariances: Tensor, ours: int, theirs: int) -> Tensor:
 def _joined(agreement: Tensor, block: Callable[[int, int], Tensor], blocks: Tensor) -> Tensor:
     """Return the map of whole heads. Where B has more heads, the others take the head that fits best."""
     ours, theirs, units_b, units_a = blocks.shape
-    rows, columns = linear_sum_assignment(agreement.numpy(), maximize=True)
+    rows, columns = _assignment(agreement.numpy(), maximize=True)
     assigned: dict[int, int] = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     if ours > theirs:
         best = agreement.argmax(1).tolist()
@@ -200,6 +201,16 @@ def prediction(b: Tensor, a: Tensor, held_b: Tensor, held_a: Tensor) -> float:
     if not b.abs().sum() or not a.abs().sum():
         return 0.0
     return predicted(held_b.T, isometry(b.T @ a) @ held_a.T)
+
+
+def _assignment(
+    values: NDArray[Any], *, maximize: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows and columns of the best assignment of a rectangular matrix."""
+    from scipy.optimize import linear_sum_assignment  # its import takes half a second
+
+    rows, columns = linear_sum_assignment(values, maximize=maximize)
+    return rows.astype(np.int64), columns.astype(np.int64)
 
 
 def monotone_path(quality: Sequence[Sequence[float]]) -> tuple[tuple[int, int], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
@@ -132,7 +132,7 @@ class Adapter:
         """A hash of the configuration and the tensors."""
         if self.original is not None:
             return self.original.digest
-        total = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode())
+        total = blake3(json.dumps(self.config, sort_keys=True, default=str).encode())
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
         return total.hexdigest()

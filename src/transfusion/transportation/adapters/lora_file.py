@@ -93,7 +93,7 @@ class LoraFile(Adapter):
 
     @property
     def stated_format(self) -> dict[str, str]:
-        return {"format": self.format}
+        return {"file_format": self.format}
 
     def other_base(self, base: Model) -> str | None:
         """Return what the header says about the base, if it names a diffusion model of another family."""

@@ -1,0 +1,99 @@
+"""Whole tensors that are held for a while, where rows from all over them are read block by block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from transfusion.checkpoint.tensor_files import SPAN, Rows, TensorInfo, read_tensor
+
+HELD = 2
+"""The number of tensors that are held: that of the block being computed, and the next."""
+LARGEST = 2**26
+"""The bytes of the largest tensor that is held. Rows of larger ones are long enough to be read one by one."""
+
+
+class HeldTensors:
+    """The last tensors of a checkpoint whose scattered rows were read; threads share them.
+
+    Memory that is no longer needed is used for the next tensor: new pages cost more than reading.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+        self._changed = threading.Condition()
+
+    def rows(self, info: TensorInfo, rows: Rows | None) -> Tensor:
+        """Read a tensor, or some of its rows; of a tensor with scattered rows, the whole is read once."""
+        if rows is None or isinstance(rows, slice) or not _is_held(info, rows):
+            return read_tensor(info, rows)
+        with self._whole(info) as tensor:
+            return tensor.index_select(0, rows)
+
+    @contextmanager
+    def _whole(self, info: TensorInfo) -> Iterator[Tensor]:
+        with self._changed:
+            place = self._place_of(info)
+            place.users += 1
+        try:
+            yield place.tensor
+        finally:
+            with self._changed:
+                place.users -= 1
+                self._changed.notify_all()
+
+    def _place_of(self, info: TensorInfo) -> _Place:
+        while (place := self._held_or_read(info)) is None:
+            self._changed.wait()
+        return place
+
+    def _held_or_read(self, info: TensorInfo) -> _Place | None:
+        """Return the place that holds a tensor; else read it into a new or the oldest free one."""
+        for place in self._places:
+            if place.info is info:
+                return place
+        if len(self._places) < HELD:
+            place = _Place()
+        elif free := [place for place in self._places if not place.users]:
+            place = free[0]
+            self._places.remove(place)
+        else:
+            return None
+        place.read(info)
+        self._places.append(place)
+        return place
+
+
+@dataclass(eq=False)
+class _Place:
+    """Memory for one tensor."""
+
+    info: TensorInfo | None = None
+    memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    tensor: Tensor = field(default_factory=lambda: torch.empty(0))
+    users: int = 0
+
+    def read(self, info: TensorInfo) -> None:
+        self.info = None
+        if len(self.memory) < info.nbytes:
+            self.memory = torch.empty(info.nbytes, dtype=torch.uint8)
+        self.tensor = self.memory[: info.nbytes].view(info.dtype).view(info.shape)
+        read_tensor(info, into=self.tensor)
+        self.info = info
+
+
+def held_bytes(nbytes: int) -> int:
+    """Return the most memory that a checkpoint holds for tensors of this size whose rows are scattered."""
+    return HELD * nbytes if SPAN < nbytes <= LARGEST else nbytes
+
+
+def _is_held(info: TensorInfo, rows: Tensor) -> bool:
+    if info.nbytes > LARGEST or not rows.numel():
+        return False
+    first, last = (int(end) for end in torch.aminmax(rows))
+    return (last + 1 - first) * info.nbytes > SPAN * info.shape[0]

@@ -40,7 +40,10 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast a module. Complex buffers stay, of which `Module.to` would drop the imaginary part."""
-    return module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    made: nn.Module = module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
+    return made
 
 
 def _from_memory(model: Model) -> nn.Module:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from blake3 import blake3
 from safetensors.torch import save
 from torch import Tensor
 
@@ -110,8 +111,8 @@ def _hashes(tensors: dict[str, Tensor], header: Mapping[str, str]) -> dict[str, 
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and values, without the header of a file."""
-    total = hashlib.sha256()
+    """Return the BLAKE3 hash of names, types, shapes and values, without the header of a file."""
+    total = blake3()
     for name, tensor in tensors.items():
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(content(tensor))

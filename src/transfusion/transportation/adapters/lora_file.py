@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -11,6 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey, format_of, read_keys, require_movable
@@ -145,7 +146,7 @@ class LoraFile(Adapter):
         """A hash of the header and the tensors."""
         if self.original is not None:
             return self.original.digest
-        total = hashlib.sha256(json.dumps(dict(self.header), sort_keys=True).encode())
+        total = blake3(json.dumps(dict(self.header), sort_keys=True).encode())
         for key in sorted(self.checkpoint.tensors):
             total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
         return total.hexdigest()

@@ -151,6 +151,11 @@ class Checkpoint:
         return name
 
     @property
+    def companions(self) -> Checkpoint | None:
+        """The tensors of other models in the same files, such as a VAE: outputs have them as they are."""
+        return None
+
+    @property
     def in_memory(self) -> bool:
         return self.root == MEMORY
 

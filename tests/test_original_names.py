@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
 from families import finetuned, often
-from transfusion.architecture.families import all_families
+from transfusion.architecture.families import all_families, unet, wan
 from transfusion.architecture.families._shared import depth
 from transfusion.architecture.naming import without_part
 from transfusion.architecture.original_names import OriginalNames, split_rows
@@ -98,6 +98,24 @@ def _part(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 def test_every_list_of_names_is_tested():
     assert {family.name for family in all_families() if family.original} == set(ORIGINAL)
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch):
+    """As if models of these small sizes had been published: their heads are then known."""
+    monkeypatch.setitem(wan.HEADS, 256, 2)
+    monkeypatch.setitem(unet.HEADS, (32, 64, 32, 32, 768), 8)
+    monkeypatch.setitem(unet.HEADS, (64, 128, 128, 64), [1, 2, 2])
+
+
+def test_a_configuration_tells_the_heads_of_a_file_in_original_names(made, tmp_path, monkeypatch):
+    monkeypatch.delitem(wan.HEADS, 256)
+    folder = made(ORIGINAL["wan"])
+    file = in_original_names(folder, tmp_path / "one.safetensors")
+    with pytest.raises(ArchitectureError, match="heads, at width 256, does not follow from the shapes"):
+        Model.open(file)
+    told, known = Model.open(file, config=folder / "config.json"), Model.open(folder)
+    assert told.architecture.digest() == known.architecture.digest()
 
 
 @pytest.mark.parametrize("family", often(ORIGINAL, FAST))

@@ -56,6 +56,7 @@ class OriginalNames:
     """
 
     def __init__(self, family: Family, blocks: int | None = None) -> None:
+        self.family = family
         self.modules = _parsed(family.original)
         self.last = None if blocks is None else str(blocks - 1)
 

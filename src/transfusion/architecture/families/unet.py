@@ -14,7 +14,14 @@ from math import gcd
 from typing import Any
 
 from transfusion.architecture.families._diffusion import DIFFUSERS, FREQUENCY, LATENT, LATENT_OUT, TEXT
-from transfusion.architecture.families._shared import ATTENTION, CROSS, below, both_ends_below, depth
+from transfusion.architecture.families._shared import (
+    ATTENTION,
+    CROSS,
+    below,
+    both_ends_below,
+    depth,
+    needs_config,
+)
 from transfusion.architecture.original_names import PREFIXES
 from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
@@ -131,6 +138,13 @@ AXES = (
     LATENT_OUT,
     TEXT,
 )
+HEADS: dict[tuple[int, ...], int | list[int]] = {
+    (320, 640, 1280, 1280, 768): 8,
+    (320, 640, 1280, 1280, 1024): [5, 10, 20, 20],
+    (320, 640, 1280, 2048): [5, 10, 20],
+    (384, 768, 1536, 1536, 1280): [6, 12, 24, 24],
+}
+"""The numbers of heads in the published models, by the widths of their levels and of the text."""
 PERMUTED = "is divided into groups that are normalised apart: its channels may be permuted only"
 PLAIN_DOWN, DOWN, PLAIN_UP, UP = (
     "DownBlock2D",
@@ -261,10 +275,12 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 
 def from_shapes(shapes: Shapes) -> dict[str, Any]:
-    """The configuration; models that read 768 units of text have 8 heads everywhere, others heads of 64."""
+    """The configuration; the numbers of heads are those of the published model of these sizes."""
     levels = range(depth(shapes, "down_blocks.{}."))
     channels = [shapes[f"down_blocks.{level}.resnets.0.conv1.weight"][0] for level in levels]
     text = shapes["mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"][1]
+    if (known := (*channels, text)) not in HEADS:
+        raise needs_config("unet", f"the number of attention heads, at widths {channels},")
     depths = [
         max(1, depth(shapes, f"{place}.attentions.0.transformer_blocks.{{}}."))
         for place in (*(f"down_blocks.{level}" for level in levels[:-1]), "mid_block")
@@ -287,7 +303,7 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
         "up_block_types": [UP if attends[f"up_blocks.{one}"] else PLAIN_UP for one in levels],
         "norm_num_groups": 32,
         "cross_attention_dim": text,
-        "attention_head_dim": 8 if text == 768 else [size // 64 for size in channels],
+        "attention_head_dim": HEADS[known],
         "transformer_layers_per_block": depths,
         "use_linear_projection": len(shapes["mid_block.attentions.0.proj_in.weight"]) == 2,
         "addition_embed_type": told and "text_time",

@@ -241,9 +241,26 @@ def test_a_tensor_under_two_names_is_refused(made, tmp_path):
         Model.open(file)
 
 
-def test_a_tensor_with_too_few_rows_is_refused(made, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("single_blocks.0.linear1.weight", (30, 256)),
+        ("double_blocks.0.img_attn.qkv.weight", (31, 256)),
+        ("double_blocks.0.img_attn.qkv.weight", (0, 256)),
+        ("double_blocks.0.txt_attn.qkv.bias", ()),
+    ],
+)
+def test_a_tensor_that_cannot_be_divided_is_refused(name, shape, made, tmp_path):
     file = in_original_names(made(ORIGINAL["flux"]), tmp_path / "one.safetensors")
-    tensors = load_file(file)
-    save_file({**tensors, "single_blocks.0.linear1.weight": torch.zeros(30, 256)}, file)
-    with pytest.raises(ArchitectureError, match="has 30 rows, too few for"):
+    save_file({**load_file(file), name: torch.zeros(shape)}, file)
+    rows = shape[0] if shape else 0
+    with pytest.raises(ArchitectureError, match=f"{name} has {rows} rows, which cannot be divided among"):
+        Model.open(file)
+
+
+def test_a_norm_without_units_is_refused(made, tmp_path):
+    file = in_original_names(made(ORIGINAL["flux"]), tmp_path / "one.safetensors")
+    norm = "double_blocks.0.img_attn.norm.query_norm.scale"
+    save_file({**load_file(file), norm: torch.zeros(0)}, file)
+    with pytest.raises(ArchitectureError, match="do not have the names and shapes of a flux"):
         Model.open(file)

@@ -156,7 +156,7 @@ def _odd_tensors(label: str, family: Family) -> Iterator[None]:
     """Within the block, refuse tensors that are absent or have too few dimensions."""
     try:
         yield
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, ArithmeticError) as error:
         raise ArchitectureError(
             f"{label}: the tensors do not have the names and shapes of a {family.name} ({error})",
             hint="is this the right file? the download may be incomplete",

@@ -117,7 +117,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 def from_shapes(shapes: Shapes) -> dict[str, Any]:
     """The configuration: the norm of the queries has the size of a head."""
-    first = next(name for name in shapes if name.startswith("all_x_embedder."))
+    first = next((name for name in shapes if name.startswith("all_x_embedder.")), "")
     side, frames = (int(size) for size in first.split(".")[1].split("-"))
     width, channels = shapes[f"all_x_embedder.{side}-{frames}.weight"]
     size = shapes["layers.0.attention.norm_q.weight"][0]

@@ -99,8 +99,8 @@ def wrong_scales(pattern: str, layout: str, replaced: Callable[[str], Table]) ->
 
 def claims(pattern: str, present: set[str]) -> bool:
     """Whether a row's pattern names a tensor of this model."""
-    escaped = re.escape(pattern.removesuffix("?")).replace(r"\*", r"(weight|bias)")
-    regex = re.sub(r"\\\{(1\\\+|\w+)?\\\}", r"\\d+", escaped)
+    numbered = re.sub(r"\{(\d+\+|\w+)?\}", "NUMBER", pattern.removesuffix("?"))
+    regex = re.escape(numbered).replace("NUMBER", r"\d+").replace(r"\*", r"(weight|bias)")
     return any(re.fullmatch(regex, name) for name in present)
 
 

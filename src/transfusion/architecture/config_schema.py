@@ -24,6 +24,7 @@ WRONG_FILE = "fetch the config.json that belongs to these weights"
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**24)]
+Few: TypeAlias = Annotated[int, Field(ge=1, le=64)]
 Depth: TypeAlias = Annotated[int, Field(ge=1, le=10_000)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
@@ -66,11 +67,13 @@ _KINDS: dict[Any, str] = {
     Depth | None: "n_refiner_layers num_decoder_layers num_single_layers depth",
     Depth | Sizes: "num_layers",
     Sizes: """
-        all_f_patch_size all_patch_size axes_dims axes_dims_rope axes_lens block_out_channels conv_dim
+        all_f_patch_size all_patch_size axes_dims axes_dims_rope block_out_channels conv_dim
         conv_kernel conv_stride depths
     """,
     Size | Sizes | None: "attention_head_dim num_heads",
-    Size | Sizes: "layers_per_block transformer_layers_per_block",
+    Annotated[list[Side], Field(min_length=1, max_length=64)]: "axes_lens",
+    Few | Annotated[list[Few], Field(min_length=1, max_length=64)]: "layers_per_block",
+    Size | Sizes: "transformer_layers_per_block",
     Sides | None: "image_size img_size input_size patch_size sample_size",
     Sides | dict[str, Side] | None: "max_image_size size",
     Annotated[list[Count], Field(max_length=10_000)] | None: "dual_attention_layers",

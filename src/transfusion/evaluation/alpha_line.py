@@ -166,7 +166,7 @@ def _canonical_names(module: nn.Module, family: Family) -> dict[nn.Parameter, li
 
 def _output_parameters(moved: DenseTransport, like: Tensor) -> dict[str, Tensor]:
     """Return every parameter of the output, by all its canonical names."""
-    module = moved.module().to(like)
+    module = nn.Module.to(moved.module(), like)
     calls = _canonical_names(module, moved.onto.family)
     return {call: parameter.data for parameter, names in calls.items() for call in names}
 

@@ -14,9 +14,17 @@ from math import gcd
 from typing import Any
 
 from transfusion.architecture.families._diffusion import DIFFUSERS, FREQUENCY, LATENT, LATENT_OUT, TEXT
-from transfusion.architecture.families._shared import ATTENTION, CROSS, below, both_ends_below
+from transfusion.architecture.families._shared import (
+    ATTENTION,
+    CROSS,
+    below,
+    both_ends_below,
+    depth,
+    needs_config,
+)
+from transfusion.architecture.families._unet_names import ORIGINAL
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Draw, Family, Stack, Table, fixed
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
 
 ENDS = """
@@ -84,6 +92,13 @@ AXES = (
     LATENT_OUT,
     TEXT,
 )
+HEADS: dict[tuple[int, ...], int | list[int]] = {
+    (320, 640, 1280, 1280, 768): 8,
+    (320, 640, 1280, 1280, 1024): [5, 10, 20, 20],
+    (320, 640, 1280, 2048): [5, 10, 20],
+    (384, 768, 1536, 1536, 1280): [6, 12, 24, 24],
+}
+"""The numbers of heads in the published models, by the widths of their levels and of the text."""
 PERMUTED = "is divided into groups that are normalised apart: its channels may be permuted only"
 PLAIN_DOWN, DOWN, PLAIN_UP, UP = (
     "DownBlock2D",
@@ -213,6 +228,45 @@ def table(config: Config, names: frozenset[str]) -> Table:
     return Table(stacks=(ends, *plan.stacks, *plan.channels()), axes=AXES, unrotated=PERMUTED)
 
 
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The configuration; the numbers of heads are those of the published model of these sizes."""
+    levels = range(depth(shapes, "down_blocks.{}."))
+    channels = [shapes[f"down_blocks.{level}.resnets.0.conv1.weight"][0] for level in levels]
+    text = shapes["mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"][1]
+    if (known := (*channels, text)) not in HEADS:
+        raise needs_config("unet", f"the number of attention heads, at widths {channels},")
+    depths = [
+        max(1, depth(shapes, f"{place}.attentions.0.transformer_blocks.{{}}."))
+        for place in (*(f"down_blocks.{level}" for level in levels[:-1]), "mid_block")
+    ]
+    attends = {
+        name: f"{name}.attentions.0.norm.weight" in shapes
+        for side in ("down", "up")
+        for level in levels
+        for name in (f"{side}_blocks.{level}",)
+    }
+    told = shapes.get("add_embedding.linear_1.weight")
+    wish = shapes.get("time_embedding.cond_proj.weight")
+    return {
+        "_class_name": "UNet2DConditionModel",
+        "in_channels": shapes["conv_in.weight"][1],
+        "out_channels": shapes["conv_out.weight"][0],
+        "block_out_channels": channels,
+        "layers_per_block": depth(shapes, "down_blocks.0.resnets.{}."),
+        "down_block_types": [DOWN if attends[f"down_blocks.{one}"] else PLAIN_DOWN for one in levels],
+        "up_block_types": [UP if attends[f"up_blocks.{one}"] else PLAIN_UP for one in levels],
+        "norm_num_groups": 32,
+        "cross_attention_dim": text,
+        "attention_head_dim": HEADS[known],
+        "transformer_layers_per_block": depths,
+        "use_linear_projection": len(shapes["mid_block.attentions.0.proj_in.weight"]) == 2,
+        "addition_embed_type": told and "text_time",
+        "addition_time_embed_dim": told and 256,
+        "projection_class_embeddings_input_dim": told and told[1],
+        "time_cond_proj_dim": wish and wish[1],
+    }
+
+
 def draws(config: Config) -> dict[str, Draw]:
     """Latents of four by six pixels at the lowest resolution, and five tokens of text each."""
     side = 2 ** len(config["block_out_channels"])
@@ -260,7 +314,9 @@ FAMILIES = (
         model_types=("UNet2DConditionModel",),
         draws=draws,
         arguments=arguments,
+        from_shapes=from_shapes,
         prefixes=PREFIXES,
+        original=ORIGINAL,
         known_keys=DIFFUSERS | frozenset(KNOWN.split()),
         required={
             "act_fn": ("silu", None),

@@ -99,12 +99,8 @@ def wrong_scales(pattern: str, layout: str, replaced: Callable[[str], Table]) ->
 
 def claims(pattern: str, present: set[str]) -> bool:
     """Whether a row's pattern names a tensor of this model."""
-    regex = (
-        re.escape(pattern.removesuffix("?"))
-        .replace(r"\{\}", r"\d+")
-        .replace(r"\{1\+\}", r"\d+")
-        .replace(r"\*", r"(weight|bias)")
-    )
+    numbered = re.sub(r"\{(\d+\+)?\}", "NUMBER", pattern.removesuffix("?"))
+    regex = re.escape(numbered).replace("NUMBER", r"\d+").replace(r"\*", r"(weight|bias)")
     return any(re.fullmatch(regex, name) for name in present)
 
 

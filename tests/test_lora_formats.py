@@ -55,10 +55,17 @@ Z_IMAGE = {
     "layers.0.attention.qkv": [f"layers.0.attention.to_{one}" for one in "qkv"],
     "noise_refiner.0.feed_forward.w2": ["noise_refiner.0.feed_forward.w2"],
 }
-PLACE = "up_blocks.1.attentions.0.transformer_blocks.0"
 UNET = {
-    name: [name]
-    for name in ("mid_block.resnets.1.time_emb_proj", f"{PLACE}.attn2.to_k", f"{PLACE}.ff.net.0.proj")
+    "input_blocks.1.1.transformer_blocks.0.attn1.to_q": [
+        "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    ],
+    "middle_block.1.transformer_blocks.0.attn2.to_k": [
+        "mid_block.attentions.0.transformer_blocks.0.attn2.to_k"
+    ],
+    "middle_block.2.emb_layers.1": ["mid_block.resnets.1.time_emb_proj"],
+    "output_blocks.3.1.transformer_blocks.0.ff.net.0.proj": [
+        "up_blocks.1.attentions.0.transformer_blocks.0.ff.net.0.proj"
+    ],
 }
 MODULES = {"flux": FLUX, "unet": UNET, "wan": WAN, "sd3": SD3, "qwen-image": QWEN, "z-image": Z_IMAGE}
 """For every model, its authors' names of some modules, and the modules of diffusers that each of them is."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cases.diffusion import FLUX, SD3, WAN, Z_IMAGE, case
+from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
 from families import finetuned, often
 from transfusion.architecture.families import all_families
 from transfusion.architecture.families._shared import depth
@@ -19,12 +19,22 @@ from transfusion.errors import ArchitectureError
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.transportation.applied_model import apply
 from transfusion.transportation.transport_run import transport
 
 HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}
 Z_IMAGE_ORIGINAL = {
     **Z_IMAGE,
     **{"dim": 96, "n_heads": 3, "axes_dims": [8, 12, 12]},
+}
+UNET_ORIGINAL = {
+    "block_out_channels": [32, 64, 32, 32],
+    "layers_per_block": 2,
+    "down_block_types": [*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", *["CrossAttnUpBlock2D"] * 3],
+    "cross_attention_dim": 768,
+    "norm_num_groups": 32,
+    "attention_head_dim": 8,
 }
 ORIGINAL = {
     one.family: one
@@ -36,6 +46,7 @@ ORIGINAL = {
         case(
             "sd3-original", "sd3", "SD3Transformer2DModel", SD3, qk_norm="rms_norm", dual_attention_layers=[0]
         ),
+        case("unet-original", "unet", "UNet2DConditionModel", {**UNET, **UNET_ORIGINAL}),
         case("z-image-original", "z_image", "ZImageTransformer2DModel", Z_IMAGE_ORIGINAL),
     )
 }
@@ -59,13 +70,21 @@ def in_original_names(folder: Path, file: Path, prefix: str = "") -> Path:
         for block in range(8):
             for ending in ("", ".weight", ".bias"):
                 parts = [_numbered(part, block, last) + ending for part in module.parts]
-                if all(without_part(part)[0] in left for part in parts):
+                if all(without_part(part)[0] in left for part in parts) and _numbered_so(
+                    pattern, parts[0], left
+                ):
                     for part in parts:
                         stored.pop(prefix + without_part(part)[0], None)
                     name = prefix + _numbered(pattern, block, last) + ending
                     stored[name] = torch.cat([_part(left, part) for part in parts])
     save_file(stored, file)
     return file
+
+
+def _numbered_so(pattern: str, ours: str, left: dict[str, Tensor]) -> bool:
+    """Whether the convolution that ends a block of a UNet has the number 2, after an attention, or 1."""
+    attends = ours.partition(".upsamplers")[0] + ".attentions.0.norm.weight" in left
+    return "upsamplers" not in ours or pattern.endswith("2.conv" if attends else "1.conv")
 
 
 def _numbered(text: str, block: int, last: str) -> str:
@@ -112,6 +131,52 @@ def test_a_fine_tune_moves_between_the_two_kinds_of_names(family: str, made, tmp
     }
     back = Model.open(moved)
     assert all(torch.equal(back.read(name), expected[name]) for name in expected)
+
+
+XL_ORIGINAL = {
+    **UNET_ORIGINAL,
+    **XL,
+    "block_out_channels": [64, 128, 128],
+    "cross_attention_dim": 64,
+    "attention_head_dim": [1, 2, 2],
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 6 * 256 + 10,
+}
+
+
+WHOLE = {
+    "1.5": ORIGINAL["unet"],
+    "xl": case("unet-xl-original", "unet", "UNet2DConditionModel", {**UNET, **XL_ORIGINAL}),
+}
+
+
+@pytest.mark.parametrize("version", often(WHOLE, ["1.5"]))
+def test_a_whole_file_of_stable_diffusion_is_read_and_written(version: str, made, tmp_path):
+    """With its VAE and its text encoder, which stay; the library's converter finds the same UNet in it."""
+    from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
+
+    folder = made(WHOLE[version])
+    file = in_original_names(folder, tmp_path / "one.safetensors", "model.diffusion_model.")
+    others = {
+        "first_stage_model.conv.weight": torch.ones(3, 2),
+        "alphas": torch.tensor(7),
+        "model_ema.n": torch.ones(1),
+    }
+    save_file({**load_file(file), **others}, file)
+    theirs, ours = Model.open(file), Model.open(folder)
+    assert theirs.digest == ours.digest
+    assert theirs.architecture.digest() == ours.architecture.digest()
+    converted = convert_ldm_unet_checkpoint(load_file(file), ours.config)
+    assert set(converted) == set(ours.names)
+    assert all(torch.equal(converted[name], ours.read(name)) for name in converted)
+    pi = align(file, file, method="random", residual="tied", advice=False)
+    moved = apply(pi, file)
+    written = load_file(moved.save(tmp_path / "out.safetensors"))
+    assert {name: one.shape for name, one in written.items()} == {
+        name: one.shape for name, one in load_file(file).items()
+    }
+    assert all(torch.equal(written[name], one) for name, one in others.items())
+    assert all(torch.equal(written[name], one) for name, one in moved.state_dict().items())
 
 
 @pytest.mark.parametrize("family", CONVERTERS)

@@ -95,15 +95,16 @@ PIXART = {
 UNET = {
     "in_channels": 5,
     "out_channels": 3,
-    "block_out_channels": [12, 24, 24],
+    "block_out_channels": [12, 24],
     "layers_per_block": 1,
-    "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
-    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
     "cross_attention_dim": 11,
     "norm_num_groups": 3,
     "attention_head_dim": 4,
 }
 XL = {
+    "block_out_channels": [12, 24, 24],
     "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
     "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
     "transformer_layers_per_block": [1, 2, 3],
@@ -169,6 +170,6 @@ CASES = (
     case("pixart", "pixart", "PixArtTransformer2DModel", PIXART),
     case("pixart-told-sizes", "pixart", "PixArtTransformer2DModel", PIXART, use_additional_conditions=True),
     case("unet", "unet", "UNet2DConditionModel", UNET),
+    case("unet-xl", "unet", "UNet2DConditionModel", {**UNET, **XL}),
     case("unet-lcm", "unet", "UNet2DConditionModel", UNET, time_cond_proj_dim=7),
-    case("unet-xl", "unet", "UNet2DConditionModel", UNET, **XL),
 )

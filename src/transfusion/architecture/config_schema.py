@@ -62,10 +62,11 @@ _KINDS: dict[Any, str] = {
     Depth | None: "n_refiner_layers num_decoder_layers num_single_layers depth",
     Depth | Sizes: "num_layers",
     Sizes: """
-        all_f_patch_size all_patch_size axes_dims axes_dims_rope axes_lens block_out_channels conv_dim
+        all_f_patch_size all_patch_size axes_dims axes_dims_rope block_out_channels conv_dim
         conv_kernel conv_stride depths
     """,
     Size | Sizes | None: "attention_head_dim num_heads",
+    Annotated[list[Side], Field(min_length=1, max_length=64)]: "axes_lens",
     Size | Sizes: "layers_per_block transformer_layers_per_block",
     Sides | None: "image_size img_size input_size patch_size sample_size size",
     Annotated[list[Count], Field(max_length=10_000)] | None: "dual_attention_layers",

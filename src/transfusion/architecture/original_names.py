@@ -12,7 +12,7 @@ no line. A checkpoint with the names of the first two lines is in the authors' n
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -76,13 +76,18 @@ class OriginalNames:
         name = without_prefix(name)
         above, _, leaf = name.rpartition(".")
         for found, ending in ((name, ""), (above, f".{leaf}")):
-            block = number[0] if (number := _NUMBER.search(found)) else ""
-            numbers = ("{last}", "{}") if block == self.last else ("{}",)
-            for pattern in (found, *(_NUMBER.sub(number, found, count=1) for number in numbers)):
+            for pattern, block in self._patterns(found):
                 if module := self.modules.get(pattern):
                     parts = (part.replace("{}", block).replace("{last}", block) for part in module.parts)
                     return OriginalModule(tuple(part + ending for part in parts), module.rest)
         return None
+
+    def _patterns(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield a name with each of its numbers in turn replaced by ``{last}`` or ``{}``, and the number."""
+        yield name, ""
+        for number in _NUMBER.finditer(name):
+            for which in ("{last}", "{}") if number[0] == self.last else ("{}",):
+                yield name[: number.start()] + which + name[number.end() :], number[0]
 
 
 def without_prefix(name: str) -> str:

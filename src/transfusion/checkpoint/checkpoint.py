@@ -1,7 +1,7 @@
 """Checkpoints: read the headers first, and tensors when they are needed.
 
-A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as transformers, open_clip or timm
-write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single tensor. Pickles are
+A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as transformers, diffusers, open_clip or
+timm write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single tensor. Pickles are
 loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint of tensors in memory.
 """
 
@@ -149,6 +149,11 @@ class Checkpoint:
     def stored_name(self, name: str) -> str:
         """Return the name in files of a tensor."""
         return name
+
+    @property
+    def companions(self) -> Checkpoint | None:
+        """The tensors of other models in the same files, such as a VAE: outputs have them as they are."""
+        return None
 
     @property
     def in_memory(self) -> bool:

@@ -13,10 +13,13 @@ from pathlib import Path
 from torch import Tensor
 
 from transfusion.architecture.families import all_families
-from transfusion.architecture.original_names import OriginalNames, split_rows, without_prefix
+from transfusion.architecture.original_names import PREFIXES, OriginalNames, split_rows, without_prefix
 from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint, PartT
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import ArchitectureError
+
+WHOLE = PREFIXES[0]
+"""The prefix of the model that denoises, in files with more than one model."""
 
 
 @dataclass
@@ -26,6 +29,8 @@ class OriginalCheckpoint(Checkpoint):
     stored: Checkpoint | None = None
     places: Mapping[str, tuple[str, slice]] = field(default_factory=dict)
     """The stored tensor of every tensor, and its rows there."""
+    others: tuple[str, ...] = ()
+    """The stored tensors of other models."""
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         assert self.stored is not None
@@ -52,6 +57,16 @@ class OriginalCheckpoint(Checkpoint):
         }
         return {name: found[0] if len(found) == 1 else join(found) for name, found in in_order.items()}
 
+    @property
+    def companions(self) -> Checkpoint | None:
+        assert self.stored is not None
+        stored = self.stored.tensors
+        return (
+            replace(self.stored, tensors={name: stored[name] for name in self.others})
+            if self.others
+            else None
+        )
+
     def stored_name(self, name: str) -> str:
         return self.places[name][0]
 
@@ -69,7 +84,10 @@ def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     places: dict[str, tuple[str, slice]] = {}
+    others = _of_other_models(checkpoint, names)
     for name in checkpoint.tensors:
+        if name in others:
+            continue
         for ours, rows in split_rows(names, name, shapes) or [(without_prefix(name), slice(None))]:
             if ours in places:
                 raise ArchitectureError(
@@ -91,7 +109,17 @@ def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
         auxiliary_folder=checkpoint.auxiliary_folder,
         stored=checkpoint,
         places=places,
+        others=tuple(others),
     )
+
+
+def _of_other_models(checkpoint: Checkpoint, names: OriginalNames) -> dict[str, None]:
+    """Return the tensors of other models: those without the prefix that all tensors of this model have."""
+    if not any(name.startswith(WHOLE) for name in checkpoint.tensors):
+        return {}
+    return {
+        name: None for name in checkpoint.tensors if not name.startswith(WHOLE) and names.module(name) is None
+    }
 
 
 def _shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:

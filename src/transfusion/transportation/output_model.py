@@ -151,7 +151,11 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         for entry in self.entries:
             state |= entry.stored_as.split(self.tensor(entry))
         self.conclude()
-        return self.like.checkpoint.in_stored_names(state, lambda parts: torch.cat(list(parts)))
+        stored = self.like.checkpoint.in_stored_names(state, lambda parts: torch.cat(list(parts)))
+        others = self.like.checkpoint.companions
+        return (
+            stored if others is None else {**stored, **{name: others.read(name) for name in others.tensors}}
+        )
 
     # ── in files ─────────────────────────────────────────────────────────────────────────────
 
@@ -194,6 +198,8 @@ class OutputModel(SavedOutput, Generic[EntryT]):
                 hint="this is a bug; please report it with the names of B's tensors",
             )
         stored = self.like.checkpoint.in_stored_names(planned, LazyTensor.joined)
+        for others in self._companions().values():
+            stored |= others
         return {name: (lazy_tensor.shape, lazy_tensor.dtype) for name, lazy_tensor in stored.items()}
 
     def files(self, path: Path, on_tensor: Callable[[str], None] = ignore_tensor) -> Files:
@@ -219,8 +225,18 @@ class OutputModel(SavedOutput, Generic[EntryT]):
             for piece, lazy_tensor in self._lazy_tensors(entry, on_tensor).items():
                 own = like.checkpoint.tensors.get(piece) if mine else None
                 shards[own.file if own else file][piece] = lazy_tensor
-        join = like.checkpoint.in_stored_names
-        return {file: join(tensors, LazyTensor.joined) for file, tensors in shards.items() if tensors}
+        join, others = like.checkpoint.in_stored_names, self._companions()
+        whole = {file: join(tensors, LazyTensor.joined) | others[file] for file, tensors in shards.items()}
+        return {file: tensors for file, tensors in whole.items() if tensors}
+
+    def _companions(self) -> dict[Path, dict[str, LazyTensor]]:
+        """Return the tensors of other models in the files of ``like``, which stay as they are."""
+        checkpoint = self.like.checkpoint
+        found: dict[Path, dict[str, LazyTensor]] = {file: {} for file in checkpoint.files}
+        if (others := checkpoint.companions) is not None:
+            for name, info in others.tensors.items():
+                found[info.file][name] = LazyTensor(info.shape, info.dtype, partial(_as_stored, others, name))
+        return found
 
     def _lazy_tensors(self, entry: EntryT, on_tensor: Callable[[str], None]) -> dict[str, LazyTensor]:
         """Return the stored pieces of a tensor, each computed when it is written."""
@@ -243,6 +259,12 @@ class OutputModel(SavedOutput, Generic[EntryT]):
     def _piece(self, entry: EntryT, rows: slice, inside: slice) -> Tensor:
         made = self._stored(entry, rows) if self.by_rows(entry) else self.tensor(entry)[rows]
         return made[0, inside] if entry.stored_as.stacked else made
+
+
+def _as_stored(checkpoint: Checkpoint, name: str) -> Iterator[Block]:
+    shape = checkpoint.tensors[name].shape
+    rows = row_blocks(shape, BLOCK) if shape else iter([None])
+    return (partial(checkpoint.read, name, some) for some in rows)
 
 
 def _contents(files: Files) -> dict[str, dict[str, list[Any]]]:

@@ -14,9 +14,9 @@ from math import gcd
 from typing import Any
 
 from transfusion.architecture.families._diffusion import DIFFUSERS, FREQUENCY, LATENT, LATENT_OUT, TEXT
-from transfusion.architecture.families._shared import ATTENTION, CROSS, below, both_ends_below
+from transfusion.architecture.families._shared import ATTENTION, CROSS, below, both_ends_below, depth
 from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Draw, Family, Stack, Table, fixed
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
 
 ENDS = """
@@ -66,6 +66,53 @@ transformer_blocks.{}.norm1   x -> y        transformer_blocks.{}.attn1
 transformer_blocks.{}.norm2   y -> z        transformer_blocks.{}.attn2
 transformer_blocks.{}.norm3   z -> x@next   transformer_blocks.{}.ff
 """
+
+# Their blocks are numbered through: two layers and a change of resolution at a time, or three layers.
+RESNET_THERE = {
+    "in_layers.0": "norm1",
+    "in_layers.2": "conv1",
+    "emb_layers.1": "time_emb_proj",
+    "out_layers.0": "norm2",
+    "out_layers.3": "conv2",
+    "skip_connection": "conv_shortcut",
+}
+PLACES = {
+    **{f"input_blocks.{1 + 3 * i + j}": f"down_blocks.{i} {j}" for i in range(4) for j in range(2)},
+    **{f"output_blocks.{3 * i + j}": f"up_blocks.{i} {j}" for i in range(4) for j in range(3)},
+}
+ENDS_THERE = """
+input_blocks.0.0   conv_in
+time_embed.0       time_embedding.linear_1
+time_embed.2       time_embedding.linear_2
+label_emb.0.0      add_embedding.linear_1
+label_emb.0.2      add_embedding.linear_2
+out.0              conv_norm_out
+out.2              conv_out
+"""
+
+
+def _original() -> Iterator[str]:
+    """Yield the authors' name of every module, and ours."""
+    resnets = {"middle_block.0": "mid_block.resnets.0", "middle_block.2": "mid_block.resnets.1"}
+    attentions = {"middle_block.1": "mid_block.attentions.0"}
+    for there, here in PLACES.items():
+        block, layer = here.split()
+        resnets[f"{there}.0"] = f"{block}.resnets.{layer}"
+        attentions[f"{there}.1"] = f"{block}.attentions.{layer}"
+    for there, here in resnets.items():
+        yield from (f"{there}.{theirs}   {here}.{ours}" for theirs, ours in RESNET_THERE.items())
+    rows = TRANSFORMER.format(stream="", pixels="").strip().splitlines()
+    inner = [row.split()[0].removesuffix(".*") for row in rows]
+    for there, here in attentions.items():
+        yield from (f"{there}.{name}   {here}.{name}" for name in inner)
+    for level in range(3):
+        yield f"input_blocks.{3 * level + 3}.0.op   down_blocks.{level}.downsamplers.0.conv"
+        for place in (1, 2):
+            yield f"output_blocks.{3 * level + 2}.{place}.conv   up_blocks.{level}.upsamplers.0.conv"
+    yield from ENDS_THERE.strip().splitlines()
+
+
+ORIGINAL = "\n".join(_original())
 
 CHANNELS = (
     fixed("cell", "group norms normalise neighbouring channels together", scope="layer"),
@@ -213,6 +260,43 @@ def table(config: Config, names: frozenset[str]) -> Table:
     return Table(stacks=(ends, *plan.stacks, *plan.channels()), axes=AXES, unrotated=PERMUTED)
 
 
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The configuration; models that read 768 units of text have 8 heads everywhere, others heads of 64."""
+    levels = range(depth(shapes, "down_blocks.{}."))
+    channels = [shapes[f"down_blocks.{level}.resnets.0.conv1.weight"][0] for level in levels]
+    text = shapes["mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"][1]
+    depths = [
+        max(1, depth(shapes, f"{place}.attentions.0.transformer_blocks.{{}}."))
+        for place in (*(f"down_blocks.{level}" for level in levels[:-1]), "mid_block")
+    ]
+    attends = {
+        name: f"{name}.attentions.0.norm.weight" in shapes
+        for side in ("down", "up")
+        for level in levels
+        for name in (f"{side}_blocks.{level}",)
+    }
+    told = shapes.get("add_embedding.linear_1.weight")
+    wish = shapes.get("time_embedding.cond_proj.weight")
+    return {
+        "_class_name": "UNet2DConditionModel",
+        "in_channels": shapes["conv_in.weight"][1],
+        "out_channels": shapes["conv_out.weight"][0],
+        "block_out_channels": channels,
+        "layers_per_block": depth(shapes, "down_blocks.0.resnets.{}."),
+        "down_block_types": [DOWN if attends[f"down_blocks.{one}"] else PLAIN_DOWN for one in levels],
+        "up_block_types": [UP if attends[f"up_blocks.{one}"] else PLAIN_UP for one in levels],
+        "norm_num_groups": 32,
+        "cross_attention_dim": text,
+        "attention_head_dim": 8 if text == 768 else [size // 64 for size in channels],
+        "transformer_layers_per_block": depths,
+        "use_linear_projection": len(shapes["mid_block.attentions.0.proj_in.weight"]) == 2,
+        "addition_embed_type": told and "text_time",
+        "addition_time_embed_dim": told and 256,
+        "projection_class_embeddings_input_dim": told and told[1],
+        "time_cond_proj_dim": wish and wish[1],
+    }
+
+
 def draws(config: Config) -> dict[str, Draw]:
     """Latents of four by six pixels at the lowest resolution, and five tokens of text each."""
     side = 2 ** len(config["block_out_channels"])
@@ -260,7 +344,9 @@ FAMILIES = (
         model_types=("UNet2DConditionModel",),
         draws=draws,
         arguments=arguments,
+        from_shapes=from_shapes,
         prefixes=PREFIXES,
+        original=ORIGINAL,
         known_keys=DIFFUSERS | frozenset(KNOWN.split()),
         required={
             "act_fn": ("silu", None),

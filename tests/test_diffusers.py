@@ -128,8 +128,9 @@ def test_an_unknown_class_of_the_library_is_refused(made, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     for name in ("DiffusionPipeline", "AutoencoderKL", "__class__"):
         (folder / "config.json").write_text(json.dumps({**config, "_class_name": name}))
-        with pytest.raises(ArchitectureError, match=f"'{name}' is not supported"):
+        with pytest.raises(ArchitectureError, match=f"'{name}' is not supported") as refusal:
             Model.open(folder)
+        assert "there are tables for FluxTransformer2DModel, PixArtTransformer2DModel" in refusal.value.hint
 
 
 def test_a_setting_that_the_table_does_not_know_is_refused(made, tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
 from families import finetuned, often
-from transfusion.architecture.families import all_families
+from transfusion.architecture.families import all_families, unet, wan
 from transfusion.architecture.families._shared import depth
 from transfusion.architecture.naming import without_part
 from transfusion.architecture.original_names import OriginalNames, split_rows
@@ -98,6 +98,24 @@ def _part(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 def test_every_list_of_names_is_tested():
     assert {family.name for family in all_families() if family.original} == set(ORIGINAL)
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch):
+    """As if models of these small sizes had been published: their heads are then known."""
+    monkeypatch.setitem(wan.HEADS, 256, 2)
+    monkeypatch.setitem(unet.HEADS, (32, 64, 32, 32, 768), 8)
+    monkeypatch.setitem(unet.HEADS, (64, 128, 128, 64), [1, 2, 2])
+
+
+def test_a_configuration_tells_the_heads_of_a_file_in_original_names(made, tmp_path, monkeypatch):
+    monkeypatch.delitem(wan.HEADS, 256)
+    folder = made(ORIGINAL["wan"])
+    file = in_original_names(folder, tmp_path / "one.safetensors")
+    with pytest.raises(ArchitectureError, match="heads, at width 256, does not follow from the shapes"):
+        Model.open(file)
+    told, known = Model.open(file, config=folder / "config.json"), Model.open(folder)
+    assert told.architecture.digest() == known.architecture.digest()
 
 
 @pytest.mark.parametrize("family", often(ORIGINAL, FAST))
@@ -223,9 +241,26 @@ def test_a_tensor_under_two_names_is_refused(made, tmp_path):
         Model.open(file)
 
 
-def test_a_tensor_with_too_few_rows_is_refused(made, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("single_blocks.0.linear1.weight", (30, 256)),
+        ("double_blocks.0.img_attn.qkv.weight", (31, 256)),
+        ("double_blocks.0.img_attn.qkv.weight", (0, 256)),
+        ("double_blocks.0.txt_attn.qkv.bias", ()),
+    ],
+)
+def test_a_tensor_that_cannot_be_divided_is_refused(name, shape, made, tmp_path):
     file = in_original_names(made(ORIGINAL["flux"]), tmp_path / "one.safetensors")
-    tensors = load_file(file)
-    save_file({**tensors, "single_blocks.0.linear1.weight": torch.zeros(30, 256)}, file)
-    with pytest.raises(ArchitectureError, match="has 30 rows, too few for"):
+    save_file({**load_file(file), name: torch.zeros(shape)}, file)
+    rows = shape[0] if shape else 0
+    with pytest.raises(ArchitectureError, match=f"{name} has {rows} rows, which cannot be divided among"):
+        Model.open(file)
+
+
+def test_a_norm_without_units_is_refused(made, tmp_path):
+    file = in_original_names(made(ORIGINAL["flux"]), tmp_path / "one.safetensors")
+    norm = "double_blocks.0.img_attn.norm.query_norm.scale"
+    save_file({**load_file(file), norm: torch.zeros(0)}, file)
+    with pytest.raises(ArchitectureError, match="do not have the names and shapes of a flux"):
         Model.open(file)

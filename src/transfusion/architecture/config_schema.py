@@ -21,6 +21,7 @@ WRONG_FILE = "fetch the config.json that belongs to these weights"
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**24)]
+Few: TypeAlias = Annotated[int, Field(ge=1, le=64)]
 Depth: TypeAlias = Annotated[int, Field(ge=1, le=10_000)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
@@ -67,7 +68,8 @@ _KINDS: dict[Any, str] = {
     """,
     Size | Sizes | None: "attention_head_dim num_heads",
     Annotated[list[Side], Field(min_length=1, max_length=64)]: "axes_lens",
-    Size | Sizes: "layers_per_block transformer_layers_per_block",
+    Few | Annotated[list[Few], Field(min_length=1, max_length=64)]: "layers_per_block",
+    Size | Sizes: "transformer_layers_per_block",
     Sides | None: "image_size img_size input_size patch_size sample_size size",
     Annotated[list[Count], Field(max_length=10_000)] | None: "dual_attention_layers",
     Fraction | None: "partial_rotary_factor rotary_pct rotary_emb_fraction",

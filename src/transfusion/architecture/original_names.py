@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
-from transfusion.architecture.config_schema import shared
 from transfusion.architecture.families._shared import depth
 from transfusion.architecture.table import Family, Shapes
 from transfusion.errors import ArchitectureError
@@ -37,15 +36,16 @@ class OriginalModule:
 
     def heights(self, rows: int, inputs: int | None, name: str) -> tuple[int, ...]:
         """Return the rows of each part, of ``rows`` rows of a module with so many inputs."""
-        if self.rest is None:
-            return (shared(rows, len(self.parts), f"{name} into {len(self.parts)} parts"),) * len(self.parts)
-        left = rows - (len(self.parts) - 1) * (inputs or 0)
-        if not inputs or left < 1:
+        count = len(self.parts)
+        left = rows - (count - 1) * (inputs or 0)
+        if self.rest is None and rows and rows % count == 0:
+            return (rows // count,) * count
+        if self.rest is None or not inputs or left < 1:
             raise ArchitectureError(
-                f"{name} has {rows} rows, too few for {' | '.join(self.parts)}",
+                f"{name} has {rows} rows, which cannot be divided among {' | '.join(self.parts)}",
                 hint="is this the right file? the download may be incomplete",
             )
-        return tuple(left if part == self.rest else inputs for part in range(len(self.parts)))
+        return tuple(left if part == self.rest else inputs for part in range(count))
 
 
 class OriginalNames:
@@ -56,6 +56,7 @@ class OriginalNames:
     """
 
     def __init__(self, family: Family, blocks: int | None = None) -> None:
+        self.family = family
         self.modules = _parsed(family.original)
         self.last = None if blocks is None else str(blocks - 1)
 
@@ -104,7 +105,8 @@ def split_rows(names: OriginalNames, name: str, shapes: Shapes) -> list[tuple[st
     if len(module.parts) == 1:
         return [(module.parts[0], slice(None))]
     weight = shapes.get(f"{name.rpartition('.')[0]}.weight", ())
-    heights = module.heights(shapes[name][0], weight[1] if len(weight) > 1 else None, name)
+    rows = shapes[name][0] if shapes[name] else 0
+    heights = module.heights(rows, weight[1] if len(weight) > 1 else None, name)
     ends = [sum(heights[: part + 1]) for part in range(len(heights))]
     return [
         (part, slice(end - height, end))

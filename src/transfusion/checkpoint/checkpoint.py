@@ -1,8 +1,9 @@
 """Checkpoints: read the headers first, and tensors when they are needed.
 
-A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as transformers, diffusers, open_clip or
-timm write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single tensor. Pickles are
-loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint of tensors in memory.
+A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as transformers, diffusers,
+open_clip or timm write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single
+tensor. Pickles are loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint of tensors
+in memory.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class AlphaLines:
             finetuned = Model.open(finetuned)
         naive = require_one_shape(align(a, b, method=NAIVE, advice=False))
         moved = _transport(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
-        module = moved.module().to(dtype).eval()
+        module = nn.Module.to(moved.module(), dtype).eval()
         held = hold(module, moved)
         if data is not None and data.task_head is not None:
             live = data.live(held, dtype, device)
@@ -165,7 +165,7 @@ def _canonical_names(module: nn.Module, family: Family) -> dict[nn.Parameter, li
 
 def _output_parameters(moved: DenseTransport, like: Tensor) -> dict[str, Tensor]:
     """Return every parameter of the output, by all its canonical names."""
-    module = moved.module().to(like)
+    module = nn.Module.to(moved.module(), like)
     calls = _canonical_names(module, moved.onto.family)
     return {call: parameter.data for parameter, names in calls.items() for call in names}
 

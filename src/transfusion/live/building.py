@@ -169,7 +169,7 @@ def _assemble_diffusers(
 
 
 def _filled(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    module.to(_common_type(state)).load_state_dict(state)
+    nn.Module.to(module, _common_type(state)).load_state_dict(state)  # diffusers' own `to` warns
     return module
 
 

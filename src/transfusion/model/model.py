@@ -67,8 +67,8 @@ class Model:
         """Read the headers of a model, recognise its family and give every tensor its layout.
 
         ``reference`` is a folder, a file or a hub id; or a model in memory: a module of transformers,
-        diffusers, open_clip or timm, or a state dict. Tensors in memory are shared, not copied. ``config`` is a JSON
-        file, or its content, for weights that have no configuration.
+        diffusers, open_clip or timm, or a state dict. Tensors in memory are shared, not copied. ``config`` is
+        a JSON file, or its content, for weights that have no configuration.
 
         >>> module = transformers.ViTForImageClassification.from_pretrained("models/a")
         >>> transfusion.Model.open(module).label

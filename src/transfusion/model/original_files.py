@@ -72,7 +72,7 @@ class OriginalCheckpoint(Checkpoint):
 
     def auxiliary_files(self) -> list[Path]:
         """Return the other files of the folder; a configuration in the authors' words is copied as it is."""
-        there = (self.root / name for name in CONFIGS)
+        there = [self.root / name for name in CONFIGS] if self.config is None else []
         return [*super().auxiliary_files(), *(file for file in there if file.is_file())]
 
 
@@ -100,11 +100,15 @@ def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
         for ours, (name, rows) in places.items()
         for info in (checkpoint.tensors[name],)
     }
+    config = checkpoint.config or {}
+    of_library = config.get("_class_name") in names.family.model_types
     return OriginalCheckpoint(
         checkpoint.label,
         checkpoint.root,
         tensors,
         checkpoint.files,
+        config=config if of_library else None,
+        config_name=checkpoint.config_name if of_library else None,
         module=checkpoint.module,
         auxiliary_folder=checkpoint.auxiliary_folder,
         stored=checkpoint,

@@ -18,6 +18,9 @@ from transfusion.architecture.table import Config, Family, Shapes
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
 
+CLASS_NAME = "_class_name"
+"""The setting by which diffusers names a class."""
+
 
 def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     """Return the family of a checkpoint, its configuration, and how the family was recognised."""
@@ -45,7 +48,9 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
             f"{checkpoint.label}: {name!r} is not supported."
             + (f" Nearest: {nearest}." if nearest else "")
             + " See docs/your-own.md",
-            hint="'transfusion inspect MODEL --propose' drafts a table for it",
+            hint=f"of diffusers, there are tables for {listing(_of_diffusers(), 20)}"
+            if kind == CLASS_NAME
+            else "'transfusion inspect MODEL --propose' drafts a table for it",
         )
     _refuse_unknown_settings(checkpoint, family, config)
     return family, f'{checkpoint.config_label} says {kind} "{name}"'
@@ -56,15 +61,19 @@ def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
 
     timm names every size, and diffusers the class.
     """
-    if "_class_name" in config and "model_type" not in config:
-        name = config["_class_name"]
-        return "_class_name", name, next((f for f in all_families() if name in f.model_types), None)
+    if CLASS_NAME in config and "model_type" not in config:
+        name = config[CLASS_NAME]
+        return CLASS_NAME, name, next((f for f in all_families() if name in f.model_types), None)
     if "architecture" in config and "model_type" not in config:
         name = config["architecture"]
         of_timm = (f for f in all_families() if f.library == "timm")
         return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
     name = "open_clip" if "model_cfg" in config else config.get("model_type")
     return "model_type", name, next((f for f in all_families() if name in f.model_types), None)
+
+
+def _of_diffusers() -> list[str]:
+    return sorted(name for f in all_families() if f.library == "diffusers" for name in f.model_types)
 
 
 def _nearest_family(checkpoint: Checkpoint, name: str) -> str | None:
@@ -147,7 +156,7 @@ def _odd_tensors(label: str, family: Family) -> Iterator[None]:
     """Within the block, refuse tensors that are absent or have too few dimensions."""
     try:
         yield
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, ArithmeticError) as error:
         raise ArchitectureError(
             f"{label}: the tensors do not have the names and shapes of a {family.name} ({error})",
             hint="is this the right file? the download may be incomplete",

@@ -19,7 +19,7 @@ from transfusion.architecture.families._diffusion import (
     POOLED,
     TEXT,
 )
-from transfusion.architecture.families._shared import ATTENTION, depth
+from transfusion.architecture.families._shared import ATTENTION, depth, needs_config
 from transfusion.architecture.original_names import PREFIXES
 from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
@@ -117,6 +117,10 @@ AXES = (
 )
 
 
+HEADS = {1536: 24}
+"""The number of heads in the published model without a norm of the queries, by width."""
+
+
 def table(config: Config, names: frozenset[str]) -> Table:
     layers, dual = config["num_layers"], list(config.get("dual_attention_layers") or ())
     if dual != list(range(len(dual))) or layers < 2:
@@ -143,10 +147,12 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 
 def from_shapes(shapes: Shapes) -> dict[str, Any]:
-    """The configuration; all published models have heads of 64 units."""
+    """The configuration: a norm of the queries has the size of a head; the published model without has 24."""
     width, channels, patch, _ = shapes["pos_embed.proj.weight"]
     norm = shapes.get("transformer_blocks.0.attn.norm_q.weight")
-    size = norm[0] if norm else 64
+    if norm is None and width not in HEADS:
+        raise needs_config("sd3", f"the number of attention heads, at width {width},")
+    size = norm[0] if norm else width // HEADS[width]
     side = int(shapes["pos_embed.pos_embed"][1] ** 0.5)
     return {
         "_class_name": "SD3Transformer2DModel",

@@ -14,7 +14,15 @@ from math import gcd
 from typing import Any
 
 from transfusion.architecture.families._diffusion import DIFFUSERS, FREQUENCY, LATENT, LATENT_OUT, TEXT
-from transfusion.architecture.families._shared import ATTENTION, CROSS, below, both_ends_below, depth
+from transfusion.architecture.families._shared import (
+    ATTENTION,
+    CROSS,
+    below,
+    both_ends_below,
+    depth,
+    needs_config,
+)
+from transfusion.architecture.families._unet_names import ORIGINAL
 from transfusion.architecture.original_names import PREFIXES
 from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
@@ -67,53 +75,6 @@ transformer_blocks.{}.norm2   y -> z        transformer_blocks.{}.attn2
 transformer_blocks.{}.norm3   z -> x@next   transformer_blocks.{}.ff
 """
 
-# Their blocks are numbered through: two layers and a change of resolution at a time, or three layers.
-RESNET_THERE = {
-    "in_layers.0": "norm1",
-    "in_layers.2": "conv1",
-    "emb_layers.1": "time_emb_proj",
-    "out_layers.0": "norm2",
-    "out_layers.3": "conv2",
-    "skip_connection": "conv_shortcut",
-}
-PLACES = {
-    **{f"input_blocks.{1 + 3 * i + j}": f"down_blocks.{i} {j}" for i in range(4) for j in range(2)},
-    **{f"output_blocks.{3 * i + j}": f"up_blocks.{i} {j}" for i in range(4) for j in range(3)},
-}
-ENDS_THERE = """
-input_blocks.0.0   conv_in
-time_embed.0       time_embedding.linear_1
-time_embed.2       time_embedding.linear_2
-label_emb.0.0      add_embedding.linear_1
-label_emb.0.2      add_embedding.linear_2
-out.0              conv_norm_out
-out.2              conv_out
-"""
-
-
-def _original() -> Iterator[str]:
-    """Yield the authors' name of every module, and ours."""
-    resnets = {"middle_block.0": "mid_block.resnets.0", "middle_block.2": "mid_block.resnets.1"}
-    attentions = {"middle_block.1": "mid_block.attentions.0"}
-    for there, here in PLACES.items():
-        block, layer = here.split()
-        resnets[f"{there}.0"] = f"{block}.resnets.{layer}"
-        attentions[f"{there}.1"] = f"{block}.attentions.{layer}"
-    for there, here in resnets.items():
-        yield from (f"{there}.{theirs}   {here}.{ours}" for theirs, ours in RESNET_THERE.items())
-    rows = TRANSFORMER.format(stream="", pixels="").strip().splitlines()
-    inner = [row.split()[0].removesuffix(".*") for row in rows]
-    for there, here in attentions.items():
-        yield from (f"{there}.{name}   {here}.{name}" for name in inner)
-    for level in range(3):
-        yield f"input_blocks.{3 * level + 3}.0.op   down_blocks.{level}.downsamplers.0.conv"
-        for place in (1, 2):
-            yield f"output_blocks.{3 * level + 2}.{place}.conv   up_blocks.{level}.upsamplers.0.conv"
-    yield from ENDS_THERE.strip().splitlines()
-
-
-ORIGINAL = "\n".join(_original())
-
 CHANNELS = (
     fixed("cell", "group norms normalise neighbouring channels together", scope="layer"),
     Axis("channel", within="cell"),
@@ -131,6 +92,13 @@ AXES = (
     LATENT_OUT,
     TEXT,
 )
+HEADS: dict[tuple[int, ...], int | list[int]] = {
+    (320, 640, 1280, 1280, 768): 8,
+    (320, 640, 1280, 1280, 1024): [5, 10, 20, 20],
+    (320, 640, 1280, 2048): [5, 10, 20],
+    (384, 768, 1536, 1536, 1280): [6, 12, 24, 24],
+}
+"""The numbers of heads in the published models, by the widths of their levels and of the text."""
 PERMUTED = "is divided into groups that are normalised apart: its channels may be permuted only"
 PLAIN_DOWN, DOWN, PLAIN_UP, UP = (
     "DownBlock2D",
@@ -261,10 +229,12 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 
 def from_shapes(shapes: Shapes) -> dict[str, Any]:
-    """The configuration; models that read 768 units of text have 8 heads everywhere, others heads of 64."""
+    """The configuration; the numbers of heads are those of the published model of these sizes."""
     levels = range(depth(shapes, "down_blocks.{}."))
     channels = [shapes[f"down_blocks.{level}.resnets.0.conv1.weight"][0] for level in levels]
     text = shapes["mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"][1]
+    if (known := (*channels, text)) not in HEADS:
+        raise needs_config("unet", f"the number of attention heads, at widths {channels},")
     depths = [
         max(1, depth(shapes, f"{place}.attentions.0.transformer_blocks.{{}}."))
         for place in (*(f"down_blocks.{level}" for level in levels[:-1]), "mid_block")
@@ -287,7 +257,7 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
         "up_block_types": [UP if attends[f"up_blocks.{one}"] else PLAIN_UP for one in levels],
         "norm_num_groups": 32,
         "cross_attention_dim": text,
-        "attention_head_dim": 8 if text == 768 else [size // 64 for size in channels],
+        "attention_head_dim": HEADS[known],
         "transformer_layers_per_block": depths,
         "use_linear_projection": len(shapes["mid_block.attentions.0.proj_in.weight"]) == 2,
         "addition_embed_type": told and "text_time",

@@ -112,8 +112,8 @@ AXES = (
     TEXT,
     *PATCH_OF_VIDEO,
 )
-HEAD = 128
-"""The size of a head in all models of Wan."""
+HEADS = {1536: 12, 3072: 24, 5120: 40}
+"""The number of heads in the published models, by width."""
 TOKENS = 512
 """The text that the library's code expects where there is also an image."""
 
@@ -127,17 +127,17 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 
 def from_shapes(shapes: Shapes) -> dict[str, Any]:
-    """The configuration; all models of Wan have heads of one size."""
+    """The configuration; the number of heads is that of the published model of this width."""
     width, channels, *patch = shapes["patch_embedding.weight"]
-    if width % HEAD:
-        raise needs_config("wan", "the number of attention heads")
+    if width not in HEADS:
+        raise needs_config("wan", f"the number of attention heads, at width {width},")
     image = shapes.get("condition_embedder.image_embedder.norm1.weight")
     position = shapes.get("condition_embedder.image_embedder.pos_embed")
     return {
         "_class_name": "WanTransformer3DModel",
         "patch_size": patch,
-        "num_attention_heads": width // HEAD,
-        "attention_head_dim": HEAD,
+        "num_attention_heads": HEADS[width],
+        "attention_head_dim": width // HEADS[width],
         "in_channels": channels,
         "out_channels": shapes["proj_out.weight"][0] // (patch[0] * patch[1] * patch[2]),
         "text_dim": shapes["condition_embedder.text_embedder.linear_1.weight"][1],

@@ -117,13 +117,15 @@ def table(config: Config, names: frozenset[str]) -> Table:
 
 def from_shapes(shapes: Shapes) -> dict[str, Any]:
     """The configuration: the norm of the queries has the size of a head."""
-    width, channels = shapes["all_x_embedder.2-1.weight"]
+    first = next((name for name in shapes if name.startswith("all_x_embedder.")), "")
+    side, frames = (int(size) for size in first.split(".")[1].split("-"))
+    width, channels = shapes[f"all_x_embedder.{side}-{frames}.weight"]
     size = shapes["layers.0.attention.norm_q.weight"][0]
     return {
         "_class_name": "ZImageTransformer2DModel",
-        "all_patch_size": [2],
-        "all_f_patch_size": [1],
-        "in_channels": channels // 4,
+        "all_patch_size": [side],
+        "all_f_patch_size": [frames],
+        "in_channels": channels // (side * side * frames),
         "dim": width,
         "n_layers": depth(shapes, "layers.{}."),
         "n_refiner_layers": depth(shapes, "noise_refiner.{}."),
@@ -159,7 +161,7 @@ FAMILIES = (
         library="diffusers",
         table=table,
         signature=(
-            "all_x_embedder.2-1.weight",
+            "x_pad_token",
             "cap_embedder.1.weight",
             "noise_refiner.0.attention.to_q.weight",
             "layers.0.adaLN_modulation.0.weight",

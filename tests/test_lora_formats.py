@@ -55,10 +55,17 @@ Z_IMAGE = {
     "layers.0.attention.qkv": [f"layers.0.attention.to_{one}" for one in "qkv"],
     "noise_refiner.0.feed_forward.w2": ["noise_refiner.0.feed_forward.w2"],
 }
-PLACE = "up_blocks.1.attentions.0.transformer_blocks.0"
 UNET = {
-    name: [name]
-    for name in ("mid_block.resnets.1.time_emb_proj", f"{PLACE}.attn2.to_k", f"{PLACE}.ff.net.0.proj")
+    "input_blocks.1.1.transformer_blocks.0.attn1.to_q": [
+        "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    ],
+    "middle_block.1.transformer_blocks.0.attn2.to_k": [
+        "mid_block.attentions.0.transformer_blocks.0.attn2.to_k"
+    ],
+    "middle_block.2.emb_layers.1": ["mid_block.resnets.1.time_emb_proj"],
+    "output_blocks.3.1.transformer_blocks.0.ff.net.0.proj": [
+        "up_blocks.1.attentions.0.transformer_blocks.0.ff.net.0.proj"
+    ],
 }
 MODULES = {"flux": FLUX, "unet": UNET, "wan": WAN, "sd3": SD3, "qwen-image": QWEN, "z-image": Z_IMAGE}
 """For every model, its authors' names of some modules, and the modules of diffusers that each of them is."""
@@ -667,3 +674,23 @@ def test_a_lora_on_a_convolution_moves(shuffled, aligned, tmp_path):
     assert largest_difference(wanted, changed(lora, b)) > 1e-3
     merged = transport(lora, base=a, onto=b, via=aligned(a, b), full=True).save(tmp_path / "merged")
     assert largest_difference(wanted, outputs_with(merged)) < 1e-4
+
+
+def test_a_name_that_may_be_two_modules_is_refused(kohya, made, aligned, monkeypatch):
+    from transfusion.transportation.adapters.adapter_targets import TensorSlice
+    from transfusion.transportation.adapters.lora_targets import LoraTargets
+
+    a, known = made("flux"), {}
+    for name in ("double_blocks.0.img.attn_qkv", "double_blocks.0.img_attn.qkv"):
+        known[name] = (TensorSlice(f"{name}.weight"),)
+    monkeypatch.setattr(LoraTargets, "_known", known)
+    with pytest.raises(AdapterError, match=r"img_attn_qkv may be double_blocks.0.img.attn_qkv, double_bl"):
+        transport(kohya, base=a, onto=a, via=aligned(a, a, method="naive")).state_dict()
+
+
+def test_a_model_that_holds_a_lora_is_no_lora():
+    from transfusion.checkpoint.lora_keys import is_lora
+
+    factors = [f"blocks.{i}.q.lora_{one}.weight" for i in range(3) for one in "AB"]
+    assert is_lora(factors)
+    assert not is_lora([*factors, *(f"blocks.{i}.{one}.weight" for i in range(3) for one in "qkvo")])

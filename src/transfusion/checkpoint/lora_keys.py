@@ -118,8 +118,11 @@ class LoraKey:
 
 
 def is_lora(names: Iterable[str]) -> bool:
-    """Whether these are the names of tensors in a LoRA file, of any format."""
-    return any(_SIGNATURE.match(name) for name in names)
+    """Whether these are the names of tensors in a LoRA file, of any format; a model may hold a LoRA, too."""
+    names = list(names)
+    if not any(_SIGNATURE.match(name) for name in names):
+        return False
+    return 2 * sum(read_key(name) is not None for name in names) >= len(names)
 
 
 def read_keys(label: str, names: Iterable[str]) -> dict[str, LoraKey]:

@@ -15,6 +15,7 @@ CLIP = {
     "image_size": 12,
     "patch_size": 4,
 }
+PIXTRAL = {**CLIP, "model_type": "pixtral", "num_attention_heads": 3, "image_size": 16}
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
 TEXT = {
     "hidden_size": 36,
@@ -91,7 +92,14 @@ CASES = (
         "llama4-vision",
         "Llama4ForConditionalGeneration",
         LLAMA4,
-        {**TEXT, "intermediate_size_mlp": 20, "num_local_experts": 5, "attention_chunk_size": 64},
+        {
+            **TEXT,
+            "intermediate_size_mlp": 20,
+            "num_local_experts": 5,
+            "attention_chunk_size": 64,
+            "no_rope_layers": [1, 0],
+            "moe_layers": [1],
+        },
         **IMAGE,
     ),
     seeing("llava", "llava", LLAVA, CLIP, text("llama"), **IMAGE),
@@ -103,6 +111,25 @@ CASES = (
         text("qwen2", tie_word_embeddings=True),
         vision_feature_select_strategy="full",
         vision_feature_layer=[-1, 1],
+        **IMAGE,
+    ),
+    seeing(
+        "llava-pixtral",
+        "llava",
+        LLAVA,
+        PIXTRAL,
+        text("mistral"),
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+        **IMAGE,
+    ),
+    seeing(
+        "mistral3",
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        PIXTRAL,
+        text("mistral"),
+        spatial_merge_size=2,
         **IMAGE,
     ),
     seeing("llava-base", "llava", "LlavaModel", CLIP, text("mistral"), **IMAGE),

@@ -38,7 +38,8 @@ def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast a module. Complex buffers stay, of which `Module.to` would drop the imaginary part."""
-    return module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    casts = {torch.float64: module.double, torch.float32: module.float, torch.float16: module.half}
+    return casts.get(dtype, module.bfloat16)()
 
 
 def _from_memory(model: Model) -> nn.Module:

@@ -73,6 +73,9 @@ QWEN_TOKENS = {
 LLAVA = "LlavaForConditionalGeneration"
 IMAGE = {"image_token_index": 5}
 
+QWEN2 = {**QWEN, "embed_dim": 24, "mlp_ratio": 2, "hidden_size": 36}
+PALIGEMMA = {"model_type": "paligemma", "projection_dim": 36, **IMAGE}
+COLQWEN = {"model_type": "qwen2_vl", **QWEN_TOKENS}
 LLAMA4 = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -132,6 +135,22 @@ CASES = (
         spatial_merge_size=2,
         **IMAGE,
     ),
+    case(
+        "colpali",
+        "colpali",
+        "ColPaliForRetrieval",
+        "ColPaliConfig",
+        {"vlm_config": {**PALIGEMMA, "vision_config": SIGLIP, "text_config": text("gemma")}},
+        embedding_dim=11,
+    ),
+    case(
+        "colqwen2",
+        "colqwen2",
+        "ColQwen2ForRetrieval",
+        "ColQwen2Config",
+        {"vlm_config": {**COLQWEN, "vision_config": QWEN2, "text_config": MROPE}},
+        embedding_dim=11,
+    ),
     seeing("llava-base", "llava", "LlavaModel", CLIP, text("mistral"), **IMAGE),
     seeing(
         "paligemma",
@@ -183,7 +202,7 @@ CASES = (
         "qwen2_vl",
         "qwen2_vl",
         "Qwen2VLForConditionalGeneration",
-        {**QWEN, "embed_dim": 24, "mlp_ratio": 2, "hidden_size": 36},
+        QWEN2,
         MROPE,
         **QWEN_TOKENS,
     ),

@@ -47,9 +47,7 @@ def _info(error: Exception) -> str:
 
 def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    settings = flatten_outputs(config)
-    if isinstance(texts := config.get("text_config"), dict):
-        settings |= flatten_outputs(texts)  # a vision tower may have a setting of the same name
+    settings = flatten_outputs(config) | _of_texts(config)
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
         inputs["pixel_values"] = _noise((batch, *_frame(family, config)), generator)
@@ -87,6 +85,14 @@ def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, T
                     ids[ids == end] = (end + 1) % vocabulary
                     ids[:, -1] = end
     return inputs
+
+
+def _of_texts(config: Config) -> dict[str, Any]:
+    """Return the settings of the text's section: a vision tower may have settings of the same names."""
+    for section in ("vlm_config", "text_config"):
+        if isinstance(part := config.get(section), dict):
+            return _of_texts(part)
+    return flatten_outputs(config)
 
 
 def _frame(family: Family, config: Config) -> tuple[int, int, int]:

@@ -166,6 +166,8 @@ class Family:
     keeps whole; ``ours#{}[1]`` is the part 1 of that member, if it is in parts of one size, too."""
     positions_after_padding: bool = False
     """Whether positions are counted from behind the row of the padding token."""
+    whole_only: bool = False
+    """Whether a live module needs all of its weights at once: it cannot be run unit by unit."""
     computed: tuple[str, ...] = ()
     """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()

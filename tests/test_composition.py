@@ -16,6 +16,7 @@ from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.transportation.applied_model import apply
+from transfusion.verification.certification import certify
 
 
 def written(folder: Path, tensors: dict[str, torch.Tensor], config: dict) -> Path:
@@ -67,6 +68,17 @@ def test_the_text_may_be_described_outside_of_a_section(kind, made, tmp_path):
     del text["model_type"]
     model = Model.open(written(tmp_path / "flat", tensors, {**text, **config}))
     assert model.architecture == Model.open(made(kind)).architecture
+
+
+def test_embeddings_are_not_tied_where_a_file_has_both(made, tmp_path):
+    """As in the released files of Mistral Small 3.1, whose configuration does not say that they are not."""
+    tensors, config = read(made("mistral3"))
+    embedding = tensors["language_model.model.embed_tokens.weight"]
+    tensors["language_model.lm_head.weight"] = embedding.flip(0).clone()
+    config.pop("tie_word_embeddings")
+    live = LiveModel.of(Model.open(written(tmp_path / "both", tensors, config)))
+    assert not torch.equal(live.module.lm_head.weight, live.module.get_input_embeddings().weight)
+    assert certify(live).passed
 
 
 def test_an_unknown_setting_of_a_part_is_refused_by_name(made, tmp_path):

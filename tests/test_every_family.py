@@ -180,8 +180,8 @@ def test_every_library_loads_it_and_computes_the_same_in_float32(family, journey
 
 WITH_EXPERTS_AS_PARAMETERS = ("mixtral", "qwen3_moe")
 """Where PEFT understands "all-linear" as the stacked weights of experts, too."""
-WITH_ODD_ROUTERS = ("llama4", "llama4_text")
-"""Where PEFT's "all-linear" wraps a router that gives a pair, and cannot run it."""
+ATTENTION_ALONE = (*WITH_EXPERTS_AS_PARAMETERS, "olmoe", "llama4", "llama4_text", "phimoe")
+"""Those, and where PEFT's "all-linear" wraps a router that gives a pair, and cannot run it."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -189,7 +189,7 @@ def targets(module: nn.Module, packed: bool) -> str | list[str]:
     """All linear maps; those within torch's own attention are PEFT's only with the attention as a whole."""
     whole = [name for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention)]
     kind = getattr(getattr(module, "config", None), "model_type", "")
-    if kind in (*WITH_EXPERTS_AS_PARAMETERS, *WITH_ODD_ROUTERS):
+    if kind in ATTENTION_ALONE:
         return ATTENTION
     if not whole:
         return "all-linear"

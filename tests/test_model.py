@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import CASES
+from families import CASES, FIRST, often
 from transfusion.architecture.families import timm_vit
 from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.model.model import Model, differing_settings
@@ -22,7 +22,7 @@ def test_a_configuration_tells_the_family(case, made):
     assert any(f'says {key} "' in model.why for key in ("model_type", "architecture", "_class_name"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, [*FIRST.values(), *(n for n in CASES if "-untied" in n)]))
 def test_without_a_configuration_nothing_is_guessed(case, made, tmp_path):
     """Shapes rarely tell how many heads there are: then the configuration is asked for."""
     known = Model.open(made(case))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from families import FIRST, OFTEN, often
 from transfusion import align, predict
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.architecture.architecture import Policy
-from transfusion.data.probes.random_inputs import random_inputs
+from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import ArchitectureError, SettingError
 from transfusion.live.live_model import LiveModel
 from transfusion.live.lockstep import run_side_by_side
@@ -25,8 +26,8 @@ from transfusion.runtime.resources import Resources
 from transfusion.transportation.transport_plan import TransportPlan
 from transfusion.verification.equivalence import compare
 
-WHOLE_ONLY = frozenset(["marian"])
-"""Families whose module has parameters that files lack: their positions are computed."""
+WHOLE_ONLY = frozenset(["marian", "llama4"])
+"""Families whose module has parameters that files lack, or sends inputs to where a weight is."""
 UNITS = [family for family in sorted(FIRST) if family not in WHOLE_ONLY]
 
 
@@ -167,3 +168,14 @@ def test_gradients_need_whole_models(made):
             method=method,
             resources=Resources(memory=10**9),
         )
+
+
+def test_a_module_that_sends_its_inputs_after_unloaded_weights_is_not_run(made):
+    """Llama 4 asks where its embeddings are: its token ids would be lost, and the outputs arbitrary."""
+    model = Model.open(made("llama4"))
+    with pytest.raises(ArchitectureError, match="asks for the place of weights that are not loaded yet"):
+        stream(model)
+    streamed = stream(replace(model, family=replace(model.family, whole_only=False)))
+    inputs = inputs_of(model, streamed.module, 0)
+    with streamed.loading(), pytest.raises(RuntimeError, match="weights are not loaded yet"):
+        run_model(streamed.module, model.family, inputs, double=False)

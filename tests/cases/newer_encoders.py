@@ -35,6 +35,9 @@ MASKS = {
     "iou_head_hidden_dim": 10,
 }
 
+PIXTRAL = {key: VIT[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size", "patch_size")}
+PIXTRAL |= {"num_attention_heads": 3, "image_size": 12}
+
 CASES = (
     case("vit_mae", "vit_mae", "ViTMAEForPreTraining", "ViTMAEConfig", MAE),
     case("vit_mae-base", "vit_mae", "ViTMAEModel", "ViTMAEConfig", MAE),
@@ -45,6 +48,7 @@ CASES = (
         "SamConfig",
         {"vision_config": SAM, "prompt_encoder_config": PROMPTS, "mask_decoder_config": MASKS},
     ),
+    case("pixtral", "pixtral", "PixtralVisionModel", "PixtralVisionConfig", PIXTRAL),
     case("sam-vision", "sam-vision", "SamVisionModel", "SamVisionConfig", SAM),
     case("gte", "gte", "GteForMaskedLM", "GteConfig", BERT),
     case("gte-classifier", "gte", "GteForSequenceClassification", "GteConfig", BERT),

@@ -15,6 +15,7 @@ CLIP = {
     "image_size": 12,
     "patch_size": 4,
 }
+PIXTRAL = {**CLIP, "model_type": "pixtral", "num_attention_heads": 3, "image_size": 16}
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
 TEXT = {
     "hidden_size": 36,
@@ -72,6 +73,9 @@ QWEN_TOKENS = {
 LLAVA = "LlavaForConditionalGeneration"
 IMAGE = {"image_token_index": 5}
 
+QWEN2 = {**QWEN, "embed_dim": 24, "mlp_ratio": 2, "hidden_size": 36}
+PALIGEMMA = {"model_type": "paligemma", "projection_dim": 36, **IMAGE}
+COLQWEN = {"model_type": "qwen2_vl", **QWEN_TOKENS}
 LLAMA4 = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -91,7 +95,14 @@ CASES = (
         "llama4-vision",
         "Llama4ForConditionalGeneration",
         LLAMA4,
-        {**TEXT, "intermediate_size_mlp": 20, "num_local_experts": 5, "attention_chunk_size": 64},
+        {
+            **TEXT,
+            "intermediate_size_mlp": 20,
+            "num_local_experts": 5,
+            "attention_chunk_size": 64,
+            "no_rope_layers": [1, 0],
+            "moe_layers": [1],
+        },
         **IMAGE,
     ),
     seeing("llava", "llava", LLAVA, CLIP, text("llama"), **IMAGE),
@@ -104,6 +115,41 @@ CASES = (
         vision_feature_select_strategy="full",
         vision_feature_layer=[-1, 1],
         **IMAGE,
+    ),
+    seeing(
+        "llava-pixtral",
+        "llava",
+        LLAVA,
+        PIXTRAL,
+        text("mistral"),
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+        **IMAGE,
+    ),
+    seeing(
+        "mistral3",
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        PIXTRAL,
+        text("mistral"),
+        spatial_merge_size=2,
+        **IMAGE,
+    ),
+    case(
+        "colpali",
+        "colpali",
+        "ColPaliForRetrieval",
+        "ColPaliConfig",
+        {"vlm_config": {**PALIGEMMA, "vision_config": SIGLIP, "text_config": text("gemma")}},
+        embedding_dim=11,
+    ),
+    case(
+        "colqwen2",
+        "colqwen2",
+        "ColQwen2ForRetrieval",
+        "ColQwen2Config",
+        {"vlm_config": {**COLQWEN, "vision_config": QWEN2, "text_config": MROPE}},
+        embedding_dim=11,
     ),
     seeing("llava-base", "llava", "LlavaModel", CLIP, text("mistral"), **IMAGE),
     seeing(
@@ -156,7 +202,7 @@ CASES = (
         "qwen2_vl",
         "qwen2_vl",
         "Qwen2VLForConditionalGeneration",
-        {**QWEN, "embed_dim": 24, "mlp_ratio": 2, "hidden_size": 36},
+        QWEN2,
         MROPE,
         **QWEN_TOKENS,
     ),

@@ -14,7 +14,7 @@ from transfusion.errors import ArchitectureError
 from transfusion.runtime.untrusted_files import require_finite, validate
 
 SECTIONS = (
-    *("vision_config", "text_config", "mask_decoder_config", "prompt_encoder_config"),
+    *("vision_config", "text_config", "vlm_config", "mask_decoder_config", "prompt_encoder_config"),
     *("model_cfg", "vision_cfg", "text_cfg", "model_args"),
 )
 """Parts of a configuration that are configurations themselves."""
@@ -109,6 +109,7 @@ _KINDS: dict[Any, str] = {
     """,
     Section: """
         mask_decoder_config model_cfg prompt_encoder_config text_cfg text_config vision_cfg vision_config
+        vlm_config
     """,
     Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
 }

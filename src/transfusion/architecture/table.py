@@ -194,6 +194,8 @@ class Family:
     see `original_names`."""
     positions_after_padding: bool = False
     """Whether positions are counted from behind the row of the padding token."""
+    whole_only: bool = False
+    """Whether a live module needs all of its weights at once: it cannot be run unit by unit."""
     computed: tuple[str, ...] = ()
     """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()

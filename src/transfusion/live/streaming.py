@@ -89,6 +89,8 @@ class StreamedModule:
         """Return a unit's forward pass that loads its weights first; with gradients, on the way back too."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(one, Tensor) and one.is_meta for one in (*args, *kwargs.values())):
+                raise RuntimeError(f"{name} was given inputs that went where weights are not loaded yet")
             self.meet(partial(self._load, name))
             return forward(*args, **kwargs)
 
@@ -169,6 +171,11 @@ def stream(
         raise ArchitectureError(
             f"{model.label}: a model in memory is not read from files", hint="leave out `memory`"
         )
+    if model.family.whole_only:
+        raise ArchitectureError(
+            f"{model.label}: a {model.family.name} asks for the place of weights that are not loaded yet",
+            hint="leave out `memory`: the model is then held whole",
+        )
     require_modest_size(model)
     module, read = skeleton(model), read or _checked_once(model)
     places = _places(model, module, read)
@@ -204,7 +211,7 @@ def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> d
         canonical = naming.canonical(name)
         if without_part(canonical)[0] in model.names:
             ours.setdefault(parameter, canonical)
-    begun: dict[str, int] = {}
+    parts = {known: len(parameter) for parameter, known in ours.items() if without_part(known)[1] is not None}
     for name, parameter in named.items():
         path = name.rpartition(".")[0]
         known = ours.get(parameter)
@@ -216,8 +223,8 @@ def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> d
         whole, part = without_part(known)
         rows = None
         if part is not None:
-            start = begun.get(whole, 0)
-            begun[whole] = start + len(parameter)
+            before = (size for one, size in parts.items() if _is_before(one, whole, part))
+            start = sum(before)
             rows = slice(start, start + len(parameter))
         shape = tuple(model.info(whole).shape)
         wanted = shape if rows is None else (len(parameter), *shape[1:])
@@ -230,6 +237,12 @@ def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> d
         source = partial(_cut, read, whole, rows)
         found[name] = _Place(name, known, module.get_submodule(path), source, parameter.shape)
     return found
+
+
+def _is_before(name: str, whole: str, part: int) -> bool:
+    """Whether a name is that of an earlier part of a tensor."""
+    owner, number = without_part(name)
+    return owner == whole and number is not None and number < part
 
 
 def _checked_once(model: Model) -> Callable[[str], Tensor]:
@@ -255,6 +268,8 @@ def _units(
     """Yield the blocks, and the modules that are loaded alone, by name."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
+        if isinstance(child, nn.Embedding) and child not in alone:
+            continue  # small, and some modules read its weight without calling it
         if child in alone or (isinstance(module, nn.ModuleList | nn.Sequential) and not _is_list(child)):
             yield path, child
         else:

@@ -172,5 +172,6 @@ FAMILIES = (
         table,
         "",
         known_keys=KEYS,
+        whole_only=True,
     ),
 )

@@ -60,10 +60,14 @@ def _shown(config: Config, inputs: Inputs, count: int) -> dict[str, Any]:
     return {**inputs, "input_ids": with_image_tokens(inputs["input_ids"], token, count)}
 
 
-def llava_inputs(config: Config, inputs: Inputs) -> Inputs:
+def llava_inputs(config: Config, given: Inputs) -> Inputs:
+    if config[VISION]["model_type"] == "pixtral":  # takes images of any size, and wants to be told
+        pixels = given["pixel_values"]
+        sizes = pixels.new_tensor([pixels.shape[2:]] * len(pixels)).long()
+        return {**_shown(config, given, _patches(config)), "image_sizes": sizes}
     class_token = config[VISION]["model_type"] == "clip_vision_model"
     dropped = config["vision_feature_select_strategy"] == "default"
-    return _shown(config, inputs, _patches(config) + class_token - dropped)
+    return _shown(config, given, _patches(config) + class_token - dropped)
 
 
 def paligemma_inputs(config: Config, inputs: Inputs) -> Inputs:

@@ -54,8 +54,23 @@ layers.{}.post_attention_layernorm   y -> x@next   layers.{}.mlp
 """
 
 
-def mixture(config: Config, rows: str, axes: tuple[Axis, ...] = GROUPED, **sizes: int) -> Table:
-    table = grouped_decoder(config, rows, SHORTCUTS, tied=False, axes=with_experts(axes), sizes=sizes)
+def mixture(
+    config: Config,
+    rows: str,
+    axes: tuple[Axis, ...] = GROUPED,
+    *,
+    branch_factor: float = 1.0,
+    **sizes: int,
+) -> Table:
+    table = grouped_decoder(
+        config,
+        rows,
+        SHORTCUTS,
+        tied=False,
+        axes=with_experts(axes),
+        branch_factor=branch_factor,
+        sizes=sizes,
+    )
     # Only for training: each block's logits are in its own order of experts, and the loss that balances
     # them adds up the experts of one number over all blocks.
     logits = {f"router_logits.{i}": None for i in range(config["num_hidden_layers"])}

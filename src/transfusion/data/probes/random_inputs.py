@@ -50,9 +50,7 @@ def _info(error: Exception) -> str:
 
 def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    settings = flatten_outputs(config)
-    if isinstance(texts := config.get("text_config"), dict):
-        settings |= flatten_outputs(texts)  # a vision tower may have a setting of the same name
+    settings = flatten_outputs(config) | _of_texts(config)
     inputs: dict[str, Tensor] = {}
     if "image" in family.inputs:
         inputs["pixel_values"] = _noise((batch, *_frame(family, config)), generator)
@@ -103,6 +101,14 @@ def _one_draw(how: Draw, batch: int, generator: torch.Generator) -> Tensor:
     if how.low is None:
         return _noise(shape, generator)
     return how.low + (how.high - how.low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def _of_texts(config: Config) -> dict[str, Any]:
+    """Return the settings of the text's section: a vision tower may have settings of the same names."""
+    for section in ("vlm_config", "text_config"):
+        if isinstance(part := config.get(section), dict):
+            return _of_texts(part)
+    return flatten_outputs(config)
 
 
 def _frame(family: Family, config: Config) -> tuple[int, int, int]:

@@ -205,6 +205,7 @@ def command(made: Made, out: Path, *how: str | Path) -> list[str]:
 
 def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str, Any]:
     out = large.b.parent / "moved"
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was interrupted
     plan = json.loads(subprocess.check_output([*command(large, out), "--dry-run", "--json"]))
     copy = "import os, shutil, sys; shutil.copytree(*sys.argv[1:3]);"
     flush = " [os.fsync(os.open(file.path, os.O_RDWR)) for file in os.scandir(sys.argv[2])]"
@@ -285,16 +286,16 @@ def table(result: dict[str, Any]) -> str:
         f"announced: {plan['memory'] / 1e6:.0f} MB for tensors, {plan['bytes_to_read'] / 1e9:.1f} GB to read,"
         f" {plan['bytes_to_write'] / 1e9:.1f} GB to write; found: {for_tensors / 1e6:.0f} MB for tensors",
         "",
-        "| | seconds | of all cores | throughput, as a share of a copy's | of a flushed one's | peak memory | written |",
+        "| | seconds | of all cores | throughput, as a share of a copy's | of a flushed one's | peak memory"
+        " | written |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, seconds in result["seconds"].items():
         shares = [f"{result['seconds'][copy] / seconds:.0%}" * (name != PROGRAM) for copy in (COPY, FLUSHED)]
         written = f"{result['written_bytes'][name] / 1e9:.2f} GB" * (name != PROGRAM)
         memory = f"{peaks[name] / 1e6:.0f} MB"
-        lines.append(
-            f"| {name} | {seconds:.1f} | {result['processor'][name]:.1f} | {' | '.join(shares)} | {memory} | {written} |"
-        )
+        taken = f"{seconds:.1f} | {result['processor'][name]:.1f}"
+        lines.append(f"| {name} | {taken} | {' | '.join(shares)} | {memory} | {written} |")
     for name, found in result.get("differences", {}).items():
         lines += [
             "",

@@ -221,13 +221,23 @@ def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str
         contenders |= {name: peer.command(*three, dtype) for name, dtype in PEERS.items()}
     seen: dict[str, list[Run]] = {name: [] for name in contenders}
     written: dict[str, int] = {}
-    for _ in range(rounds):
+    differences: dict[str, dict[str, int]] = {}
+    ours = out.with_name("moved-naive")
+    for turn in range(rounds):
         for name, one in contenders.items():
             shutil.rmtree(out, ignore_errors=True)
             seen[name].append(_run(one))
             written[name] = sum(file.stat().st_size for file in out.iterdir())
+            if name == NAIVE and peer is not None and turn == rounds - 1:
+                shutil.rmtree(ours, ignore_errors=True)
+                out.rename(ours)
+            if name in PEERS and turn == rounds - 1:
+                differences[name] = difference(ours, out)._asdict()
+    for folder in (ours, out):
+        shutil.rmtree(folder, ignore_errors=True)
     return {
-        **({} if peer is None else _compared(contenders, out, peer)),
+        "peer": peer and peer.versions,
+        "differences": differences,
         "written_bytes": written,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "bytes": sum(file.stat().st_size for file in large.b.glob("*.safetensors")),
@@ -237,22 +247,6 @@ def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str
         "processor": {name: statistics.median(run.processor for run in runs) for name, runs in seen.items()},
         "peak_bytes": {name: max(run.peak for run in runs) for name, runs in seen.items()},
     }
-
-
-def _compared(contenders: dict[str, list[str]], out: Path, peer: Peer) -> dict[str, Any]:
-    """Compare our output with mergekit's, and remove all outputs."""
-    ours, differences = out.with_name("moved-naive"), {}
-    for name in (NAIVE, *PEERS):
-        shutil.rmtree(out, ignore_errors=True)
-        _run(contenders[name])
-        if name == NAIVE:
-            shutil.rmtree(ours, ignore_errors=True)
-            out.rename(ours)
-        else:
-            differences[name] = difference(ours, out)._asdict()
-    for folder in (ours, out):
-        shutil.rmtree(folder)
-    return {"peer": peer.versions, "differences": differences}
 
 
 class Run(NamedTuple):
@@ -296,7 +290,7 @@ def table(result: dict[str, Any]) -> str:
         memory = f"{peaks[name] / 1e6:.0f} MB"
         taken = f"{seconds:.1f} | {result['processor'][name]:.1f}"
         lines.append(f"| {name} | {taken} | {' | '.join(shares)} | {memory} | {written} |")
-    for name, found in result.get("differences", {}).items():
+    for name, found in result["differences"].items():
         lines += [
             "",
             f"{name} ({result['peer']}) and {NAIVE}: {found['differing']} of {found['values']} values differ,"

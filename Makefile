@@ -4,7 +4,7 @@
 # make check   lint, types, layers, tests
 # make docs    the site, in site/; generated pages and pictures are written anew first
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
-# make bench-memory    memory and throughput of a transport, against a copy (12 GB of disk, five minutes)
+# make bench-memory    memory and throughput of a transport, against a copy and mergekit (16 GB of disk, ten minutes)
 # make bench-scale     how time and memory grow with models, on threads and on Ray (9 GB of disk, half an hour)
 # make bench-functional  time and memory of functional alignment, against its floor (20 GB of disk, an hour or more)
 # make bench-successors  how much of a LoRA arrives on successors of its base, and whether drift predicts it (five minutes)

@@ -3,9 +3,11 @@
     python benchmarks/transporting.py                    a Llama of 1.36 billion parameters, 2.7 GB a model
     python benchmarks/transporting.py --layers 2         smaller, to try it out
     python benchmarks/transporting.py --keep FOLDER      keep the models there, and use them again
+    python benchmarks/transporting.py --no-peer          without mergekit, which is installed once (1.6 GB)
 
 Three models are drawn at random (A, a fine-tune of A, and B) and a random π. Every contender runs in a
 process of its own, so that its peak memory is its own; rounds are interleaved, and the table has medians.
+mergekit computes what `--method naive` does, and both outputs are compared value by value.
 Pages of mapped files count as memory, as they do in the system's own reckoning.
 """
 
@@ -29,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from peers import Peer, difference, install
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
@@ -52,6 +55,9 @@ class Size(NamedTuple):
 
 COPY, FLUSHED = "a plain copy of B's files", "the same, flushed to the disk"
 PROGRAM = "the program, with a tiny model"
+NAIVE = "transport --method naive"
+PEERS = {"mergekit in bfloat16": "bfloat16", "mergekit in float32": "float32"}
+"""The type that mergekit computes in; both store bfloat16."""
 TINY = Size(1, 64, 64, 4, 2, 100)
 """What is left when it is moved is the program itself."""
 
@@ -61,11 +67,12 @@ def main() -> None:
     arguments.add_argument("--layers", type=int, default=18)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--keep", type=Path)
+    arguments.add_argument("--no-peer", action="store_true", help="without mergekit")
     arguments.add_argument("--output", type=Path, help="also write the results as JSON")
     asked = arguments.parse_args()
     with _workplace(asked.keep) as folder:
         large, tiny = make(folder / "large", Size(asked.layers)), make(folder / "tiny", TINY)
-        result = measure(large, tiny, asked.rounds)
+        result = measure(large, tiny, asked.rounds, None if asked.no_peer else install())
     print(table(result))
     if asked.output:
         write_json(asked.output, result)
@@ -190,13 +197,15 @@ def _config(size: Size) -> dict[str, Any]:
 # ── measuring ────────────────────────────────────────────────────────────────────────────────
 
 
-def command(made: Made, out: Path) -> list[str]:
-    info = ["transport", made.tuned, "--base", made.a, "--onto", made.b, "--via", made.pi, "-o", out, "-q"]
-    return [sys.executable, "-m", "transfusion", *map(str, info)]
+def command(made: Made, out: Path, *how: str | Path) -> list[str]:
+    """Return the command of a transport, by the random π or in another way."""
+    info = ["transport", made.tuned, "--base", made.a, "--onto", made.b, "-o", out, "-q"]
+    return [sys.executable, "-m", "transfusion", *map(str, (*info, *(how or ("--via", made.pi))))]
 
 
-def measure(large: Made, tiny: Made, rounds: int) -> dict[str, Any]:
+def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str, Any]:
     out = large.b.parent / "moved"
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was interrupted
     plan = json.loads(subprocess.check_output([*command(large, out), "--dry-run", "--json"]))
     copy = "import os, shutil, sys; shutil.copytree(*sys.argv[1:3]);"
     flush = " [os.fsync(os.open(file.path, os.O_RDWR)) for file in os.scandir(sys.argv[2])]"
@@ -204,32 +213,63 @@ def measure(large: Made, tiny: Made, rounds: int) -> dict[str, Any]:
         COPY: [sys.executable, "-c", copy, str(large.b), str(out)],
         FLUSHED: [sys.executable, "-c", copy + flush, str(large.b), str(out)],
         "transport": command(large, out),
+        NAIVE: command(large, out, "--method", "naive"),
         PROGRAM: command(tiny, out),
     }
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    for _ in range(rounds):
+    if peer is not None:
+        three = large.a, large.tuned, large.b, out
+        contenders |= {name: peer.command(*three, dtype) for name, dtype in PEERS.items()}
+    seen: dict[str, list[Run]] = {name: [] for name in contenders}
+    written: dict[str, int] = {}
+    differences: dict[str, dict[str, int]] = {}
+    ours = out.with_name("moved-naive")
+    for turn in range(rounds):
         for name, one in contenders.items():
             shutil.rmtree(out, ignore_errors=True)
             seen[name].append(_run(one))
-    shutil.rmtree(out, ignore_errors=True)
+            written[name] = sum(file.stat().st_size for file in out.iterdir())
+            if name == NAIVE and peer is not None and turn == rounds - 1:
+                shutil.rmtree(ours, ignore_errors=True)
+                out.rename(ours)
+            if name in PEERS and turn == rounds - 1:
+                differences[name] = difference(ours, out)._asdict()
+    for folder in (ours, out):
+        shutil.rmtree(folder, ignore_errors=True)
     return {
+        "peer": peer and peer.versions,
+        "differences": differences,
+        "written_bytes": written,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "bytes": sum(file.stat().st_size for file in large.b.glob("*.safetensors")),
         "plan": plan,
         "rounds": rounds,
-        "seconds": {name: statistics.median(seconds for seconds, _ in runs) for name, runs in seen.items()},
-        "peak_bytes": {name: max(peak for _, peak in runs) for name, runs in seen.items()},
+        "seconds": {name: statistics.median(run.seconds for run in runs) for name, runs in seen.items()},
+        "processor": {name: statistics.median(run.processor for run in runs) for name, runs in seen.items()},
+        "peak_bytes": {name: max(run.peak for run in runs) for name, runs in seen.items()},
     }
 
 
-def _run(command: list[str]) -> tuple[float, float]:
-    """Seconds, and the peak of resident memory."""
+class Run(NamedTuple):
+    """What one run took."""
+
+    seconds: float
+    processor: float
+    """Seconds of all cores: what a busy machine changes least."""
+    peak: float
+    """The largest resident memory, in bytes."""
+
+
+def _run(command: list[str]) -> Run:
     watch = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
-    watch += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    watch += "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+    watch += "print(used.ru_utime + used.ru_stime, used.ru_maxrss)"
     begun = time.perf_counter()
-    info = subprocess.check_output([sys.executable, "-c", watch, *command], text=True)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    info = subprocess.check_output([sys.executable, "-c", watch, *command], text=True, env=environment)
     unit = 1 if sys.platform == "darwin" else 1024
-    return time.perf_counter() - begun, float(info.splitlines()[-1]) * unit
+    seconds = time.perf_counter() - begun
+    processor, peak = map(float, info.splitlines()[-1].split())
+    return Run(seconds, processor, peak * unit)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -240,12 +280,22 @@ def table(result: dict[str, Any]) -> str:
         f"announced: {plan['memory'] / 1e6:.0f} MB for tensors, {plan['bytes_to_read'] / 1e9:.1f} GB to read,"
         f" {plan['bytes_to_write'] / 1e9:.1f} GB to write; found: {for_tensors / 1e6:.0f} MB for tensors",
         "",
-        "| | seconds | throughput, as a share of a copy's | of a flushed one's | peak memory |",
-        "|---|---|---|---|---|",
+        "| | seconds | of all cores | throughput, as a share of a copy's | of a flushed one's | peak memory"
+        " | written |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, seconds in result["seconds"].items():
         shares = [f"{result['seconds'][copy] / seconds:.0%}" * (name != PROGRAM) for copy in (COPY, FLUSHED)]
-        lines.append(f"| {name} | {seconds:.1f} | {' | '.join(shares)} | {peaks[name] / 1e6:.0f} MB |")
+        written = f"{result['written_bytes'][name] / 1e9:.2f} GB" * (name != PROGRAM)
+        memory = f"{peaks[name] / 1e6:.0f} MB"
+        taken = f"{seconds:.1f} | {result['processor'][name]:.1f}"
+        lines.append(f"| {name} | {taken} | {' | '.join(shares)} | {memory} | {written} |")
+    for name, found in result["differences"].items():
+        lines += [
+            "",
+            f"{name} ({result['peer']}) and {NAIVE}: {found['differing']} of {found['values']} values differ,"
+            f" by {found['steps']} step(s) of bfloat16 at most",
+        ]
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from transfusion.matching.search_memory import within_memory
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model, take_hashes
 from transfusion.runtime.engines import open_engine
-from transfusion.runtime.scratch import keep_blocks_only
+from transfusion.runtime.scratch import give_back_at_once
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def run(task: Task) -> None:
     weights = WeightPair(a, b)
     budget = within_memory(weights, method, task.memory, task.engine, task.jobs)
     if task.memory is not None:
-        keep_blocks_only()
+        give_back_at_once()
     jobs = budget.threads if task.engine == "local" else task.jobs
     with open_engine(task.engine, jobs=jobs) as engine:
         watch.done("opening")

@@ -56,7 +56,7 @@ from transfusion.runtime.engines import Engine
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.runtime.scratch import keep_blocks_only
+from transfusion.runtime.scratch import give_back_at_once, keep_blocks_only
 
 __all__ = ["Advice", "Step", "Verdict", "align", "plan_align", "plan_memory"]
 
@@ -234,7 +234,9 @@ def _align(
     threads = budget.threads if budget else jobs
     if chosen.functional is not None and memory is not None:
         threads = functional_memory(a, b, chosen.functional, memory, engine, threads).threads
-    if memory is not None or weights.nbytes > MUCH:
+    if memory is not None:
+        give_back_at_once()
+    elif weights.nbytes > MUCH:
         keep_blocks_only()
     how = HowToRun(
         workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),

@@ -12,7 +12,7 @@ import torch
 
 from transfusion import __version__, errors
 from transfusion.errors import TransfusionError
-from transfusion.runtime.scratch import keep_blocks_only
+from transfusion.runtime.scratch import give_back_at_once
 
 SUBJECTS = 2
 """How many subjects a worker keeps, with their cached gains."""
@@ -39,7 +39,7 @@ class RayWorker:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        keep_blocks_only()
+        give_back_at_once()
         self._subjects: OrderedDict[int, Any] = OrderedDict()
 
     def greet(self) -> tuple[str, str]:

@@ -38,19 +38,28 @@ def clear() -> None:
 
 
 _TRIM, _THRESHOLD = -1, -3
-"""Options of the C library's malloc."""
-_BLOCK, _KEPT = 2**23, 2**26
+"""Options of the C library's malloc: memory that a thread keeps, and the size from which it keeps none."""
+
+
+def give_back_at_once() -> None:
+    """Make the C library return the memory of tensors to the system as soon as they are freed.
+
+    By default it keeps much of it for later, in each thread: half as much again was measured.
+    """
+    _set_malloc({_THRESHOLD: 2**18, _TRIM: 2**17})
 
 
 def keep_blocks_only() -> None:
-    """Make the C library keep the memory of freed blocks for the next ones, and give that of larger tensors
-    back to the system at once.
+    """Make the C library keep the memory of freed blocks for the next ones, but not that of larger tensors.
 
-    By default it keeps much of the latter, in each thread: half as much again was measured. And a new page
-    costs more than reading a page of weights: without pages to use again, a third of a transport's work.
+    A new page costs more than reading a page of weights: it was a fifth of a transport's work.
     """
+    _set_malloc({_THRESHOLD: 2**23, _TRIM: 2**25})
+
+
+def _set_malloc(options: dict[int, int]) -> None:
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(_THRESHOLD, _BLOCK)
-            mallopt(_TRIM, _KEPT)
+            for option, value in options.items():
+                mallopt(option, value)

@@ -133,6 +133,16 @@ def test_an_unknown_class_of_the_library_is_refused(made, tmp_path):
         assert "there are tables for FluxTransformer2DModel, PixArtTransformer2DModel" in refusal.value.hint
 
 
+def test_the_class_of_an_earlier_release_is_built_as_today(made, tmp_path):
+    folder = shutil.copytree(made("pixart"), tmp_path / "a")
+    config = json.loads((folder / "config.json").read_text())
+    older = {"_class_name": "Transformer2DModel", "num_vector_embeds": None, "double_self_attention": False}
+    (folder / "config.json").write_text(json.dumps({**config, **older}))
+    before, now = LiveModel.of(Model.open(folder)), LiveModel.of(Model.open(made("pixart")))
+    assert type(before.module) is type(now.module)
+    assert largest_difference(before.outputs(), now.outputs()) == 0
+
+
 def test_a_setting_that_the_table_does_not_know_is_refused(made, tmp_path):
     folder = shutil.copytree(made("flux"), tmp_path / "a")
     config = json.loads((folder / "config.json").read_text())

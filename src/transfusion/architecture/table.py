@@ -143,7 +143,7 @@ class Family:
     """Returns the configuration, completed with settings that follow from the shapes."""
     model_types: tuple[str, ...] = ()
     """The names of the family in configurations; for timm, patterns of its names, with ``*``; for diffusers,
-    classes."""
+    classes, first the one that is built."""
     inputs: tuple[str, ...] = ()
     """The kind of input of a live model: ``image``, ``patches`` (an image in patches), ``tokens``,
     ``spectrogram``, ``waveform``."""

@@ -51,10 +51,10 @@ def class_of_diffusers(config: Config, label: str) -> Any:
     library.
     """
     name = config.get("_class_name")
-    known = {
-        kind for family in all_families() if family.library == "diffusers" for kind in family.model_types
+    today = {
+        kind: f.model_types[0] for f in all_families() if f.library == "diffusers" for kind in f.model_types
     }
-    made_by = getattr(require_library("diffusers"), name, None) if name in known else None
+    made_by = getattr(require_library("diffusers"), today[name], None) if name in today else None
     if made_by is None:
         raise ArchitectureError(
             f"{label}: config.json names a class {name!r:.80} that no table knows, or that the installed"

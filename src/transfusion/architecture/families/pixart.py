@@ -108,7 +108,7 @@ FAMILIES = (
             "transformer_blocks.0.scale_shift_table",
             "transformer_blocks.0.ff.net.2.weight",
         ),
-        model_types=("PixArtTransformer2DModel",),
+        model_types=("PixArtTransformer2DModel", "Transformer2DModel"),  # the second in earlier releases
         draws=draws,
         arguments=arguments,
         prefixes=PREFIXES,
@@ -122,6 +122,10 @@ FAMILIES = (
             "norm_type": ("ada_norm_single",),
             "norm_elementwise_affine": (False,),
             "attention_type": ("default", None),
+            "double_self_attention": (False, None),
+            "num_vector_embeds": (None,),
+            "only_cross_attention": (False, None),
+            "use_linear_projection": (False, None),
         },
     ),
 )

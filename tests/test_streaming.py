@@ -33,7 +33,7 @@ UNITS = [family for family in sorted(FIRST) if family not in WHOLE_ONLY]
 
 def inputs_of(model: Model, module, seed: int) -> dict[str, torch.Tensor]:
     config = getattr(module, "config", None)
-    settings = config.to_dict() if config else model.config
+    settings = config.to_dict() if hasattr(config, "to_dict") else config or model.config
     drawn = random_inputs(model.family, settings, batch=2, seed=seed)
     return {name: one.float() if one.is_floating_point() else one for name, one in drawn.items()}
 

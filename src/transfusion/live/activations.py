@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from transfusion.architecture.architecture import Architecture
-from transfusion.layouts import ANONYMOUS, Layout, Name
+from transfusion.layouts import ANONYMOUS, Layout, Name, names_in, size_of
 from transfusion.live.live_model import LiveModel
 
 
@@ -75,15 +75,15 @@ def record_outputs(live: LiveModel) -> Iterator[ModuleRecord]:
 def output_layout(weight: Layout, shape: Sequence[int], architecture: Architecture) -> Layout:
     """Return the layout of a module's output: its weight's output axis, last, or second among channels.
 
-    Channels are second behind a convolution and behind the norm that follows one.
+    Channels are second behind a convolution, also one of each channel alone, and behind a norm of channels.
     """
     axis = weight.items[weight.outputs[0]] if weight.arrow else weight.items[0]
     last = len(shape) - 1
-    norm_of_channels = (
+    of_channels = (
         weight.arrow is None
         and last > 1
-        and isinstance(axis, Name)
-        and shape[last] != architecture.sizes.get(axis.text)
+        and ANONYMOUS not in names_in(axis)
+        and shape[last] != size_of(axis, architecture.sizes)
     )
-    place = 1 if len(weight.inputs) > 1 or norm_of_channels else last
+    place = 1 if len(weight.inputs) > 1 or of_channels else last
     return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(len(shape))))

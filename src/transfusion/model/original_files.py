@@ -6,7 +6,8 @@ rows of it, and joined again when an output is written: it has the names of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from transfusion.architecture.families import all_families
 from transfusion.architecture.original_names import PREFIXES, OriginalNames, split_rows, without_prefix
 from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint, PartT
+from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import ArchitectureError
 
@@ -43,6 +45,19 @@ class OriginalCheckpoint(Checkpoint):
             return self.stored.read(whole, rows + here.start)
         start, stop, _ = rows.indices(here.stop - here.start)
         return self.stored.read(whole, slice(here.start + start, here.start + stop))
+
+    def blocks(self, name: str, *, checked: bool = False) -> Iterator[Tensor]:
+        """Read the rows of the stored tensor that are this tensor's, block by block."""
+        shape = self.tensors[name].shape
+        for rows in row_blocks(shape):
+            read = self.read_finite if checked else self.read
+            yield read(name, rows if shape else None).reshape(-1)
+
+    @contextmanager
+    def holding_tensors(self) -> Iterator[None]:
+        assert self.stored is not None
+        with self.stored.holding_tensors():
+            yield
 
     def in_stored_names(
         self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]

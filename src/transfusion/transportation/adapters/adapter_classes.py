@@ -23,6 +23,8 @@ TASKS = {
 
 _TABLE = """
 albert                 Albert               SEQ_CLS TOKEN_CLS QUESTION_ANS
+apertus                Apertus              TOKEN_CLS CAUSAL_LM
+arcee                  Arcee                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 bart                   Bart                 SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM
 beit                   Beit
 bert                   Bert                 SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=BertLMHeadModel
@@ -31,6 +33,11 @@ camembert              Camembert            SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSA
 clip                   CLIP
 clip_text_model        CLIPText
 clip_vision_model      CLIPVision
+cohere                 Cohere               CAUSAL_LM
+cohere2                Cohere2              CAUSAL_LM
+colpali                ColPali              FEATURE_EXTRACTION=ColPaliForRetrieval
+colqwen2               ColQwen2             FEATURE_EXTRACTION=ColQwen2ForRetrieval
+cwm                    Cwm                  CAUSAL_LM
 data2vec-vision        Data2VecVision
 deberta-v2             DebertaV2            SEQ_CLS TOKEN_CLS QUESTION_ANS
 deit                   DeiT
@@ -39,46 +46,85 @@ dinov2_with_registers  Dinov2WithRegisters
 dinov3_vit             DINOv3ViT
 distilbert             DistilBert           SEQ_CLS TOKEN_CLS QUESTION_ANS
 electra                Electra              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+ernie4_5               Ernie4_5             CAUSAL_LM
+exaone4                Exaone4              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 falcon                 Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 gemma                  Gemma                SEQ_CLS TOKEN_CLS CAUSAL_LM
 gemma2                 Gemma2               SEQ_CLS TOKEN_CLS CAUSAL_LM
+gemma3                 Gemma3               SEQ_CLS CAUSAL_LM=Gemma3ForConditionalGeneration
 gemma3_text            Gemma3Text           SEQ_CLS CAUSAL_LM=Gemma3ForCausalLM
+glm                    Glm                  SEQ_CLS TOKEN_CLS CAUSAL_LM
+glm4                   Glm4                 SEQ_CLS TOKEN_CLS CAUSAL_LM
 gpt2                   GPT2                 SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=GPT2LMHeadModel
 gpt_neox               GPTNeoX              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+gpt_oss                GptOss               SEQ_CLS TOKEN_CLS CAUSAL_LM
 gptj                   GPTJ                 SEQ_CLS QUESTION_ANS CAUSAL_LM
+granite                Granite              CAUSAL_LM
+granitemoe             GraniteMoe           CAUSAL_LM
+granitemoeshared       GraniteMoeShared     CAUSAL_LM
+gte                    Gte                  SEQ_CLS TOKEN_CLS
+helium                 Helium               SEQ_CLS TOKEN_CLS CAUSAL_LM
 hubert                 Hubert               SEQ_CLS
+hunyuan_v1_dense       HunYuanDenseV1       SEQ_CLS CAUSAL_LM
+idefics3               Idefics3
+jais2                  Jais2                CAUSAL_LM
+jina_embeddings_v3     JinaEmbeddingsV3     SEQ_CLS TOKEN_CLS QUESTION_ANS
 llama                  Llama                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+llama4                 Llama4               CAUSAL_LM FEATURE_EXTRACTION=Llama4ForConditionalGeneration
+llama4_text            Llama4Text           CAUSAL_LM=Llama4ForCausalLM
+llava                  Llava
 marian                 Marian               CAUSAL_LM SEQ_2_SEQ_LM=MarianMTModel
 mbart                  MBart                SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM
+ministral              Ministral            SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+ministral3             Ministral3           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 mistral                Mistral              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+mistral3               Mistral3
 mixtral                Mixtral              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 modernbert             ModernBert           SEQ_CLS TOKEN_CLS QUESTION_ANS
 mpnet                  MPNet                SEQ_CLS TOKEN_CLS QUESTION_ANS
 mt5                    MT5                  SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
+nemotron               Nemotron             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+new                    Gte                  SEQ_CLS TOKEN_CLS
 nomic_bert             NomicBert            SEQ_CLS TOKEN_CLS
+olmo                   Olmo                 SEQ_CLS CAUSAL_LM
 olmo2                  Olmo2                SEQ_CLS CAUSAL_LM
+olmo3                  Olmo3                SEQ_CLS CAUSAL_LM
+olmoe                  Olmoe                CAUSAL_LM
 opt                    OPT                  SEQ_CLS QUESTION_ANS CAUSAL_LM
+paligemma              PaliGemma
 phi                    Phi                  SEQ_CLS TOKEN_CLS CAUSAL_LM
 phi3                   Phi3                 SEQ_CLS TOKEN_CLS CAUSAL_LM
+phimoe                 Phimoe               SEQ_CLS CAUSAL_LM
+pixtral                PixtralVision
 qwen2                  Qwen2                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+qwen2_5_vl             Qwen2_5_VL
 qwen2_moe              Qwen2Moe             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+qwen2_vl               Qwen2VL
 qwen3                  Qwen3                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 qwen3_moe              Qwen3Moe             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+qwen3_vl               Qwen3VL
 RefinedWeb             Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 RefinedWebModel        Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 roberta                Roberta              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+sam                    Sam
+sam_vision_model       SamVision
+seed_oss               SeedOss              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
 siglip                 Siglip
 siglip2                Siglip2
 siglip2_text_model     Siglip2Text
 siglip2_vision_model   Siglip2Vision
 siglip_text_model      SiglipText
 siglip_vision_model    SiglipVision
+smollm3                SmolLM3              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+smolvlm                SmolVLM
+stablelm               StableLm             SEQ_CLS TOKEN_CLS CAUSAL_LM
 starcoder2             Starcoder2           SEQ_CLS TOKEN_CLS CAUSAL_LM
 swin                   Swin
 swinv2                 Swinv2
 t5                     T5                   SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
 umt5                   UMT5                 SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
 vit                    ViT
+vit_mae                ViTMAE
 wav2vec2               Wav2Vec2             SEQ_CLS
 whisper                Whisper              SEQ_CLS=WhisperForAudioClassification CAUSAL_LM SEQ_2_SEQ_LM
 xlm-roberta            XLMRoberta           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
@@ -88,7 +134,7 @@ xlm-roberta            XLMRoberta           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSA
 
 def _read(line: str) -> tuple[str, dict[str, str]]:
     kind, beginning, *tasks = line.split()
-    info = dict(word.partition("=")[::2] for word in (*tasks, "FEATURE_EXTRACTION"))
+    info = dict(word.partition("=")[::2] for word in ("FEATURE_EXTRACTION", *tasks))
     return kind, {task: name or beginning + TASKS[task] for task, name in info.items()}
 
 

@@ -172,14 +172,11 @@ class Family:
     """Inputs for a live model, by name, where those kinds do not fit."""
     draws: Callable[[Config], Mapping[str, Draw]] | None = None
     """How inputs for a live model are drawn, by name, where those kinds do not fit."""
-    arguments: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda inputs: inputs
-    """How a live model is called with a batch of inputs, all of whose tensors have a first dimension of that
-    size."""
     frame: Callable[[Config], tuple[int, int, int]] | None = None
     """Channels, rows and columns of probes, if the model takes images of any size."""
     arrange: Callable[[Config, Mapping[str, Any]], Mapping[str, Any]] | None = None
-    """Returns the inputs of a live model from ``pixel_values`` and ``input_ids``, where it wants more than
-    those: tokens of the text that stand for the image, the patches that are masked, a prompt."""
+    """Returns the arguments of a live model from a batch of inputs, where it wants others than those: tokens
+    of the text that stand for the image, the patches that are masked, lists or numbers instead of tensors."""
     components: Mapping[str, Component] = field(default_factory=dict)
     """Models of other families that are parts of this one, by the section of the configuration."""
     prefixes: tuple[str, ...] = ()

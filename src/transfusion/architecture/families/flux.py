@@ -176,7 +176,7 @@ def draws(config: Config) -> dict[str, Draw]:
     }
 
 
-def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """All images of a batch have the same places."""
     return {**inputs, "img_ids": inputs["img_ids"][0], "txt_ids": inputs["txt_ids"][0]}
 
@@ -196,7 +196,7 @@ FAMILIES = (
         from_shapes=from_shapes,
         model_types=("FluxTransformer2DModel",),
         draws=draws,
-        arguments=arguments,
+        arrange=arrange,
         prefixes=PREFIXES,
         original=ORIGINAL,
         known_keys=DIFFUSERS

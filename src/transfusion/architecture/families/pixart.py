@@ -90,7 +90,7 @@ def draws(config: Config) -> dict[str, Draw]:
     }
 
 
-def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of an image come in one argument."""
     told = {name: inputs.get(name) for name in ("resolution", "aspect_ratio")}
     others = {name: one for name, one in inputs.items() if name not in told}
@@ -110,7 +110,7 @@ FAMILIES = (
         ),
         model_types=("PixArtTransformer2DModel", "Transformer2DModel"),  # the second in earlier releases
         draws=draws,
-        arguments=arguments,
+        arrange=arrange,
         prefixes=PREFIXES,
         known_keys=DIFFUSERS
         | {"num_attention_heads", "attention_head_dim", "in_channels", "out_channels", "num_layers"}

@@ -110,7 +110,7 @@ def draws(config: Config) -> dict[str, Draw]:
     }
 
 
-def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of images are numbers."""
     sizes = [[tuple(one) for one in images] for images in inputs["img_shapes"].tolist()]
     return {**inputs, "img_shapes": sizes}
@@ -131,7 +131,7 @@ FAMILIES = (
         from_shapes=from_shapes,
         model_types=("QwenImageTransformer2DModel",),
         draws=draws,
-        arguments=arguments,
+        arrange=arrange,
         prefixes=PREFIXES,
         known_keys=DIFFUSERS
         | {"in_channels", "out_channels", "num_layers", "attention_head_dim", "num_attention_heads"}

@@ -284,7 +284,7 @@ def draws(config: Config) -> dict[str, Draw]:
     return inputs
 
 
-def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of an image comes in one argument."""
     told = {name: inputs[name] for name in ("text_embeds", "time_ids") if name in inputs}
     others = {name: one for name, one in inputs.items() if name not in told}
@@ -313,7 +313,7 @@ FAMILIES = (
         ),
         model_types=("UNet2DConditionModel",),
         draws=draws,
-        arguments=arguments,
+        arrange=arrange,
         from_shapes=from_shapes,
         prefixes=PREFIXES,
         original=ORIGINAL,

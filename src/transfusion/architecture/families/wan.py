@@ -165,7 +165,7 @@ def draws(config: Config) -> dict[str, Draw]:
     return inputs
 
 
-def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The first and the last image of a video are two of a batch."""
     if (images := inputs.get("both_images")) is None:
         return dict(inputs)
@@ -188,7 +188,7 @@ FAMILIES = (
         from_shapes=from_shapes,
         model_types=("WanTransformer3DModel",),
         draws=draws,
-        arguments=arguments,
+        arrange=arrange,
         prefixes=PREFIXES,
         original=ORIGINAL,
         known_keys=DIFFUSERS

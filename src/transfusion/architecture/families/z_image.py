@@ -148,7 +148,7 @@ def draws(config: Config) -> dict[str, Draw]:
     }
 
 
-def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Images and texts are lists, and sizes of patches numbers."""
     lists = {name: list(inputs[name].unbind()) for name in ("x", "cap_feats")}
     sizes = {name: int(inputs[name][0]) for name in ("patch_size", "f_patch_size")}
@@ -169,7 +169,7 @@ FAMILIES = (
         from_shapes=from_shapes,
         model_types=("ZImageTransformer2DModel",),
         draws=draws,
-        arguments=arguments,
+        arrange=arrange,
         prefixes=PREFIXES,
         original=ORIGINAL,
         known_keys=DIFFUSERS

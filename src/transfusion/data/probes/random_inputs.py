@@ -181,9 +181,9 @@ def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) ->
     Inputs of which some kind is missing, such as a text alone, are taken as they are.
     """
     if family.arrange is None or not {_NAMES[kind] for kind in family.inputs} <= inputs.keys():
-        return family.arguments(inputs)
+        return inputs
     config: Any = module.config
-    return family.arrange(config.to_dict(), inputs)
+    return family.arrange(config if isinstance(config, Mapping) else config.to_dict(), inputs)
 
 
 def in_double(double: bool) -> AbstractContextManager[Any]:

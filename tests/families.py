@@ -21,14 +21,6 @@ CASES = {
 FIRST = {case.family: name for name, case in reversed(CASES.items())}
 """The first case of every family."""
 
-RELATED = {
-    case.family
-    for name in ("more_decoders", "newer_encoders", "seeing")
-    for case in import_module(f"cases.{name}").CASES
-    if FIRST[case.family] == case.name
-}
-"""Families made of the parts of others: one case of each is for every run."""
-
 OFTEN = frozenset(
     [
         "albert",
@@ -70,7 +62,6 @@ __all__ = [
     "LLAMA",
     "OFTEN",
     "PRINCIPAL",
-    "RELATED",
     "VIT",
     "Case",
     "finetuned",

@@ -402,7 +402,7 @@ def test_a_copy_of_another_type_is_refused(sharded):
 
 @pytest.mark.parametrize("span", [2**22, 0], ids=["by their span", "one by one"])
 def test_rows_are_those_of_the_whole(span, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.checkpoint.tensor_files._SPAN", span)
+    monkeypatch.setattr("transfusion.checkpoint.tensor_files.SPAN", span)
     tensors = {
         "a": torch.randn(7, 3, 2),
         "b": torch.randn(5).bfloat16(),

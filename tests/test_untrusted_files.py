@@ -131,6 +131,7 @@ def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
 
     families = all_families()
     parts = [part for family in families for part in family.components.values()]
+    parts += [part.family for part in parts if part.family is not None]
     known = {key for one in (*families, *parts) for key in (*one.known_keys, *one.required)}
     known |= {section for family in families for section in family.components}
     assert {key for key in KINDS if key not in known} <= {

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from families import CASES, finetuned
+from families import CASES, finetuned, often
 from test_adapter import train_adapter
 from transfusion import align, rerun, transport
 from transfusion.data.probes.corruptions import corrupted_images, recombined_texts
@@ -87,17 +87,12 @@ class Interrupted(Progress):
 # ── what is learned ──────────────────────────────────────────────────────────────────────────
 
 
+REFINED = [(VIT, None), ("bert-classifier", "bert"), ("llama", None), ("clip", None)]
+
+
 @pytest.mark.parametrize(
     ("case", "onto"),
-    [
-        (VIT, None),
-        ("vit", None),
-        ("bert-classifier", "bert"),
-        ("llama", None),
-        ("clip", None),
-        ("open_clip", None),
-        ("timm-vit", None),
-    ],
+    often([*REFINED, ("vit", None), ("open_clip", None), ("timm-vit", None)], REFINED),
 )
 def test_a_refined_model_answers_more_like_the_fine_tune(case, onto, inputs, tmp_path):
     asked = {"refine": True, "refine_steps": 24, "keep_support": 0.0, "output": tmp_path / "out"}

@@ -139,7 +139,7 @@ def test_units_that_no_module_shows_are_refused(family, journeys):
     assert "compares weights" in str(refusal.value)
 
 
-@pytest.mark.parametrize("family", often(SHOWN, ["albert", "clip", "gpt2", "phi3", "t5"]))
+@pytest.mark.parametrize("family", often(SHOWN, ["clip", "gpt2", "t5"]))
 def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     plan = journeys(family)
     truth = align(plan.a, plan.a, method="random", residual="tied", seed=3)  # as `shuffled` made B
@@ -337,9 +337,7 @@ def test_what_belongs_to_single_units_is_not_turned(plants, found, tmp_path):
 # ── gradients ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "name", often(["vit-larger", "bert", "llama-larger"], ["vit-larger", "llama-larger"])
-)
+@pytest.mark.parametrize("name", often(["vit-larger", "bert", "llama-larger"], ["llama-larger"]))
 def test_a_planted_rotation_is_found_by_gradients_too(name, plants, found, tmp_path):
     """With so large a weight, gradients decide in all directions that they reach."""
     planted, method = plants(name), preset("functional").changed(gradients=10.0)

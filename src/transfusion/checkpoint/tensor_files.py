@@ -54,6 +54,8 @@ _CHUNK = 2**19
 """The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
 SPAN = 2**22
 """Scattered rows within so many bytes are selected from one read of the whole range."""
+WIDE_SPAN, DENSE = 2**25, 4
+"""The same, if they are at least one row in so many."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,8 @@ class _Reader:
         if not rows.numel():
             return self._between(0, 0)
         first, last = (int(end) for end in torch.aminmax(rows))
-        if (last + 1 - first) * self._row <= SPAN:
+        span = last + 1 - first
+        if span * self._row <= (WIDE_SPAN if span <= DENSE * len(rows) else SPAN):
             return self._between(first, last + 1).index_select(0, rows - first)
         picked = self._empty((len(rows), *self.info.shape[1:]))
         into, row = content(picked), self._row

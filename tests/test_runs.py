@@ -16,7 +16,7 @@ from families import CASES, finetuned
 from test_adapter import edit, train_adapter
 from transfusion.cli.console import VERB, in_options
 from transfusion.errors import MismatchError, OutputError, SettingError
-from transfusion.matching.search import Step
+from transfusion.matching.sweeps import Step
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources

@@ -28,7 +28,8 @@ from transfusion.matching.blocks import (
     blocks,
 )
 from transfusion.matching.methods import Acceptance, BlockOrder, HeadScore, SearchStart, preset
-from transfusion.matching.search import Search, Trial
+from transfusion.matching.search import Search
+from transfusion.matching.trial import Trial
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
@@ -253,25 +254,10 @@ def test_a_first_sweep_visits_every_block_exactly_once(order, start, searching, 
         assert visited == wanted
 
 
-def visited(search: Search, trial: Trial, sweeps: int) -> list[list[str]]:
-    """The axes that each of some sweeps comes by, in their order."""
-    orders = []
-    for _ in range(sweeps):
-        orders.append(
-            [
-                block.ids[0]
-                for parallel_group in search.parallel_groups(trial, None)
-                for block in parallel_group
-            ]
-        )
-        trial.trace.append(0.0)
-    return orders
-
-
 def test_orders_are_what_they_are_called(searching):
     def orders(order, seed=0, restart=0):
         search = searching(preset("transfusion").changed(order=order), seed=seed)
-        return visited(search, Trial("any", {}, [0.0], restart=restart), 3)
+        return [[block.ids[0] for block in search.order(sweep, None, restart)] for sweep in range(3)]
 
     forward = orders("forward")
     assert forward[0] == forward[1] == forward[2]
@@ -288,20 +274,42 @@ def test_orders_are_what_they_are_called(searching):
     assert sorted(orders("parallel")[0]) == sorted(forward[0])
 
 
+class AnyOrder(Threads):
+    """Three workers that end in any order."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(1)
+        self.count, self.rng, self.most = 3, np.random.default_rng(seed), 0
+
+    def as_ready(self, do, ready, done) -> None:
+        running = []
+        while True:
+            running += ready(self.count - len(running))
+            if not running:
+                return
+            self.most = max(self.most, len(running))
+            item = running.pop(self.rng.integers(len(running)))
+            done([(item, do(item))])
+
+
 @pytest.mark.parametrize("order", BlockOrder)
-@pytest.mark.parametrize("case", TINY)
-def test_what_is_solved_side_by_side_shares_no_tensor(case, order, searching):
-    search = searching(preset("guarded").changed(order=order), case)
-    layouts = search.weights.tensors
-    parallel_groups = list(search.parallel_groups(Trial("x", {}, [0.0]), None))
-    for parallel_group in parallel_groups:
-        named = [
-            {name for name, layout in layouts.items() if set(layout.names()) & set(block.ids)}
-            for block in parallel_group
-        ]
-        assert sum(map(len, named)) == len(set().union(*named))
-    if order is BlockOrder.PARALLEL:
-        assert max(map(len, parallel_groups)) > 1
+@pytest.mark.parametrize("case", often(TINY, ["vit", "llama"]))
+@pytest.mark.parametrize("accept", Acceptance)
+def test_blocks_that_end_in_any_order_lead_to_the_same_states(case, order, accept, searching):
+    method = preset("guarded").changed(order=order, accept=accept, starts=["progressive"], screen=False)
+    states, steps = [], []
+    alone = searching(method, case, on_sweep=lambda trial: states.append(trial.copy()), on_step=steps.append)
+    found = alone.run()
+    workers, seen, told = AnyOrder(7), [], []
+    engine = LocalEngine(workers)
+    found_so = searching(
+        method, case, engine=engine, on_sweep=lambda trial: seen.append(trial.copy()), on_step=told.append
+    ).run()
+    if order in (BlockOrder.FORWARD, BlockOrder.PARALLEL):  # others may leave nothing to do at once
+        assert workers.most > 1
+    assert found_so.maps == found.maps
+    assert seen == states
+    assert told == steps
 
 
 # ── households ───────────────────────────────────────────────────────────────────────────────
@@ -377,7 +385,7 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
         return BlockSolution({"layer.0.y": states[turn["now"] % 3]})
 
     monkeypatch.setattr(block_solutions, "_solve", propose)
-    monkeypatch.setattr(search, "_due", lambda trial, block: True)
+    monkeypatch.setattr(search.sweeper, "is_due", lambda trial, block: True)
     found = search.run()
     assert found.still
     assert found.sweeps == 4
@@ -396,4 +404,4 @@ def test_rising_is_told_from_rounding(searching):
     id = "layer.0.ffn"
     size = search.weights.architecture.sizes[id]
     unmoved = {id: Permutation.identity(size)}
-    assert not search._rises(unmoved, {id: Permutation.identity(size)})
+    assert not search.sweeper.rises(unmoved, {id: Permutation.identity(size)})

@@ -19,8 +19,8 @@ from transfusion.alignment.maps import Permutation
 from transfusion.matching import block_solutions
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
-from transfusion.matching.search import Trial
 from transfusion.matching.search_journal import SearchJournal
+from transfusion.matching.trial import Trial
 from transfusion.matching.weights.gains import GainSnapshot
 
 METHODS = {
@@ -222,12 +222,12 @@ def test_the_command_line_keeps_a_journal_beside_the_output_and_goes_on_from_it(
     code = (
         "import os, signal, sys\n"
         "from transfusion.cli import main\n"
-        "from transfusion.matching.search import Search\n"
-        "sweep = Search.sweep\n"
-        "def stop(self, trial, start=None):\n"
+        "from transfusion.matching.search_journal import SearchJournal\n"
+        "note = SearchJournal.note\n"
+        "def stop(self, trial):\n"
+        "    note(self, trial)\n"
         "    if trial.sweeps == 2: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return sweep(self, trial, start)\n"
-        "Search.sweep = stop\n"
+        "SearchJournal.note = stop\n"
         "main(sys.argv[1:])\n"
     )
     pi = tmp_path / "pi.safetensors"

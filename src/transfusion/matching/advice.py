@@ -24,7 +24,8 @@ from transfusion.alignment.maps import Map, Permutation
 from transfusion.alignment.tensor_moves import RowMover
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.matching.blocks import blocks
-from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial
+from transfusion.matching.search import CHANCE, UNMOVED, Search
+from transfusion.matching.trial import Trial
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.engines import Engine
 

@@ -33,7 +33,7 @@ from transfusion.matching.objective import Objective
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.matching.rectangular.rectangular_matching import align_rectangular
-from transfusion.matching.search import Search, Step
+from transfusion.matching.search import Search
 from transfusion.matching.search_journal import SearchJournal
 from transfusion.matching.search_memory import (
     functional_memory,
@@ -41,6 +41,7 @@ from transfusion.matching.search_memory import (
     refuse_limits,
     within_memory,
 )
+from transfusion.matching.sweeps import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.bases import (
     ConfigArgument,

@@ -1,4 +1,4 @@
-"""Solving a group of blocks in parallel, on the workers of an engine.
+"""Solving blocks in parallel, on the workers of an engine.
 
 With more workers than blocks and no shared memory, workers divide a gain: each computes whole blocks of its
 rows, so that the digits stay the same.
@@ -6,8 +6,8 @@ rows, so that the digits stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,35 @@ from transfusion.runtime.engines import Engine
 Task: TypeAlias = tuple[Block, BlockState]
 _Share: TypeAlias = tuple[str, GainHistory, range]
 """An axis, the history of its gain, and the rows to compute."""
+_Key = TypeVar("_Key")
+
+
+def solve_as_ready(
+    engine: Engine,
+    context: SearchContext,
+    ready: Callable[[int], list[tuple[_Key, Task]]],
+    done: Callable[[list[tuple[_Key, BlockSolution]]], None],
+) -> None:
+    """Solve blocks as they become ready, until none is.
+
+    ``ready`` is asked for at most so many blocks, each with a key; ``done`` is told keys and solutions. On
+    threads a block is told as soon as it is solved, on other workers all that were ready are told together.
+    """
+    if engine.shares_memory:
+        engine.workers.as_ready(
+            lambda item: _solve(context, item[1]),
+            ready,
+            lambda ended: done([(key, solution) for (key, _), solution in ended]),
+        )
+        return
+    while items := ready(2 * engine.count):
+        found = solve_blocks(engine, context, [task for _, task in items])
+        done([(key, solution) for (key, _), solution in zip(items, found, strict=True)])
 
 
 def solve_blocks(engine: Engine, context: SearchContext, tasks: Sequence[Task]) -> list[BlockSolution]:
     """Return the solution of each block, in their order."""
-    if engine.shares_memory or 2 * len(tasks) > engine.count:
+    if 2 * len(tasks) > engine.count:
         return engine.each(context, _solve, tasks, affinity=lambda task: task[0].ids[0])
     return [_solve_divided(engine, context, task) for task in tasks]
 

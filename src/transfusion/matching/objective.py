@@ -11,6 +11,8 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.engines import Engine
 
 _State: TypeAlias = tuple[Map | None, ...]
+KEPT = 4
+"""Scores kept of each tensor: for current and proposed maps, of a trial and of the copy that goes ahead."""
 
 
 class Objective:
@@ -26,7 +28,7 @@ class Objective:
         items = [(name, self.weights.beside(name, maps)) for name in unknown]
         scores = self.engine.each(self.weights, _score, items)
         for name, score in zip(unknown, scores, strict=True):
-            kept = self._known.setdefault(name, deque(maxlen=2))  # for the current and for the proposed maps
+            kept = self._known.setdefault(name, deque(maxlen=KEPT))
             kept.append((self._state(name, maps), score))
         return {name: self._find(name, maps) or 0.0 for name in names}
 

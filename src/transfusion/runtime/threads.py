@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 class Threads:
-    """A fixed number of threads. Tasks that are started by a task run on its own thread."""
+    """A fixed number of threads. Tasks that a task starts run on its own thread, and on idle ones."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -47,13 +47,44 @@ class Threads:
     def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         """Return ``do(item)`` for every item, in their order."""
         items = list(items)
-        if self._pool is None or len(items) < 2 or getattr(self._busy, "within", False):
+        if self._pool is None or len(items) < 2:
             return [do(item) for item in items]
+        if self._within:
+            return self._with_idle_threads(self._pool, do, items)
         return list(self._pool.map(do, items))
+
+    def as_ready(
+        self,
+        do: Callable[[_Item], _Result],
+        ready: Callable[[int], list[_Item]],
+        done: Callable[[list[tuple[_Item, _Result]]], None],
+    ) -> None:
+        """Run tasks as they become ready, until none is ready and none runs.
+
+        ``ready`` is asked for at most so many tasks, ``done`` is told the results of those that have ended.
+        Both are called on this thread.
+        """
+        if self._pool is None or self._within:
+            while items := ready(1):
+                done([(item, do(item)) for item in items])
+            return
+        running: dict[Future[_Result], _Item] = {}
+        try:
+            while True:
+                for item in ready(self.count - len(running)):
+                    running[self._pool.submit(do, item)] = item
+                if not running:
+                    return
+                ended = wait(running, return_when=FIRST_COMPLETED).done
+                done([(running.pop(future), future.result()) for future in ended])
+        finally:
+            for future in running:
+                future.cancel()
+            wait(running)
 
     def stream(self, tasks: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
         """Yield the results of tasks in their order, with only a few tasks ahead of the consumer."""
-        if self._pool is None or getattr(self._busy, "within", False):
+        if self._pool is None or self._within:
             yield from (task() for task in tasks)
             return
         ahead: deque[Future[_Result]] = deque()
@@ -67,6 +98,36 @@ class Threads:
         finally:
             for future in ahead:
                 future.cancel()
+
+    def _with_idle_threads(
+        self, pool: ThreadPoolExecutor, do: Callable[[_Item], _Result], items: list[_Item]
+    ) -> list[_Result]:
+        """Run tasks on this thread, and on threads of the pool that are idle meanwhile."""
+        left, results = deque(enumerate(items)), dict[int, _Result]()
+
+        def work() -> None:
+            while left:
+                try:
+                    place, item = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                results[place] = do(item)
+
+        helping = [pool.submit(work) for _ in range(min(self.count, len(items)) - 1)]
+        try:
+            work()
+        finally:
+            left.clear()
+            begun = [future for future in helping if not future.cancel()]
+            wait(begun)
+        for future in begun:
+            future.result()
+        return [results[place] for place in range(len(items))]
+
+    @property
+    def _within(self) -> bool:
+        """Whether the current thread is one of the pool."""
+        return getattr(self._busy, "within", False)
 
     def _prepare(self) -> None:
         self._busy.within = True

@@ -34,7 +34,8 @@ class GainProducts:
     def add(self, total: Tensor, section: Section, old: Tensor | None, new: Tensor) -> None:
         """Add the products with the new columns of A, and subtract those with the old columns.
 
-        ``total`` has these rows of the gain: (rows of the axis, some of B's units, A's units).
+        ``total`` has these rows of the gain: (rows of the axis, some of B's units, A's units). Of a plain
+        section, ``new`` may be the first columns only.
         """
         if section.member is not None:
             self._member_by_member(total, section, section.member, old, new)
@@ -58,7 +59,7 @@ class GainProducts:
                 right = right.sub_(_pick(of_a, old[0, moved], "old"))
 
             def one(edge: tuple[int, int], units: slice = units, right: Tensor = right) -> None:
-                left = self.weights.read("b", name, slice(*edge))
+                left = self.weights.read("b", name, slice(*edge))[:, : new.shape[1]]
                 if old is not None:
                     left = left.index_select(1, moved.to(left.device))
                 into = total[edge[0] - self.first : edge[1] - self.first, units]

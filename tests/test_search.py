@@ -392,6 +392,14 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
     assert found.maps["layer.0.y"] == states[1]
 
 
+@pytest.mark.parametrize("method", ["transfusion", "guarded"])
+def test_a_search_with_nothing_to_solve_ends_at_once(method, searching):
+    found = searching(preset(method), only=[]).run()
+    assert found.still
+    assert not found.maps
+    assert len(set(found.trace)) == 1
+
+
 def test_a_search_that_changes_nothing_ends_at_once(opened):
     a = opened("vit", 1)
     pi = align(a, a, method="brute-force", advice=False)

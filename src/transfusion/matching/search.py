@@ -64,6 +64,8 @@ class Search:
     def run(self) -> Trial:
         """Search from all starts and restarts, and return the best trial."""
         starts = self.method.starts
+        if not self.order(0, None):
+            return Trial(str(starts[0]), {}, [self.identity, self.identity], still=True)
         if self.method.screen:
             if all(one.home > ALL_BUT_A_FEW for one in self.in_place.values()):
                 return Trial(UNMOVED, self._all_unmoved(), [self.identity], still=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from families import BERT, CASES, FIRST, GPT2, OFTEN, VIT, Case, often
 from making import case
 from transfusion.data.probes import synthetic_probes
 from transfusion.data.probes.generated_texts import (
+    TOGETHER,
     WORDPIECE,
     frequent_tokens,
     generate_texts,
@@ -28,6 +30,7 @@ from transfusion.data.probes.synthetic_audio import synthetic_audio as sounds
 from transfusion.data.probes.synthetic_images import normalisation, patch_grid, smooth_noise
 from transfusion.data.probes.synthetic_texts import corpus
 from transfusion.live.building import build
+from transfusion.live.lockstep import run_side_by_side
 from transfusion.model.model import Model
 from wording import (
     BERT_WORDS,
@@ -262,6 +265,22 @@ def test_what_a_model_writes_is_what_it_finds_likely(made):
 
     assert loss(ids) < loss(random) - 0.5
     assert not torch.isin(ids[:, 1:], torch.tensor(sorted(subject.special))).any()
+
+
+def test_passes_side_by_side_write_the_same(made):
+    subject = subject_of(made("llama"))
+    passes = []
+
+    def each(run, count):
+        passes.append(count)
+        run_side_by_side(run, count, 2)
+
+    alone, together = (
+        generate_texts(one, 2 * TOGETHER + 1, seeded_generator(0, 0))
+        for one in (subject, replace(subject, each=each))
+    )
+    assert torch.equal(alone, together)
+    assert set(passes) == {3}
 
 
 WRITERS = (

@@ -12,7 +12,14 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from transfusion.data.probes.calibration import read_calibration
-from transfusion.data.probes.probed_model import BATCH, ProbedModel, Probes, batched
+from transfusion.data.probes.probed_model import (
+    BATCH,
+    ProbedModel,
+    Probes,
+    SideBySide,
+    batched,
+    one_by_one,
+)
 from transfusion.data.probes.synthetic_audio import spectrograms, waveforms
 from transfusion.data.probes.synthetic_images import synthetic_images
 from transfusion.data.probes.synthetic_texts import synthetic_texts
@@ -21,9 +28,11 @@ from transfusion.model.model import Model
 __all__ = ["Probes", "calibration_probes", "synthetic_probes"]
 
 
-def synthetic_probes(model: Model, module: nn.Module, count: int, seed: int) -> Probes:
+def synthetic_probes(
+    model: Model, module: nn.Module, count: int, seed: int, each: SideBySide = one_by_one
+) -> Probes:
     """Generate ``count`` inputs in float32 for models of this architecture; no data is needed."""
-    subject = ProbedModel(model, module)
+    subject = ProbedModel(model, module, each)
     if model.family.probes is not None:
         rounds = range(0, count, BATCH)
         return Probes([subject.template() for _ in rounds], "the inputs that the family's table generates")
@@ -35,9 +44,11 @@ def synthetic_probes(model: Model, module: nn.Module, count: int, seed: int) -> 
     return Probes(list(batched(inputs)), "; ".join(about))
 
 
-def calibration_probes(path: Path, model: Model, module: nn.Module, count: int, seed: int) -> Probes:
+def calibration_probes(
+    path: Path, model: Model, module: nn.Module, count: int, seed: int, each: SideBySide = one_by_one
+) -> Probes:
     """Read at most ``count`` of the user's inputs, chosen by the seed; generate missing kinds."""
-    subject = ProbedModel(model, module)
+    subject = ProbedModel(model, module, each)
     inputs, about = read_calibration(path, subject, count, seed)
     found = len(next(iter(inputs.values())))
     rest, made = _generated(subject, found, seed, given=frozenset(inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from transfusion.data.probes.random_inputs import plain_experts
 
 AT_ONCE = 256
 """Texts that are generated in parallel: every step reads all weights."""
+TOGETHER = 40
+"""Of these, texts in one pass; always as many, so that digits do not depend on the number of threads."""
 
 WORDPIECE = {30522: 999, 28996: 106, 119547: 106}
 """The published vocabularies of BERT: size, and index of the first word. Their configurations name no special
@@ -37,17 +40,38 @@ def _first(subject: ProbedModel, count: int, generator: torch.Generator) -> Tens
 
 def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator) -> Tensor:
     forbidden = torch.tensor(sorted(subject.special | subject.unknown), dtype=torch.int64)
-    past: Any = None
-    with torch.no_grad(), plain_experts(subject.module):
+    parts = [_Part(subject, some) for some in torch.split(ids, TOGETHER)]
+    with plain_experts(subject.module):
         while ids.shape[1] < subject.length:
-            new = ids if past is None else ids[:, -1:]
-            output = subject.module(input_ids=new, past_key_values=past, use_cache=True, return_dict=True)
-            past = getattr(output, "past_key_values", None)
-            logits = output.logits[:, -1, : subject.vocabulary].float()
+            subject.each(lambda number: parts[number].read(), len(parts))
+            logits = torch.cat([part.logits for part in parts])
             logits[:, forbidden] = -torch.inf
             drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             ids = torch.cat([ids, drawn], 1)
+            for part, some in zip(parts, torch.split(drawn, TOGETHER), strict=True):
+                part.ids = torch.cat([part.ids, some], 1)
     return ids
+
+
+@dataclass
+class _Part:
+    """Texts that go through the model together, and what it remembers of them."""
+
+    subject: ProbedModel
+    ids: Tensor
+    past: Any = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of the next token."""
+
+    def read(self) -> None:
+        """Read the last token, or all of them if nothing is remembered."""
+        new = self.ids if self.past is None else self.ids[:, -1:]
+        with torch.no_grad():
+            output = self.subject.module(
+                input_ids=new, past_key_values=self.past, use_cache=True, return_dict=True
+            )
+        self.past = getattr(output, "past_key_values", None)
+        self.logits = output.logits[:, -1, : self.subject.vocabulary].float()
 
 
 def frequent_tokens(subject: ProbedModel, count: int, generator: torch.Generator) -> Tensor:

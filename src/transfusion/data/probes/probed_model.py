@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import exists
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -52,12 +52,24 @@ class Preprocessor(TypedDict, total=False):
     image_processor: dict[str, Any]
 
 
+SideBySide: TypeAlias = Callable[[Callable[[int], None], int], None]
+"""Calls a function with every number below another, some at a time."""
+
+
+def one_by_one(run: Callable[[int], None], count: int) -> None:
+    """Call ``run(number)`` for every number below ``count``."""
+    for number in range(count):
+        run(number)
+
+
 @dataclass(frozen=True)
 class ProbedModel:
     """A model, and its module in memory."""
 
     model: Model
     module: nn.Module
+    each: SideBySide = one_by_one
+    """How several passes through the module are made."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:

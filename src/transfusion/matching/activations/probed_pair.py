@@ -104,7 +104,7 @@ def _recorded(
             )
             subject = ProbedModel(model, running.module)
             count = enough_probes(subject, options.probes, options.samples)
-            probes = make(model, running.module, count, seed)
+            probes = make(model, running.module, count, seed, running.each)
         batches, asked = split_batches(probes.batches), options.gradients > 0
         store = record_activations(model, running, batches, folder, options.samples, gradients=asked)
     return store, probes

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     tasks = [TASKS[name] for name in _known(asked.tasks, list(TASKS))]
     sizes = _known(asked.sizes, [name for name in ORDER if name != START])
-    info = _begun(asked.json, arguments)
+    info = _begun(asked.json, _command(asked))
     with _workplace(asked.keep) as folder:
         for size in [START, *sizes]:
             run_size(folder, size, tasks, info, everything=asked.everything, file=asked.json)
@@ -117,12 +117,17 @@ def _known(asked: str | None, names: list[str]) -> list[str]:
     return [one for one in names if one in chosen]
 
 
-def _begun(file: Path | None, arguments: list[str] | None) -> dict[str, Any]:
+def _command(asked: argparse.Namespace) -> str:
+    """Return the command without the places where it kept files."""
+    some = [f" --{name} {getattr(asked, name)}" for name in ("sizes", "tasks") if getattr(asked, name)]
+    return "".join(["python -m growth", *some, " --everything" * asked.everything])
+
+
+def _begun(file: Path | None, command: str) -> dict[str, Any]:
     """Return the results that are there, or none."""
     if file is not None and file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         return kept
-    command = " ".join(["python -m growth", *(sys.argv[1:] if arguments is None else arguments)])
     return {"machine": about(), "command": command, "runs": [], "constants": {}, "plans": {}}
 
 

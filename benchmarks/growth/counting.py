@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transfusion.matching.activations.functional_memory import FunctionalMemory,
 from transfusion.matching.blocks import blocks
 from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.machine import Machine
 from transfusion.transportation.estimate import assignments_of, plan, products_of
@@ -22,7 +22,9 @@ CONFIGS = Path(__file__).parent.parent / "scale" / "configs"
 LARGER = {"8 B": CONFIGS / "llama-8b.json", "70 B": CONFIGS / "llama-70b.json"}
 CORES = 2
 POLAR = 13
-"""Products of two square matrices that take as long as one polar factor."""
+"""Products of two square matrices that count for one polar factor (docs/scale.md)."""
+ASSIGNMENT = 32
+"""An assignment of n units takes as long as so many n^2.5 operations (docs/verbs/plan.md)."""
 RECORDED = 3
 """Modules that are recorded for an axis: they write it, or read it."""
 GENERATED = 0.5
@@ -71,7 +73,7 @@ def functional(config: Path, machine: Machine) -> dict[str, Any]:
     points = [id for id in sizes if spaces.spaces[id].stream]
     learned = options.samples - options.samples // HELD_OUT
     weights = sum(
-        _numel(model, name)
+        prod(model.info(name).shape)
         for name, layout in spaces.tensors.items()
         if layout.arrow is not None and VOCABULARY not in layout.names()
     )
@@ -89,17 +91,10 @@ def functional(config: Path, machine: Machine) -> dict[str, Any]:
         * sum(sizes[id] ** 2 for id in {*assigned, *points})
         / (CORES * speed),
         "polar factors": POLAR * 2 * sum(sizes[id] ** 3 for id in points) / (CORES * speed),
-        "assignments of gated MLPs": sum(32 * sizes[id] ** 2.5 for id in assigned) / (CORES * speed),
+        "assignments of gated MLPs": sum(ASSIGNMENT * sizes[id] ** 2.5 for id in assigned) / (CORES * speed),
         "samples, written and read": 2 * memory.samples / reading,
     }
     return {"seconds": seconds, "samples": memory.samples, "maps": memory.maps, "memory": memory.total}
-
-
-def _numel(model: Model, name: str) -> int:
-    count = 1
-    for size in model.info(name).shape:
-        count *= size
-    return count
 
 
 def outlook(machine: Machine) -> dict[str, Any]:

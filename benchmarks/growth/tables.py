@@ -14,6 +14,8 @@ from scale.tables import DOCS, about, between_markers, table
 PLANNED = tuple(task.plans for task in TASKS.values() if task.plans)
 LINEAR = ("naive", "related", "transport", "adapter", "merge-sum", "merge-ties", "verify-limited")
 """Tasks whose work is in proportion to bytes of weights."""
+APART = 1.5
+"""A run takes at least so many times the start, if a rate is taken from it."""
 PICTURE = DOCS / "pictures" / "growth.png"
 PAGE = DOCS / "growth.md"
 Info = dict[str, Any]
@@ -188,10 +190,11 @@ def larger_search(info: Info) -> str:
                 f"{_time(plan['seconds'])}: {phases}",
                 f"{plan['reading'] / plan['seconds']:.0%}",
                 _said(plan["memory"], "peak"),
+                _said(plan["transport_memory"], "peak"),
             )
         )
     head = "`guarded`, two cores|products of all gains, once|assignments, once|five sweeps, as planned"
-    return table([*head.split("|"), "of it reading", "memory without a limit"], rows)
+    return table([*head.split("|"), "of it reading", "memory without a limit", "memory of `transport`"], rows)
 
 
 def larger_functional(info: Info) -> str:
@@ -213,19 +216,18 @@ def larger_linear(info: Info) -> str:
     rows = []
     for task in LINEAR:
         start, runs = run_of(info, task, START), runs_of(info, task)
-        if start is None or not runs:
+        if start is None or not runs or runs[-1]["seconds"] < APART * start["seconds"]:
             continue
         last = runs[-1]
         rate = (last["seconds"] - start["seconds"]) / last["parameters"]
-        heap = (last["peak"] - start["peak"]) / last["parameters"]
         cells = [
             f"{_time(start['seconds'] + rate * one['plan']['parameters'])}"
             for one in info["outlook"].values()
         ]
-        rows.append((TASKS[task].about, last["size"], f"{rate * 1e9:.1f} s", f"{heap:.2f} B", *cells))
+        rows.append((TASKS[task].about, last["size"], f"{rate * 1e9:.1f} s", *cells))
     names = [f"Llama {name}" for name in info["outlook"]]
-    head = ("in proportion to bytes", "rate of", "a billion parameters", "memory of a parameter", *names)
-    return table(head, rows)
+    head = ("in proportion to bytes", "rate of", "a billion parameters", *names)
+    return table(head, rows) if rows else ""
 
 
 def _loads(info: Info) -> str:

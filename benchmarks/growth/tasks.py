@@ -128,7 +128,7 @@ TASKS = {
             "`verify`: A against π(A) in float64",
             _verify,
             "0.3B",
-            "A and π(A) in float64 take 16 bytes of memory a parameter: `--memory` is for that",
+            "A and π(A) in float64 take at least 16 bytes of memory a parameter: `--memory` is for that",
         ),
         Task(
             "verify-limited",

@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from own_process import OwnProcess, run_alone
 from peers import Peer, difference, install
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.provenance import Provenance
@@ -219,14 +219,14 @@ def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str
     if peer is not None:
         three = large.a, large.tuned, large.b, out
         contenders |= {name: peer.command(*three, dtype) for name, dtype in PEERS.items()}
-    seen: dict[str, list[Run]] = {name: [] for name in contenders}
+    seen: dict[str, list[OwnProcess]] = {name: [] for name in contenders}
     written: dict[str, int] = {}
     differences: dict[str, dict[str, int]] = {}
     ours = out.with_name("moved-naive")
     for turn in range(rounds):
         for name, one in contenders.items():
             shutil.rmtree(out, ignore_errors=True)
-            seen[name].append(_run(one))
+            seen[name].append(run_alone(one).require())
             written[name] = sum(file.stat().st_size for file in out.iterdir())
             if name == NAIVE and peer is not None and turn == rounds - 1:
                 shutil.rmtree(ours, ignore_errors=True)
@@ -247,29 +247,6 @@ def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str
         "processor": {name: statistics.median(run.processor for run in runs) for name, runs in seen.items()},
         "peak_bytes": {name: max(run.peak for run in runs) for name, runs in seen.items()},
     }
-
-
-class Run(NamedTuple):
-    """What one run took."""
-
-    seconds: float
-    processor: float
-    """Seconds of all cores: what a busy machine changes least."""
-    peak: float
-    """The largest resident memory, in bytes."""
-
-
-def _run(command: list[str]) -> Run:
-    watch = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
-    watch += "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
-    watch += "print(used.ru_utime + used.ru_stime, used.ru_maxrss)"
-    begun = time.perf_counter()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    info = subprocess.check_output([sys.executable, "-c", watch, *command], text=True, env=environment)
-    unit = 1 if sys.platform == "darwin" else 1024
-    seconds = time.perf_counter() - begun
-    processor, peak = map(float, info.splitlines()[-1].split())
-    return Run(seconds, processor, peak * unit)
 
 
 def table(result: dict[str, Any]) -> str:

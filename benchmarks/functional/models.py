@@ -50,7 +50,7 @@ def vit(folder: Path, name: str) -> tuple[Path, Path]:
 def bert(folder: Path, name: str) -> tuple[Path, Path]:
     places = _drawn(folder, name, transformers.BertModel, transformers.BertConfig())
     for place in places:
-        _add_tokenizer(place, 30522)
+        add_tokenizer(place, 30522)
     return places
 
 
@@ -58,11 +58,11 @@ def llama(folder: Path, name: str) -> tuple[Path, Path]:
     size = SIZES[name.removeprefix("Llama ").replace(" ", "")]
     places = pair(folder, size, related=False)
     for place in places:
-        _add_tokenizer(place, size.vocabulary)
+        add_tokenizer(place, size.vocabulary)
     return places
 
 
-def _add_tokenizer(place: Path, vocabulary: int) -> None:
+def add_tokenizer(place: Path, vocabulary: int) -> None:
     """Write a tokenizer of words, the same for every model of a pair."""
     if (place / "tokenizer.json").exists():
         return

@@ -32,7 +32,11 @@ from scale.running import Task
 from scale.watching import Run, watched
 from transfusion.runtime.machine import Machine
 
-LIMITS = {"tiny": 400_000_000, "0.1B": 1_000_000_000, "0.3B": 1_000_000_000, "1.1B": 3_000_000_000}
+LIMITS = {
+    "tiny": 400_000_000,
+    **dict.fromkeys(("20M", "60M", "0.1B", "0.3B"), 1_000_000_000),
+    **dict.fromkeys(("1.1B", "1.4B"), 3_000_000_000),
+}
 """Bytes that a run gets by with."""
 LARGE = "1.1B"
 """The size of which two sweeps are done, unless another number is asked for, and no planted pair."""

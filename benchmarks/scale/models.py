@@ -87,9 +87,12 @@ SIZES = {
     size.name: size
     for size in (
         Size("tiny", 2, 128, 320, 8, 4, 500),
+        Size("20M", 8, 384, 1024, 6, 2, 10000),
+        Size("60M", 9, 512, 1408, 8, 4),
         Size("0.1B", 12, 768, 2048, 12, 4),
         Size("0.3B", 24, 1024, 2816, 16, 4),
         Size("1.1B", 22, 2048, 5632, 32, 4),
+        Size("1.4B", 18, 2048, 8192, 32, 8, 64000),
     )
 }
 
@@ -98,13 +101,13 @@ def pair(folder: Path, size: Size, *, related: bool) -> tuple[Path, Path]:
     """A and a B in a folder; those that are there already are used again."""
     a, b = folder / f"{size.name}-a", folder / f"{size.name}-{'b' if related else 'unrelated'}"
     if not (a / "config.json").exists():
-        _write(a, size, partial(_drawn, "a"))
+        write_model(a, size, partial(drawn, "a"))
     if not related and not (b / "config.json").exists():
-        _write(b, size, partial(_drawn, "unrelated"))
+        write_model(b, size, partial(drawn, "unrelated"))
     elif not (b / "config.json").exists():
         model = Model.open(a)
         maps = random_maps(model.architecture, 0)
-        _write(b, size, lambda name, shape: _relative(model, maps, name, shape))
+        write_model(b, size, lambda name, shape: _relative(model, maps, name, shape))
     return a, b
 
 
@@ -113,7 +116,8 @@ def planted(a: Path) -> Mapping[str, Map]:
     return random_maps(Model.open(a).architecture, 0)
 
 
-def _write(folder: Path, size: Size, draw: Callable[[str, tuple[int, ...]], Tensor]) -> None:
+def write_model(folder: Path, size: Size, draw: Callable[[str, tuple[int, ...]], Tensor]) -> None:
+    """Write a model whose tensors are drawn by name and shape, one at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     files = list(_files(size))
     placed: dict[str, str] = {}
@@ -146,7 +150,8 @@ def _files(size: Size) -> Iterator[dict[str, tuple[int, ...]]]:
         yield file
 
 
-def _drawn(who: str, name: str, shape: tuple[int, ...]) -> Tensor:
+def drawn(who: str, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Draw a tensor of a model: normal numbers, and ones for norms."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     drawn: Tensor = torch.randn(shape, generator=_generator(f"{who} {name}")) / shape[-1] ** 0.5

@@ -118,14 +118,18 @@ def everything(info: dict[str, Any]) -> str:
 def write_docs(info: dict[str, Any]) -> None:
     """The tables, between the markers of their pages."""
     for name, text in (("scale", everything(info)), ("plan", f"{about(info)}\n{compared(info)}")):
-        page = PAGES[name]
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        old = page.read_text()
-        if begin not in old or end not in old:
-            raise SystemExit(f"{page}: no {begin} … {end}")
-        before, after = old.split(begin)[0], old.split(end)[1]
-        page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
-        print(f"{page} written")
+        between_markers(PAGES[name], name, text)
+        print(f"{PAGES[name]} written")
+
+
+def between_markers(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the two markers of a page."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    old = page.read_text()
+    if begin not in old or end not in old:
+        raise SystemExit(f"{page}: no {begin} … {end}")
+    before, after = old.split(begin)[0], old.split(end)[1]
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
 
 
 def _s(seconds: float | None) -> str:

@@ -1,0 +1,1 @@
+"""How the time and the memory of every verb grow with parameters: see `__main__`."""

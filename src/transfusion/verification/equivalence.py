@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
 from transfusion.alignment.rectangular import (
@@ -41,8 +43,11 @@ from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.scratch import give_back_at_once
 
 TOLERANCE = 1e-9
+LIBRARY = 150 * 2**20
+"""Bytes of the module's library and of small activations: 140 MB were measured with transformers."""
 BEYOND_CHANCE = 0.01
 """The margin over chance in the share of B's activations that π predicts."""
 
@@ -123,7 +128,8 @@ def verify(
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     if resources.memory is not None:
-        resources.budget.require(2 * unit_sizes(model, skeleton(model)), "a unit of the model in float64")
+        resources.budget.require(_bytes_by_unit(model), "a unit of the model in float64, moved by π,")
+        give_back_at_once()
     live = LiveModel.of(model, by_unit=resources.memory is not None)
     found = compare(live, alignment, tolerance)
     return files.finish(found, record, _about(model.label, alignment, via))
@@ -132,11 +138,27 @@ def verify(
 def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE) -> Verification:
     """Run a live model with and without π; with plain shortcuts if π was found for them."""
     aided = not alignment.provenance.options.get("plain_shortcuts")
-    with record_outputs(live) as before:
-        expected = live.expected(alignment, live.outputs())
-    with record_outputs(live) as after, live.moved(alignment, shortcuts=aided):
+    expected = live.expected(alignment, live.outputs())
+    with live.moved(alignment, shortcuts=aided):
         found = live.outputs()
-    parting = next(
+    difference = largest_difference(expected, found)
+    return Verification(
+        difference=difference,
+        tolerance=tolerance,
+        outputs=tuple(expected),
+        shortcuts=len(alignment.rotated(live.architecture.shortcuts)) if aided else 0,
+        parting=None if difference <= tolerance else _first_difference(live, alignment, tolerance, aided),
+        reason=_reason(alignment),
+    )
+
+
+def _first_difference(live: LiveModel, alignment: Alignment, tolerance: float, aided: bool) -> str | None:
+    """Return the first module whose output differs. Both runs are repeated, with all outputs in memory."""
+    with record_outputs(live) as before:
+        live.outputs()
+    with record_outputs(live) as after, live.moved(alignment, shortcuts=aided):
+        live.outputs()
+    return next(
         (
             module
             for module, (layout, value) in before.outputs.items()
@@ -144,14 +166,15 @@ def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE)
         ),
         None,
     )
-    return Verification(
-        difference=largest_difference(expected, found),
-        tolerance=tolerance,
-        outputs=tuple(expected),
-        shortcuts=len(alignment.rotated(live.architecture.shortcuts)) if aided else 0,
-        parting=parting,
-        reason=_reason(alignment),
-    )
+
+
+def _bytes_by_unit(model: Model) -> int:
+    """Return the bytes of running a model unit by unit in float64: a unit, one tensor before and after it is
+    moved, and the library.
+    """
+    largest = max(torch.Size(model.info(name).shape).numel() for name in model.names)
+    stored = max(model.info(name).nbytes for name in model.names)
+    return 2 * unit_sizes(model, skeleton(model)) + torch.float64.itemsize * largest + stored + LIBRARY
 
 
 def _reason(alignment: Alignment) -> str:

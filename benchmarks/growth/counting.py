@@ -83,7 +83,7 @@ def functional(config: Path, machine: Machine) -> dict[str, Any]:
     speed, reading = machine.operations_per_second, machine.bytes_per_second
     seconds = {
         "forward passes of both models": 2 * 2 * passes.tokens * weights / (CORES * speed),
-        "texts: products, on one core": 2 * written * model.checkpoint.parameters / speed,
+        "texts: products": 2 * written * model.checkpoint.parameters / (CORES * speed),
         "texts: weights read at every token": length * model.checkpoint.nbytes / reading,
         "covariances": RECORDED
         * 2

@@ -21,7 +21,7 @@ PARTS = 64
 def count_magnitudes(output: DenseTransport, engine: Engine | None, number: int, high: int | None) -> Tensor:
     """Count the magnitudes of one fine-tune's change, as `magnitude_histogram` does."""
     changed = output.changed_by(number)
-    if engine is None or engine.shares_memory or not changed:
+    if engine is None or not changed:
         return count_some(output, (number, changed, high))
     items = [(number, changed[start::PARTS], high) for start in range(min(PARTS, len(changed)))]
     return torch.stack(engine.each(output, count_some, items)).sum(0)

@@ -166,7 +166,7 @@ def magnitude_histogram(change: Iterable[Tensor], high: int | None) -> Tensor:
 
 def _bits(change: Tensor) -> Tensor:
     """Return the magnitudes as the bits of float32."""
-    return change.abs().float().flatten().view(torch.int32).long()
+    return change.abs().float().flatten().view(torch.int32)
 
 
 def _from_the_top(counts: Tensor, wanted: int) -> tuple[int, int]:
@@ -190,6 +190,9 @@ def _sum(changes: list[Tensor]) -> Tensor:
 def _elected_mean(changes: list[Tensor]) -> Tensor:
     """Elect the sign of the sum for every entry, and average the non-zero entries with that sign."""
     sign = _sum(changes).sign()
-    agreeing = [change * (change.sign() == sign) for change in changes]
-    count = _sum([(change != 0).to(change.dtype) for change in agreeing])
-    return _sum(agreeing) / count.clamp(min=1)
+    total, count = torch.zeros_like(sign), torch.zeros_like(sign)
+    for change in changes:
+        agreeing = (change * sign).clamp_(min=0)
+        total += agreeing
+        count += agreeing > 0
+    return total.mul_(sign).div_(count.clamp_(min=1))

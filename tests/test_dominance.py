@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from families import VIT, Case, transformers_model
 from transfusion.alignment.alignment import random_maps
 from transfusion.alignment.maps import Permutation
+from transfusion.live.building import build
 from transfusion.matching.blocks import AxisBlock, BlockState, SearchContext
 from transfusion.matching.methods import preset
 from transfusion.matching.weights import dominance
@@ -128,3 +129,14 @@ def test_a_part_of_the_columns_is_enough_for_near_relatives(related, monkeypatch
     for noise in (0.01, 0.15):
         assert proven(related(noise), "layer.0.ffn", {}, Permutation.identity(192)), noise
     assert used[0] < used[1] <= dominance.MOST
+
+
+@pytest.mark.parametrize("id", AXES)
+def test_weights_in_memory_stay_as_they_are(id, drawn):
+    """What is read of a model in memory is the model itself."""
+    modules = [build(Model.open(drawn(1)), torch.float32) for _ in range(2)]
+    before = [parameter.clone() for module in modules for parameter in module.parameters()]
+    weights = WeightPair(*(Model.open(module).under(METHOD.policy) for module in modules))
+    assert proven(weights, id, {}, Permutation.identity(weights.architecture.sizes[id]))
+    after = [parameter for module in modules for parameter in module.parameters()]
+    assert all(map(torch.equal, before, after))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,6 +29,8 @@ LIKELY = 0.3
 PARTS = 16
 MOST = 11
 """Columns are divided into so many parts, of which at most so many are multiplied."""
+AT_A_TIME = 3
+"""The share of a section's rows that are read at a time, if their number is large: one in so many."""
 CHANCE = 6.0
 """Standard deviations that a product of unlike units is expected to stay within."""
 NEARLY_ALL = 0.999
@@ -92,7 +93,7 @@ def is_dominant(
     gain = torch.zeros((1, size, size), **weights.place)
     products = GainProducts(weights, workers, range(size))
     for section in sections:
-        products.add(gain, section, None, columns[section.key][:, : _edges(section)[parts]])
+        products.add(gain, section, None, columns[section.key][:, _parts(section) < parts])
     return _is_proven(gain[0], found, parts, units, workers)
 
 
@@ -113,31 +114,33 @@ def _measure(
     weights: WeightPair, section: Section, columns: Tensor, units: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the products in place, and the squares of norms of B's and of A's units, part by part."""
+    name, device = section.tensor, weights.place["device"]
     own = torch.zeros(len(units), **weights.place)
     squares = torch.zeros(2, PARTS, len(units), **weights.place)
-    edges, name = _edges(section), section.tensor
+    part = _parts(section).to(device)
     if section.dim == 0:
+        selecting = torch.nn.functional.one_hot(part, PARTS).to(own)
         for start in range(0, len(units), BLOCK):
             places = slice(start, start + BLOCK)
             of_b = weights.read("b", name, places)
-            of_a = weights.read("a", name, units[places]).index_select(1, columns.to(of_b.device))
+            of_a = weights.read("a", name, units[places]).index_select(1, columns.to(device))
             own[places] = torch.linalg.vecdot(of_a, of_b)
-            for part, (first, last) in enumerate(pairwise(edges)):
-                squares[0, part, places] = of_b[:, first:last].square().sum(1)
-                squares[1, part, units[places]] = of_a[:, first:last].square().sum(1)
+            squares[0, :, places] = (of_b.square() @ selecting).T
+            squares[1, :, units[places]] = (of_a.square() @ selecting).T
     else:
-        for part, (first, last) in enumerate(pairwise(edges)):
-            of_b = weights.read("b", name, slice(first, last))
-            of_a = weights.read("a", name, columns[first:last])
-            own += (of_a.index_select(1, units.to(of_b.device)) * of_b).sum(0)
-            squares[0, part] = of_b.square().sum(0)
-            squares[1, part] = of_a.square().sum(0)
+        step = max(BLOCK, section.width // AT_A_TIME)
+        for start in range(0, section.width, step):
+            rows = slice(start, start + step)
+            of_b, of_a = weights.read("b", name, rows), weights.read("a", name, columns[rows])
+            own += (of_a.index_select(1, units.to(device)) * of_b).sum(0)
+            squares[0].index_add_(0, part[rows], of_b.square())
+            squares[1].index_add_(0, part[rows], of_a.square())
     return own, squares[0], squares[1]
 
 
-def _edges(section: Section) -> list[int]:
-    """Return where the parts of a section's columns begin, and the end of the last."""
-    return [section.width * part // PARTS for part in range(PARTS + 1)]
+def _parts(section: Section) -> Tensor:
+    """Return the part of each column of a section."""
+    return torch.arange(section.width) * PARTS // section.width
 
 
 def _is_proven(gain: Tensor, found: _Units, parts: int, units: Tensor, workers: Threads) -> bool:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PROGRAM = 320 * 2**20
 """Bytes of the program itself. 271 MB were measured with a tiny model; large matrix products take more."""
+LIBRARY = 150 * 2**20
+"""Bytes of a library that runs models, and of small activations. 140 MB were measured with transformers."""
 WORKER = 400 * 2**20
 """Bytes of a Ray worker itself. 354 MB were measured with a tiny model."""
 

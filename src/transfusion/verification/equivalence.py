@@ -41,13 +41,12 @@ from transfusion.matching.search_memory import functional_memory
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
+from transfusion.runtime.memory_budget import LIBRARY
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once
 
 TOLERANCE = 1e-9
-LIBRARY = 150 * 2**20
-"""Bytes of the module's library and of small activations: 140 MB were measured with transformers."""
 BEYOND_CHANCE = 0.01
 """The margin over chance in the share of B's activations that π predicts."""
 

@@ -59,10 +59,15 @@ def _for_a_decoder(subject: ProbedModel, ids: Tensor) -> Tensor:
     return ids if begun else torch.cat([torch.full((len(ids), 1), start), ids[:, :-1]], 1)
 
 
+def written_texts(subject: ProbedModel, count: int, *, reads: bool) -> int:
+    """Return how many texts the model writes itself; ``reads`` if it has a tokenizer for others."""
+    return 0 if not subject.writes else count - count // 2 if reads else count
+
+
 def _drawn(subject: ProbedModel, count: int, seed: int) -> tuple[Tensor, str]:
     """Return tokens (count, length), and a description."""
     tokenizer, reason = tokenizer_of(subject)
-    own = 0 if not subject.writes else count if tokenizer is None else count - count // 2
+    own = written_texts(subject, count, reads=tokenizer is not None)
     read = count - own
     parts, about = [], []
     if tokenizer is not None and read:

@@ -37,12 +37,21 @@ class Tokenizer:
         return Tokenizer(lambda text: known(self.encode(text)), before, after, self.unknown)
 
 
+def has_tokenizer(subject: ProbedModel) -> bool:
+    """Return whether the model has a tokenizer, without loading it."""
+    bundled = subject.model.family.library == "open_clip" and not subject.settings.get("hf_tokenizer_name")
+    return bundled or _is_in_folder(subject)
+
+
+def _is_in_folder(subject: ProbedModel) -> bool:
+    folder = subject.tokenizer_folder
+    return folder is not None and any((folder / name).exists() for name in VOCABULARIES)
+
+
 def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
     """Return the tokenizer; or None and the reason."""
-    settings, folder = subject.settings, subject.tokenizer_folder
-    present = folder is not None and any((folder / name).exists() for name in VOCABULARIES)
-    bundled = subject.model.family.library == "open_clip" and not settings.get("hf_tokenizer_name")
-    if not present and not bundled:
+    folder, present = subject.tokenizer_folder, _is_in_folder(subject)
+    if not has_tokenizer(subject):
         where = "the model's folder" if folder else f"{subject.model.label}, which is no folder"
         return None, f"no tokenizer in {where}"
     try:

@@ -13,10 +13,14 @@ from transfusion.alignment.alignment import NormFold
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Policy
+from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
 from transfusion.live.activation_store import GRADIENT, INPUT, OUTPUT, ActivationStore, precision
 from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.model.model import Model
+
+NUMBERS = 2**22
+"""How many numbers of a table are read at a time; always the same, so that sums keep their digits."""
 
 
 @dataclass(frozen=True)
@@ -131,21 +135,44 @@ class AxisActivations:
             free = {one for one in others if one in self._free}
             if len(dims) != 1 or free - maps.keys() or self.a.info(name).shape != self.b.info(name).shape:
                 continue
-            a, b = (self._scaled(model, name, self.sizes[id]) for model in (self.a, self.b))
-            a = move_tensor(a, layout, reading, self.sizes, self.architecture.parents)
-            flat = [one.movedim(dims[0], 0).flatten(1) for one in (b, a)]
-            size = torch.linalg.vector_norm(flat[0]) * torch.linalg.vector_norm(flat[1])
-            table = flat[0] @ flat[1].T / size.clamp(min=1e-30)
-            total = table if total is None else total + table
+            squares = torch.zeros(2, dtype=torch.float64)
+            table: Tensor | None = None
+            for b, a in self._units_in_weights(name, id, dims[0], reading):
+                table = b @ a.T if table is None else table.addmm_(b, a.T)
+                squares += torch.stack([torch.linalg.vector_norm(one).double() ** 2 for one in (b, a)]).cpu()
+            assert table is not None
+            table /= float(squares.prod().sqrt().clamp(min=1e-30))
+            total = table if total is None else total.add_(table)
         return total
+
+    def _units_in_weights(
+        self, name: str, id: str, dim: int, maps: Mapping[str, Map]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield B's units and A's in a weight, (units, rest): some rows at a time, where rows do not move.
+
+        Tables of a vocabulary have rows by the hundred thousand.
+        """
+        layout, models = self.architecture.tensors[name], (self.b, self.a)
+        if dim == 1 and len(layout.items) == 2 and not set(layout.names()) & maps.keys() - {id}:
+            for rows in row_blocks(self.a.info(name).shape, NUMBERS):
+                b, a = (self._scaled(model, name, self.sizes[id], rows) for model in models)
+                yield b.T, a.T
+            return
+        b, a = (self._scaled(model, name, self.sizes[id]) for model in models)
+        a = move_tensor(a, layout, maps, self.sizes, self.architecture.parents)
+        yield b.movedim(dim, 0).flatten(1), a.movedim(dim, 0).flatten(1)
 
     @cached_property
     def _free(self) -> frozenset[str]:
         return frozenset(space.id for space in self.architecture.moving())
 
-    def _scaled(self, model: Model, name: str, units: int) -> Tensor:
-        """Return a weight with the scale of the norm that it reads through, as exact as ``units`` ask for."""
-        value = model.read(name).to(self.device, precision(units))
+    def _scaled(self, model: Model, name: str, units: int, rows: slice | None = None) -> Tensor:
+        """Return a weight, or some of its rows, with the scale of the norm that it reads through, as exact as
+        ``units`` ask for.
+        """
+        value = (model.read(name) if rows is None else model.raw(name, rows)).to(
+            self.device, precision(units)
+        )
         if (fold := self.folds.get(name)) is not None:
             layout = self.architecture.tensors[name]
             shape = [1] * value.ndim

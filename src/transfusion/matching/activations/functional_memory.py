@@ -13,8 +13,11 @@ from functools import cached_property
 from torch import nn
 
 from transfusion.architecture.architecture import Space
+from transfusion.data.probes.generated_texts import memory_of_texts
 from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
 from transfusion.data.probes.probed_model import ProbedModel
+from transfusion.data.probes.synthetic_texts import written_texts
+from transfusion.data.probes.tokenizers import has_tokenizer
 from transfusion.layouts import names_in
 from transfusion.live.activation_store import HELD_OUT
 from transfusion.live.meta_models import skeleton
@@ -23,7 +26,7 @@ from transfusion.matching.activations.probed_pair import bytes_of_samples
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.runtime.memory_budget import NO_LIMIT, MemoryBudget
+from transfusion.runtime.memory_budget import LIBRARY, NO_LIMIT, MemoryBudget
 
 NUMBER = 4
 """Bytes of a number in float32."""
@@ -56,6 +59,15 @@ class ModelPasses:
         subject = ProbedModel(self.model, self.module)
         probes = enough_probes(subject, self.options.probes, self.options.samples)
         return probes * tokens_of_a_probe(subject)
+
+    @cached_property
+    def texts(self) -> int:
+        """Bytes of the texts that a language model writes, before all passes."""
+        subject = ProbedModel(self.model, self.module)
+        if self.options.calibrate or not subject.writes:
+            return 0
+        probes = enough_probes(subject, self.options.probes, self.options.samples)
+        return memory_of_texts(subject, written_texts(subject, probes, reads=has_tokenizer(subject)))
 
     @cached_property
     def whole(self) -> int:
@@ -136,8 +148,9 @@ class FunctionalMemory:
         )
 
         def made(count: int) -> FunctionalMemory:
-            of_passes = max(
-                (one.by_unit + one.states if by_unit else one.whole) + count * one.of_a_batch
+            of_passes = LIBRARY + max(
+                (one.by_unit if by_unit else one.whole)
+                + max(one.texts, (one.states if by_unit else 0) + count * one.of_a_batch)
                 for one in running
             )
             return cls(

@@ -16,7 +16,6 @@ from transfusion.checkpoint.publishing import require_writable
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.staging import StagingFolder, open_staging
 from transfusion.errors import SettingError
-from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import DEFAULT, Method, preset
 from transfusion.model.bases import input_files
 from transfusion.model.model import Model, take_hashes
@@ -106,6 +105,8 @@ class OutputRun(Generic[OutputT]):
         return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
 
     def _align(self, journal: Path | None = None) -> AnyAlignment:
+        from transfusion.matching.alignment_run import align
+
         return align(
             self.a,
             self.b,
@@ -159,6 +160,10 @@ def refuse_beside_via(aligning: Mapping[str, Any]) -> None:
 
 def _refuse_unknown(aligning: Mapping[str, Any]) -> None:
     """Refuse what `align` does not take, before any model is read."""
+    if not aligning:
+        return
+    from transfusion.matching.alignment_run import align
+
     for name in aligning:
         if name in Resources.__dataclass_fields__:
             raise SettingError(

@@ -28,7 +28,6 @@ from transfusion.transportation.adapters.adapter_transport import AdapterTranspo
 from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.alpha import AlphaArgument
 from transfusion.transportation.balanced_alpha import AUTO
-from transfusion.transportation.checked_merge import checked_merge
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
@@ -41,7 +40,6 @@ from transfusion.transportation.output_run import (
     refuse_beside_via,
 )
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
-from transfusion.transportation.refinement.refine_transport import RefineTransport
 from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.refinement.refinement_settings import refinement_settings
 from transfusion.transportation.task_vector import NewTokens
@@ -193,6 +191,8 @@ def transport(
         )
 
     def refined(plan: TransportPlan, moved: Transported, checkpoint: Path | None) -> Transported:
+        from transfusion.transportation.refinement.refine_transport import RefineTransport
+
         assert refinement is not None
         assert not isinstance(moved, RefinedLora)
         unmoved = partial(prepare, plan, 0.0)
@@ -255,6 +255,8 @@ def merge(
     >>> print(merged.save("models/both-on-b"))
     models/both-on-b
     """
+    from transfusion.transportation.checked_merge import checked_merge
+
     record, to = (
         RunRecord("merge"),
         Destination.at(output, force=force, dry_run=dry_run, resources=resources, progress=progress),

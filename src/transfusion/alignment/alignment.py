@@ -92,6 +92,11 @@ class Alignment:
         return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
 
     @property
+    def rotates(self) -> bool:
+        """Whether π has rotations: maps from activations, whose errors are spread over all units."""
+        return any(isinstance(map_, Rotation) for map_ in self.maps.values())
+
+    @property
     def writes_apart(self) -> bool:
         """Whether some rotation has a matrix of its own for what is written."""
         return any(isinstance(one, Rotation) and one.writing is not None for one in self.maps.values())

@@ -12,6 +12,9 @@ from typing_extensions import TypedDict
 from transfusion import __version__
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 
+PLANNED = "planned"
+"""The method of an assumed alignment, and the digest of a model that was not hashed."""
+
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 

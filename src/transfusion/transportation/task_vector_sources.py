@@ -121,6 +121,11 @@ class TaskVectorSource(ABC):
         """Return the bytes in memory while a change is computed, independent of the number of rows."""
         return 0
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether a change is computed from tensors that are read for it alone, when it is asked for."""
+        return False
+
     def added(self, name: str) -> int:
         """Return the number of rows to append to B's, for new tokens."""
         return 0
@@ -315,6 +320,10 @@ class DenseSource(TaskVectorSource):
     @property
     def composed_tokens(self) -> ComposedTokens | None:
         return self.composed
+
+    @property
+    def reads_once(self) -> bool:
+        return self.composed is None
 
     @property
     def _covered(self) -> list[str]:

@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
@@ -202,7 +204,9 @@ def transport(
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, refining)
+    runs_models = tried or (alpha is None and isinstance(pi, Alignment) and pi.rotates)
+    once = isinstance(tuned, Model) and isinstance(pi, Alignment) and not runs_models
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining)
     return run.run()
 
 

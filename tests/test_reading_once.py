@@ -22,7 +22,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Advance, Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.transport_run import transport
+from transfusion.transportation.transport_run import merge, transport
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,18 @@ def test_every_byte_is_read_once(jobs, inputs, undisturbed, tmp_path, monkeypatc
     for role in ("base", "onto", "finetuned"):
         assert read[inputs[role].name] == Checkpoint.open(inputs[role]).nbytes
     assert content(tmp_path / "moved") == content(undisturbed)
+
+
+def test_a_merge_reads_once_unless_it_needs_thresholds_first(inputs, tmp_path, monkeypatch):
+    now = {**inputs, "finetuned": [inputs["finetuned"], inputs["finetuned"]]}
+    merge(**now, output=tmp_path / "ties", how="ties")
+    hashed = []
+    monkeypatch.setattr(Checkpoint, "blocks", lambda self, name, **how: hashed.append(name))
+    merge(**now, output=tmp_path / "sum", how="sum")
+    assert not hashed
+    with pytest.raises(TypeError):
+        merge(**now, output=tmp_path / "again", how="ties")
+    assert hashed
 
 
 def test_the_record_has_the_hashes_of_all_inputs(inputs, undisturbed):

@@ -180,7 +180,8 @@ class DenseTransport(OutputModel[TensorAction]):
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
         """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
-        hashing = sum(model.checkpoint.nbytes for model in (self.base, self.onto))
+        once = self.reads_once and self.alignment.provenance.method != PLANNED
+        hashing = 0 if once else sum(model.checkpoint.nbytes for model in (self.base, self.onto))
         changes = sum(source.read_bytes() for source in self.sources)
         own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
         return {

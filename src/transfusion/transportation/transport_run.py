@@ -204,8 +204,7 @@ def transport(
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
-    runs_models = tried or (alpha is None and isinstance(pi, Alignment) and pi.rotates)
-    once = isinstance(tuned, Model) and isinstance(pi, Alignment) and not runs_models
+    once = not tried and _reads_once([tuned], pi, alpha)
     run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining)
     return run.run()
 
@@ -307,7 +306,17 @@ def merge(
             output_record=output_record,
         )
 
-    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed, "anyway": anyway}).run()
+    aligning |= {"seed": seed, "anyway": anyway}
+    return OutputRun(a, b, pi, prepare, to, aligning, _reads_once(tuned, pi, alpha)).run()
+
+
+def _reads_once(
+    tuned: Sequence[Model | str | Path], pi: AnyAlignment | None, alpha: AlphaArgument | None
+) -> bool:
+    """Whether no model is run to choose α: the bases can then be hashed while the output is written."""
+    if not isinstance(pi, Alignment) or not all(isinstance(one, Model) for one in tuned):
+        return False
+    return alpha != AUTO and (alpha is not None or not pi.rotates)
 
 
 def _require_one_process(resources: Resources, progress: Progress, *, trains_adapter: bool) -> None:

@@ -35,7 +35,7 @@ class TensorHash:
             if start < self._next or self._unwanted:
                 return
             self._waiting[start] = piece, 0 if held else len(piece)
-            if sum(kept for _, kept in self._waiting.values()) > _WAITING:
+            if not held and sum(kept for _, kept in self._waiting.values()) > _WAITING:
                 self._next, self._waiting = self._nbytes + 1, {}  # never complete
             if self._hashing:
                 return  # another thread does, and goes on with this piece

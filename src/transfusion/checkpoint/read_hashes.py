@@ -36,7 +36,7 @@ class TensorHash:
                 return
             self._waiting[start] = piece, 0 if held else len(piece)
             if not held and sum(kept for _, kept in self._waiting.values()) > _WAITING:
-                self._next, self._waiting = self._nbytes + 1, {}  # never complete
+                self._unwanted, self._waiting = True, {}
             if self._hashing:
                 return  # another thread does, and goes on with this piece
             self._hashing = True
@@ -49,6 +49,11 @@ class TensorHash:
             self._hashing = piece is not None
             self._next += 0 if piece is None else len(piece)
             return piece
+
+    def give_up(self) -> None:
+        """Keep and hash no more pieces."""
+        with self._lock:
+            self._unwanted, self._waiting = True, {}
 
     def digest(self) -> bytes | None:
         """Return the hash, if all bytes have come."""

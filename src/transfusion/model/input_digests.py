@@ -65,6 +65,7 @@ class InputDigests:
             found = self._reading[number, name]
             found.used = False
             self._models[number].keep_digest(name, found.digest())
+            found.give_up()  # a tensor that was not read whole is hashed now, and not by what follows
 
     def _digest(self, number: int, name: str) -> str:
         return self._models[number].digest_of(name, checked=False).hex()

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Advance, Progress
 from transfusion.runtime.resources import Resources
+from transfusion.transportation.output_model import OutputModel
 from transfusion.transportation.transport_run import merge, transport
 
 
@@ -30,7 +32,9 @@ def inputs(made, tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("once")
     a, b = in_shards(made("llama", 1), root / "a"), in_shards(made("llama", 2), root / "b")
     tuned = in_shards(finetuned(CASES["llama"], a, root / "whole"), root / "tuned", "20KB")
-    align(a, b, method="random", output=root / "pi.safetensors")
+    pi = align(a, b, method="random", output=root / "sampled.safetensors")
+    unsampled = replace(pi.provenance, source_sample="", target_sample="")  # so that the whole decides
+    replace(pi, provenance=unsampled).save(root / "pi.safetensors")
     return {"base": a, "onto": b, "finetuned": tuned, "via": root / "pi.safetensors"}
 
 
@@ -114,6 +118,27 @@ def test_nothing_appears_if_pi_is_for_other_weights(role, shard, inputs, tmp_pat
     with pytest.raises(AlignmentError, match="has other weights"):
         written(now, tmp_path / "here" / "moved")
     assert not list((tmp_path / "here").iterdir())
+
+
+@pytest.mark.parametrize("role", ["base", "onto"])
+@pytest.mark.parametrize("shard", [0, -1])
+def test_a_pi_for_weights_with_another_sample_is_refused_at_once(role, shard, inputs, tmp_path, monkeypatch):
+    pi = inputs["via"].with_name("sampled.safetensors")
+    now = {**inputs, "via": pi, role: altered(inputs[role], tmp_path / "other", shard)}
+    monkeypatch.setattr(OutputModel, "write", None)
+    with pytest.raises(AlignmentError, match="has other weights"):
+        written(now, tmp_path / "moved")
+
+
+def test_a_sample_is_the_same_however_a_model_is_stored(made, inputs, tmp_path):
+    import transformers
+
+    assert Model.open(made("llama", 1)).sample == Model.open(inputs["base"]).sample
+    assert Model.open(made("llama", 2)).sample != Model.open(inputs["base"]).sample
+    in_pieces = Model.open(made("mixtral"))
+    whole = Model.open(transformers.MixtralForCausalLM.from_pretrained(made("mixtral")))
+    assert whole.digest == in_pieces.digest
+    assert whole.sample == in_pieces.sample
 
 
 @pytest.mark.parametrize("role", ["base", "onto", "finetuned"])

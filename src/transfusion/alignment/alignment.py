@@ -161,8 +161,10 @@ class Alignment:
                 method=f"{provenance.method}, inverted",
                 source=provenance.target,
                 source_digest=provenance.target_digest,
+                source_sample=provenance.target_sample,
                 target=provenance.source,
                 target_digest=provenance.source_digest,
+                target_sample=provenance.source_sample,
                 vocabulary=_swapped(provenance.vocabulary),
             ),
         )
@@ -190,6 +192,7 @@ class Alignment:
             method=f"{first.provenance.method}, then {self.provenance.method}",
             source=first.provenance.source,
             source_digest=first.provenance.source_digest,
+            source_sample=first.provenance.source_sample,
             vocabulary=_chained(first.provenance.vocabulary, self.provenance.vocabulary),
         )
         return replace(self, maps=maps, provenance=provenance, folds={**first.folds, **self.folds})
@@ -320,6 +323,22 @@ class Alignment:
         """Refuse an alignment that was made from or for other weights."""
         require_between(self.provenance, source, target)
 
+    def require_samples(self, a: Model, b: Model) -> None:
+        """Refuse an alignment that was made for weights with other samples: at once, and not always."""
+        made = self.provenance
+        for role, model, name, wanted in (
+            ("from", a, made.source, made.source_sample),
+            ("for", b, made.target, made.target_sample),
+        ):
+            if wanted and model.sample != wanted:
+                raise AlignmentError(
+                    f"this π was made {role} the weights of {name}, but {model.label} has other weights",
+                    hint=_OTHER_WEIGHTS,
+                )
+
+
+_OTHER_WEIGHTS = "align these two models first, or give the π that belongs to them"
+
 
 def require_between(provenance: Provenance, source: Model | None, target: Model | None) -> None:
     """Refuse models with other weights than those that an alignment was made from and for."""
@@ -331,7 +350,7 @@ def require_between(provenance: Provenance, source: Model | None, target: Model 
             raise AlignmentError(
                 f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
                 f" {model.label} has other weights ({model.digest[:12]}…)",
-                hint="align these two models first, or give the π that belongs to them",
+                hint=_OTHER_WEIGHTS,
             )
 
 

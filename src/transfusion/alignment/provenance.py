@@ -137,6 +137,8 @@ class ProvenanceInfo(TypedDict):
     version: NotRequired[str]
     vocabulary: NotRequired[VocabularyInfo | EmptyInfo]
     run: NotRequired[RunInfo | EmptyInfo]
+    source_sample: NotRequired[str]
+    target_sample: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,9 @@ class Provenance:
     """The vocabularies of A and B, if both were compared; see `VocabularyInfo`."""
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
+    source_sample: str = ""
+    """The hash of samples of A's weights, see `Model.sample`; empty if it is not known."""
+    target_sample: str = ""
 
     @classmethod
     def from_json(cls, info: Mapping[str, Any]) -> Provenance:

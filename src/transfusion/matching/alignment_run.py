@@ -301,6 +301,8 @@ def _provenance(
         target=b.label,
         target_digest=b.digest,
         vocabulary=vocabulary,
+        source_sample=a.sample,
+        target_sample=b.sample,
     )
 
 

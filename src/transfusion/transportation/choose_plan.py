@@ -17,7 +17,7 @@ def plan_through(
 ) -> TransportPlan:
     """Return the plan of an alignment, checked against both models.
 
-    Unless ``hashed``, the weights of models of one shape are not compared with those that π was made for.
+    Unless ``hashed``, only samples of the weights are compared with those that π was made for.
     """
     alignment = load_alignment(via) if isinstance(via, str | Path) else via
     if isinstance(alignment, RectangularAlignment):

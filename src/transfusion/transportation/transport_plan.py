@@ -63,13 +63,15 @@ class TransportPlan:
     def between(
         cls, base: Base, onto: Base, via: AnyAlignment | str | Path, *, hashed: bool = True
     ) -> TransportPlan:
-        """Return the plan of an alignment, checked against both models; if ``hashed``, by their weights."""
+        """Return the plan of an alignment, checked against both models: all weights, or samples of them."""
         a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
         alignment = require_one_shape(via)
         plan = cls.planned(a, b, alignment)
         if hashed:
             take_hashes(a, b)
             plan.alignment.require_between(source=a, target=b)
+        else:
+            plan.alignment.require_samples(a, b)
         return plan
 
     @classmethod

@@ -185,6 +185,16 @@ def test_shards_of_other_inputs_are_not_kept(role, shard, inputs, tmp_path, monk
     assert outcome(tmp_path / "moved") == outcome(tmp_path / "anew")
 
 
+@pytest.mark.parametrize("role", ["base", "onto"])
+def test_shards_of_weights_that_pi_does_not_name_are_made_again(
+    role, inputs, undisturbed, tmp_path, monkeypatch
+):
+    """The first run did not come so far as to notice that it had another base."""
+    wrong = {**inputs, role: altered(inputs[role], tmp_path / "other", 0)}
+    interrupted(wrong, tmp_path / "moved", monkeypatch)
+    assert content(written(inputs, tmp_path / "moved")) == content(undisturbed)
+
+
 def test_a_pi_for_other_weights_is_refused_first_when_a_run_goes_on(inputs, tmp_path, monkeypatch):
     interrupted(inputs, tmp_path / "moved", monkeypatch)
     monkeypatch.setattr("transfusion.transportation.dense_transport.DenseTransport.rows", None)

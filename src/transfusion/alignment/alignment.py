@@ -26,6 +26,7 @@ from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout, names_in
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.model.weight_sample import weight_sample
 
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
@@ -330,7 +331,7 @@ class Alignment:
             ("from", a, made.source, made.source_sample),
             ("for", b, made.target, made.target_sample),
         ):
-            if wanted and model.sample != wanted:
+            if wanted and weight_sample(model) != wanted:
                 raise AlignmentError(
                     f"this π was made {role} the weights of {name}, but {model.label} has other weights",
                     hint=_OTHER_WEIGHTS,

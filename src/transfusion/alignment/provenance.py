@@ -171,7 +171,7 @@ class Provenance:
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
     source_sample: str = ""
-    """The hash of samples of A's weights, see `Model.sample`; empty if it is not known."""
+    """The hash of samples of A's weights, see `weight_sample`; empty if it is not known."""
     target_sample: str = ""
 
     @classmethod

@@ -51,6 +51,7 @@ from transfusion.model.bases import (
     with_common_tokens,
 )
 from transfusion.model.model import Model, Reference, take_hashes
+from transfusion.model.weight_sample import weight_sample
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.progress import SILENT, Progress
@@ -301,8 +302,8 @@ def _provenance(
         target=b.label,
         target_digest=b.digest,
         vocabulary=vocabulary,
-        source_sample=a.sample,
-        target_sample=b.sample,
+        source_sample=weight_sample(a),
+        target_sample=weight_sample(b),
     )
 
 

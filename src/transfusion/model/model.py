@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,8 +33,6 @@ Reference: TypeAlias = str | Path | InMemory
 """A reference to a model: a path, a hub id, or the model itself in memory."""
 
 
-_SAMPLED_TENSORS, _SAMPLED_BYTES = 64, 4096
-"""How much of a model is in its sample, which files of π hold: the most tensors, and the bytes of each."""
 _TOKEN_ID = re.compile(r".*_token_ids?")
 
 
@@ -186,25 +183,6 @@ class Model:
                     digest.update(content(block))
             self._digests[name] = digest.digest()
         return self._digests[name]
-
-    @cached_property
-    def sample(self) -> str:
-        """The BLAKE3 hash of the first bytes of some tensors: quickly read, and other for other weights."""
-        if self.original is not None:
-            return self.original.sample
-        total, names = blake3(), sorted(self.architecture.tensors)
-        for name in names[:: -(-len(names) // _SAMPLED_TENSORS)]:
-            total.update(name.encode() + self.digest_head(name) + self._first_bytes(name))
-        return total.hexdigest()
-
-    def _first_bytes(self, name: str) -> bytes:
-        found = b""
-        for piece in self.names[name].names:
-            for block in self.checkpoint.blocks(piece):
-                found += content(block)[: _SAMPLED_BYTES - len(found)]
-                if len(found) == _SAMPLED_BYTES:
-                    return found
-        return found
 
     def digest_head(self, name: str) -> bytes:
         """Return what is hashed before the bytes of a tensor: its type and shape."""

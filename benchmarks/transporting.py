@@ -206,8 +206,7 @@ def command(made: Made, out: Path, *how: str | Path) -> list[str]:
 def measure(large: Made, tiny: Made, rounds: int, peer: Peer | None) -> dict[str, Any]:
     out = large.b.parent / "moved"
     shutil.rmtree(out, ignore_errors=True)  # of a run that was interrupted
-    dry_run = [*command(large, out), "--dry-run", "--json"]
-    plan = json.loads(subprocess.check_output(dry_run, env=_environment()))
+    plan = json.loads(subprocess.check_output([*command(large, out), "--dry-run", "--json"]))
     copy = "import os, shutil, sys; shutil.copytree(*sys.argv[1:3]);"
     flush = " [os.fsync(os.open(file.path, os.O_RDWR)) for file in os.scandir(sys.argv[2])]"
     contenders = {
@@ -265,16 +264,12 @@ def _run(command: list[str]) -> Run:
     watch += "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
     watch += "print(used.ru_utime + used.ru_stime, used.ru_maxrss)"
     begun = time.perf_counter()
-    info = subprocess.check_output([sys.executable, "-c", watch, *command], text=True, env=_environment())
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    info = subprocess.check_output([sys.executable, "-c", watch, *command], text=True, env=environment)
     unit = 1 if sys.platform == "darwin" else 1024
     seconds = time.perf_counter() - begun
     processor, peak = map(float, info.splitlines()[-1].split())
     return Run(seconds, processor, peak * unit)
-
-
-def _environment() -> dict[str, str]:
-    """Without the hub, and with compiled modules, as an installed program has them."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def table(result: dict[str, Any]) -> str:

@@ -89,7 +89,7 @@ def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):
 
 
 def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.output_run.align", None)
+    monkeypatch.setattr("transfusion.transportation.output_run.OutputRun._align", None)
     with pytest.raises(OutputError, match="is, or holds, an input"):
         transfusion.transport(**inputs, output=inputs["finetuned"], force=True)
     (tmp_path / "there").mkdir()
@@ -100,7 +100,7 @@ def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_moved_is_refused_before_the_search(inputs, made, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.output_run.align", None)
+    monkeypatch.setattr("transfusion.transportation.output_run.OutputRun._align", None)
     with pytest.raises(SettingError, match="is too little"):
         transfusion.transport(**inputs, resources=Resources(memory=1000))
     other = finetuned(CASES["bert"], made("bert", 1), tmp_path / "other")

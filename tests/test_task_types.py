@@ -304,9 +304,7 @@ def seeing(made, tmp_path):
 def test_a_task_that_a_type_has_no_class_for_is_refused_early(settings, seeing, monkeypatch):
     a, b, adapter = seeing
     info(adapter, **settings)
-    monkeypatch.setattr(
-        "transfusion.transportation.output_run.align", lambda *_, **__: pytest.fail("aligned")
-    )
+    monkeypatch.setattr("transfusion.matching.alignment_run.align", lambda *_, **__: pytest.fail("aligned"))
     message = r"was trained for .*, and a model of type 'vit' has no such class: classifier.bias, classifier"
     with pytest.raises(AdapterError, match=message):
         transport(adapter, base=a, onto=b, full=True)

@@ -26,6 +26,7 @@ from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.layouts import Index, Layout, names_in
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.model.weight_sample import weight_sample
 
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
@@ -92,6 +93,11 @@ class Alignment:
         return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
 
     @property
+    def rotates(self) -> bool:
+        """Whether π has rotations: maps from activations, whose errors are spread over all units."""
+        return any(isinstance(map_, Rotation) for map_ in self.maps.values())
+
+    @property
     def writes_apart(self) -> bool:
         """Whether some rotation has a matrix of its own for what is written."""
         return any(isinstance(one, Rotation) and one.writing is not None for one in self.maps.values())
@@ -156,8 +162,10 @@ class Alignment:
                 method=f"{provenance.method}, inverted",
                 source=provenance.target,
                 source_digest=provenance.target_digest,
+                source_sample=provenance.target_sample,
                 target=provenance.source,
                 target_digest=provenance.source_digest,
+                target_sample=provenance.source_sample,
                 vocabulary=_swapped(provenance.vocabulary),
             ),
         )
@@ -185,6 +193,7 @@ class Alignment:
             method=f"{first.provenance.method}, then {self.provenance.method}",
             source=first.provenance.source,
             source_digest=first.provenance.source_digest,
+            source_sample=first.provenance.source_sample,
             vocabulary=_chained(first.provenance.vocabulary, self.provenance.vocabulary),
         )
         return replace(self, maps=maps, provenance=provenance, folds={**first.folds, **self.folds})
@@ -315,6 +324,22 @@ class Alignment:
         """Refuse an alignment that was made from or for other weights."""
         require_between(self.provenance, source, target)
 
+    def require_samples(self, a: Model, b: Model) -> None:
+        """Refuse an alignment that was made for weights with other samples: at once, and not always."""
+        made = self.provenance
+        for role, model, name, wanted in (
+            ("from", a, made.source, made.source_sample),
+            ("for", b, made.target, made.target_sample),
+        ):
+            if wanted and weight_sample(model) != wanted:
+                raise AlignmentError(
+                    f"this π was made {role} the weights of {name}, but {model.label} has other weights",
+                    hint=_OTHER_WEIGHTS,
+                )
+
+
+_OTHER_WEIGHTS = "align these two models first, or give the π that belongs to them"
+
 
 def require_between(provenance: Provenance, source: Model | None, target: Model | None) -> None:
     """Refuse models with other weights than those that an alignment was made from and for."""
@@ -326,7 +351,7 @@ def require_between(provenance: Provenance, source: Model | None, target: Model 
             raise AlignmentError(
                 f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
                 f" {model.label} has other weights ({model.digest[:12]}…)",
-                hint="align these two models first, or give the π that belongs to them",
+                hint=_OTHER_WEIGHTS,
             )
 
 

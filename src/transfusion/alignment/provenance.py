@@ -12,6 +12,9 @@ from typing_extensions import TypedDict
 from transfusion import __version__
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 
+PLANNED = "planned"
+"""The method of an assumed alignment, and the digest of a model that was not hashed."""
+
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -134,6 +137,8 @@ class ProvenanceInfo(TypedDict):
     version: NotRequired[str]
     vocabulary: NotRequired[VocabularyInfo | EmptyInfo]
     run: NotRequired[RunInfo | EmptyInfo]
+    source_sample: NotRequired[str]
+    target_sample: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,9 @@ class Provenance:
     """The vocabularies of A and B, if both were compared; see `VocabularyInfo`."""
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
+    source_sample: str = ""
+    """The hash of samples of A's weights, see `weight_sample`; empty if it is not known."""
+    target_sample: str = ""
 
     @classmethod
     def from_json(cls, info: Mapping[str, Any]) -> Provenance:

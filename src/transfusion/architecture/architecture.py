@@ -15,9 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from transfusion.architecture.table import Symmetry
-from transfusion.layouts import Layout
+
+if TYPE_CHECKING:
+    from transfusion.layouts import Layout
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 

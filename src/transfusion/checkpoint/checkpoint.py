@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.checkpoint.held_tensors import HeldTensors
+from transfusion.checkpoint.read_hashes import HashedSection
 from transfusion.checkpoint.references import PICKLES, resolve
 from transfusion.checkpoint.tensor_content import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.checkpoint.tensor_files import (
@@ -106,6 +107,15 @@ class Checkpoint:
             yield
         finally:
             self._held = None
+
+    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
+        """Hash sections of stored tensors while they are read, as long as tensors are held."""
+        if self._held is not None:
+            self._held.sections = sections
+
+    def stored_bytes(self, name: str) -> tuple[str, int]:
+        """Return the stored tensor that holds a tensor, and its first byte there."""
+        return name, 0
 
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened, here or in another process."""

@@ -34,18 +34,24 @@ def output_shard_name(shards: Mapping[Path, dict[str, LazyTensor]], path: Path, 
 
 
 def write_shards(
-    staging: StagingFolder, files: Files, *, changed_tensors: set[str], workers: Threads | None = None
+    staging: StagingFolder,
+    files: Files,
+    *,
+    changed_tensors: set[str],
+    used_inputs: Callable[[], Mapping[str, str]] = dict,
+    workers: Threads | None = None,
 ) -> None:
     """Write the weights into a staging folder; finished shards are not written again.
 
-    The names of changed tensors are kept with each shard.
+    The names of changed tensors are kept with each shard, and the hashes of the inputs that it was made of.
     """
     changed_tensors |= changed_tensors_in(staging)
     for name, parts in files.items():
         if name not in staging.finished:
             before = set(changed_tensors)
             digest = write_shard(staging.output / name, parts, workers)
-            staging.finish(name, blake3=digest, changed_tensors=sorted(changed_tensors - before))
+            changed = sorted(changed_tensors - before)
+            staging.finish(name, blake3=digest, changed_tensors=changed, inputs=used_inputs())
 
 
 def changed_tensors_in(staging: StagingFolder) -> set[str]:

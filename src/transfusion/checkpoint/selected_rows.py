@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.read_hashes import HashedSection
 from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.checkpoint.tensor_files import Rows
 
@@ -105,6 +106,10 @@ class CheckpointView(Checkpoint):
         assert self.stored is not None
         with self.stored.holding_tensors():
             yield
+
+    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
+        assert self.stored is not None
+        self.stored.hash_reads(sections)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         assert self.stored is not None

@@ -12,6 +12,7 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -50,7 +51,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 _LARGEST_HEADER = 100_000_000
 """The limit of safetensors: a longer header is refused before it is read."""
-_CHUNK = 2**19
+CHUNK = 2**19
 """The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
 SPAN = 2**22
 """Scattered rows within so many bytes are selected from one read of the whole range."""
@@ -74,6 +75,11 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row."""
+        return self.dtype.itemsize * torch.Size(self.shape[1:]).numel()
 
 
 def headers(file: Path) -> dict[str, TensorInfo]:
@@ -143,26 +149,27 @@ def stamp(file: Path | int) -> Stamp:
     return details.st_size, details.st_mtime_ns, details.st_ctime_ns
 
 
-def read_tensor(info: TensorInfo, rows: Rows | None = None, *, into: Tensor | None = None) -> Tensor:
-    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed.
-
-    A whole tensor can be read ``into`` another of its shape.
-    """
-    with FileIO(info.file) as file:
-        _require_stamp(file, info)
-        reader = _Reader(file, info)
-        return reader(rows) if into is None else reader.fill(into, 0)
+def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
+    with open_tensor(info) as reader:
+        return reader(rows)
 
 
 def read_blocks(info: TensorInfo) -> Iterator[Tensor]:
     """Read a tensor of a safetensors file in flat blocks that share one piece of memory."""
     size = torch.Size(info.shape).numel()
-    with FileIO(info.file) as file:
-        _require_stamp(file, info)
-        reader = _Reader(file, info)
-        buffer = torch.empty(min(size, _CHUNK // info.dtype.itemsize), dtype=info.dtype)
+    with open_tensor(info) as reader:
+        buffer = torch.empty(min(size, CHUNK // info.dtype.itemsize), dtype=info.dtype)
         for start in range(0, size, max(1, len(buffer))):
             yield reader.fill(buffer[: size - start], start * info.dtype.itemsize)
+
+
+@contextmanager
+def open_tensor(info: TensorInfo) -> Iterator[TensorReader]:
+    """Open a tensor of a safetensors file; refuse a file that has changed."""
+    with FileIO(info.file) as file:
+        _require_stamp(file, info)
+        yield TensorReader(file, info)
 
 
 def _require_stamp(file: FileIO, info: TensorInfo) -> None:
@@ -179,7 +186,7 @@ def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class TensorReader:
     """Reads rows of one tensor from an open file."""
 
     file: FileIO
@@ -196,7 +203,7 @@ class _Reader:
     @property
     def _row(self) -> int:
         """The bytes of one row."""
-        return self.info.dtype.itemsize * torch.Size(self.info.shape[1:]).numel()
+        return self.info.row_bytes
 
     def _between(self, first: int, last: int) -> Tensor:
         return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
@@ -212,7 +219,7 @@ class _Reader:
         into, row = content(picked), self._row
         starts = (rows * row).tolist()
         for place, start in zip(range(0, len(into), row), starts, strict=True):
-            self._into(into[place : place + row], start)
+            self.read_into(into[place : place + row], start)
         return picked
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
@@ -220,10 +227,11 @@ class _Reader:
 
     def fill(self, tensor: Tensor, start: int) -> Tensor:
         """Read as many bytes as a tensor holds, from this byte of the stored tensor on."""
-        self._into(content(tensor), start)
+        self.read_into(content(tensor), start)
         return tensor
 
-    def _into(self, buffer: memoryview, start: int) -> None:
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill a buffer from this byte of the stored tensor on."""
         self.file.seek(self.info.offset + start)
         count = self.file.readinto(buffer)
         while count < len(buffer):  # interrupted by a signal, or more than the system reads at once

@@ -41,7 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> None:
-    from transfusion.cli.app import app
+    from transfusion.cli.quick_start import without_collection
+
+    with without_collection():
+        from transfusion.cli.app import app
     from transfusion.runtime.run_record import COMMAND
 
     for stream in (sys.stdout, sys.stderr):

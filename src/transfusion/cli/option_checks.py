@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import typer
 
 from transfusion.cli.console import VERB
+from transfusion.cli.quick_start import load_library
 from transfusion.errors import SettingError
 from transfusion.runtime.byte_sizes import parse_bytes
 
@@ -27,6 +28,7 @@ def checked(verb: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in values.items():
             if odd := _odd(value):
                 raise typer.BadParameter(f"--{name.replace('_', '-')}: {odd}")
+        load_library(verb.__name__)
         return verb(**values)
 
     return run

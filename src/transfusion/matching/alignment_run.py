@@ -52,6 +52,7 @@ from transfusion.model.bases import (
     with_common_tokens,
 )
 from transfusion.model.model import Model, Reference, take_hashes
+from transfusion.model.weight_sample import weight_sample
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.progress import SILENT, Progress
@@ -302,6 +303,8 @@ def _provenance(
         target=b.label,
         target_digest=b.digest,
         vocabulary=vocabulary,
+        source_sample=weight_sample(a),
+        target_sample=weight_sample(b),
     )
 
 

@@ -177,13 +177,26 @@ class Model:
         if self.original is not None:
             return self.original.digest_of(name, checked=checked)
         if name not in self._digests:
-            info = self.info(name)
-            digest = blake3(f"{info.dtype}{info.shape}".encode())
+            digest = blake3(self.digest_head(name))
             for piece in self.names[name].names:
                 for block in self.checkpoint.blocks(piece, checked=checked):
                     digest.update(content(block))
             self._digests[name] = digest.digest()
         return self._digests[name]
+
+    def digest_head(self, name: str) -> bytes:
+        """Return what is hashed before the bytes of a tensor: its type and shape."""
+        info = self.info(name)
+        return f"{info.dtype}{info.shape}".encode()
+
+    def has_digest(self, name: str) -> bool:
+        """Whether the hash of a tensor is known already."""
+        return name in self._digests
+
+    def keep_digest(self, name: str, digest: bytes | None) -> None:
+        """Keep the hash of a tensor that was taken while it was read, if there is one."""
+        if digest is not None:
+            self._digests.setdefault(name, digest)
 
     def _refuse_quantised(self) -> None:
         odd = [

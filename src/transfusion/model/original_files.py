@@ -16,6 +16,7 @@ from torch import Tensor
 from transfusion.architecture.families import all_families
 from transfusion.architecture.original_names import PREFIXES, OriginalNames, split_rows, without_prefix
 from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint, PartT
+from transfusion.checkpoint.read_hashes import HashedSection
 from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import ArchitectureError
@@ -58,6 +59,14 @@ class OriginalCheckpoint(Checkpoint):
         assert self.stored is not None
         with self.stored.holding_tensors():
             yield
+
+    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
+        assert self.stored is not None
+        self.stored.hash_reads(sections)
+
+    def stored_bytes(self, name: str) -> tuple[str, int]:
+        whole, here = self.places[name]
+        return whole, (here.start or 0) * self.tensors[name].row_bytes
 
     def in_stored_names(
         self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]

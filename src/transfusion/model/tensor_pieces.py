@@ -55,7 +55,7 @@ class TensorPieces:
     def info(self, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
         """Return the shape and type of the whole tensor from the headers, and the file of the first piece."""
         first = tensors[self.pieces[0][0]]
-        if len(self.names) == 1 and not self.stacked:
+        if not self.stacked and len(self.pieces[0]) == 1:
             return first
         height = sum(tensors[name].shape[0] for name in self.pieces[0])
         members = (len(self.pieces),) if self.stacked else ()

@@ -12,12 +12,17 @@ from transfusion.transportation.rectangular.rectangular_plan import RectangularP
 from transfusion.transportation.transport_plan import Base, TransportPlan
 
 
-def plan_through(base: Base, onto: Base, via: AnyAlignment | str | Path) -> TransportPlan:
-    """Return the plan of an alignment, checked against both models."""
+def plan_through(
+    base: Base, onto: Base, via: AnyAlignment | str | Path, *, hashed: bool = True
+) -> TransportPlan:
+    """Return the plan of an alignment, checked against both models.
+
+    Unless ``hashed``, only samples of the weights are compared with those that π was made for.
+    """
     alignment = load_alignment(via) if isinstance(via, str | Path) else via
     if isinstance(alignment, RectangularAlignment):
         return RectangularPlan.through(base, onto, alignment)
-    return TransportPlan.between(base, onto, alignment)
+    return TransportPlan.between(base, onto, alignment, hashed=hashed)
 
 
 def assumed_plan(

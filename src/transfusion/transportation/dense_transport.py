@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transfusion.alignment.provenance import PLANNED
 from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.checkpoint import Checkpoint
+from transfusion.checkpoint.references import PICKLES
 from transfusion.checkpoint.tensor_content import row_blocks, tensor_digest
 from transfusion.checkpoint.tokenizer_files import VOCABULARIES
 from transfusion.errors import MismatchError, listing
@@ -178,7 +180,8 @@ class DenseTransport(OutputModel[TensorAction]):
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
         """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
-        hashing = sum(model.checkpoint.nbytes for model in (self.base, self.onto))
+        once = self.reads_once and self.alignment.provenance.method != PLANNED
+        hashing = 0 if once else sum(model.checkpoint.nbytes for model in (self.base, self.onto))
         changes = sum(source.read_bytes() for source in self.sources)
         own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
         return {
@@ -314,10 +317,24 @@ class DenseTransport(OutputModel[TensorAction]):
     def changed_tensors(self) -> set[str]:
         return self.changed
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether every tensor of the output is made of tensors that are read for it, and of no other."""
+        stored = {info.file for checkpoint in self.checkpoints for info in checkpoint.tensors.values()}
+        return (
+            self.merging.passes == 1
+            and all(source.reads_once for source in self.sources)
+            and not any(file.suffix in PICKLES for file in stored)
+        )
+
+    def require_inputs(self) -> None:
+        if self.alignment.provenance.method != PLANNED:
+            self.alignment.require_between(source=self.base, target=self.onto)
+
     def recipe(self) -> dict[str, Any]:
         metadata, onto = self.alignment.provenance, self.onto
         return {
-            "finetuned": [source.digest for source in self.sources],
+            **({} if self.reads_once else {"finetuned": [source.digest for source in self.sources]}),
             "alpha": [source.alpha.as_json() for source in self.sources],
             "base": metadata.source_digest,
             "onto": metadata.target_digest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,8 @@ from transfusion.checkpoint.shard_writer import Block, LazyTensor
 from transfusion.checkpoint.staging import StagingFolder, TensorShape
 from transfusion.checkpoint.tensor_content import BLOCK, all_finite, row_blocks
 from transfusion.errors import OutputError, listing
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.input_digests import InputDigests
+from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
@@ -106,6 +108,14 @@ class OutputModel(SavedOutput, Generic[EntryT]):
     def bound(self) -> OutputMemory:
         """Return the bound on the memory."""
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether the models may be hashed while they are read: the recipe does not hold their hashes."""
+        return False
+
+    def require_inputs(self) -> None:
+        """Refuse models that are not those that the output is meant for, when all of them are hashed."""
+
     def prepare(self, engine: Engine | None = None) -> None:
         """Compute what is needed before the first tensor."""
 
@@ -177,15 +187,22 @@ class OutputModel(SavedOutput, Generic[EntryT]):
     ) -> None:
         files = self.files(staging.path, on_tensor)
         with self.bound().within(resources).opened() as engine, self.holding_tensors():
-            take_hashes(*self.models, engine=engine)
-            staging.begin({**self.recipe(), "files": _contents(files)})
+            once = self.reads_once and engine.shares_memory and not staging.interrupted
+            inputs = InputDigests(self.models, engine, while_reading=once)
+            used, same = (inputs.used, inputs.same) if self.reads_once else (dict, operator.not_)
+            staging.begin({**self.recipe(), "files": _contents(files)}, same)
             staging.planned = self._planned()
             self.prepare(engine)
             if engine.shares_memory:
                 keep_blocks_only()
-                write_shards(staging, files, changed_tensors=self.changed_tensors, workers=engine.workers)
+                changed = self.changed_tensors
+                write_shards(
+                    staging, files, changed_tensors=changed, used_inputs=used, workers=engine.workers
+                )
             else:
-                write_shards_by_workers(self, staging, engine, on_tensor)
+                write_shards_by_workers(self, staging, engine, on_tensor, used)
+            inputs.complete()
+            self.require_inputs()
             complete_model(
                 staging,
                 files,

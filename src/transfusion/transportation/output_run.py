@@ -16,7 +16,6 @@ from transfusion.checkpoint.publishing import require_writable
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.staging import StagingFolder, open_staging
 from transfusion.errors import SettingError
-from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import DEFAULT, Method, preset
 from transfusion.model.bases import input_files
 from transfusion.model.model import Model, take_hashes
@@ -77,6 +76,9 @@ class OutputRun(Generic[OutputT]):
     to: Destination
     aligning: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of `align`, if there is no π."""
+    reads_once: bool = False
+    """Whether preparing reads only headers and samples. The bases can then be hashed while the output is
+    written, and a π for other weights is refused before the output appears."""
     refine: Callable[[TransportPlan, OutputT, Path | None], OutputT] | None = None
     """Refines what was prepared; the path is a file from which an interrupted refinement goes on."""
 
@@ -86,9 +88,8 @@ class OutputRun(Generic[OutputT]):
             return self.prepare(assumed_plan(self.a, self.b, self.via))
         resources = self.to.resources
         with resources.connected():
-            with resources.opened() as engine:
-                take_hashes(self.a, self.b, engine=engine)
             if self.via is None:  # refuse whatever can be refused before the search
+                self._take_hashes()
                 early = assumed_plan(self.a, self.b, hashed=True)
                 self.prepare(early).bound().require(resources)
             if self.to.output is None:
@@ -98,14 +99,27 @@ class OutputRun(Generic[OutputT]):
                 self.to.write(moved, staging)
         return moved
 
+    def _take_hashes(self) -> None:
+        with self.to.resources.opened() as engine:
+            take_hashes(self.a, self.b, engine=engine)
+
     def _prepared(self, alignment: AnyAlignment, staging: StagingFolder | None = None) -> OutputT:
-        plan = plan_through(self.a, self.b, alignment)
+        fresh = staging is not None and not staging.interrupted
+        later = self.reads_once and fresh and self.to.resources.shared
+        if not later:
+            self._take_hashes()
+        plan = plan_through(self.a, self.b, alignment, hashed=not later)
         moved = self.prepare(plan)
+        if later and not (isinstance(moved, DenseTransport) and moved.reads_once):
+            self._take_hashes()
+            alignment.require_between(source=self.a, target=self.b)
         if self.refine is None:
             return moved
         return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
 
     def _align(self, journal: Path | None = None) -> AnyAlignment:
+        from transfusion.matching.alignment_run import align
+
         return align(
             self.a,
             self.b,
@@ -159,6 +173,10 @@ def refuse_beside_via(aligning: Mapping[str, Any]) -> None:
 
 def _refuse_unknown(aligning: Mapping[str, Any]) -> None:
     """Refuse what `align` does not take, before any model is read."""
+    if not aligning:
+        return
+    from transfusion.matching.alignment_run import align
+
     for name in aligning:
         if name in Resources.__dataclass_fields__:
             raise SettingError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,11 @@ class ShardTasks:
 
 
 def write_shards_by_workers(
-    output: OutputModel[Any], staging: StagingFolder, engine: Engine, on_tensor: Callable[[str], None]
+    output: OutputModel[Any],
+    staging: StagingFolder,
+    engine: Engine,
+    on_tensor: Callable[[str], None],
+    used_inputs: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Let workers write the files that are not finished; record each file when it is done."""
     output.changed_tensors.update(changed_tensors_in(staging))
@@ -61,7 +65,8 @@ def write_shards_by_workers(
         if made.error is not None:
             raise OSError(*made.error)
         output.changed_tensors.update(made.changed_tensors)
-        staging.finish(name, blake3=made.blake3, changed_tensors=list(made.changed_tensors))
+        changed = list(made.changed_tensors)
+        staging.finish(name, blake3=made.blake3, changed_tensors=changed, inputs=used_inputs())
         for entry in output.entries:
             if stored_name(entry.stored_as.names[0]) in files[name]:
                 on_tensor(entry.name)

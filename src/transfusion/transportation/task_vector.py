@@ -13,6 +13,7 @@ from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import MismatchError, listing
 from transfusion.layouts import Name
 from transfusion.model.model import Model
+from transfusion.runtime.threads import Threads
 
 RELATED = 0.5
 """A model whose weights have a smaller cosine with the base's is not a fine-tune of that base."""
@@ -126,7 +127,8 @@ class TaskVector:
             if len(layout.items) > 1 and self.covers(name)
         ]
         sample = matrices[:: max(1, len(matrices) // 8)]
-        cosines = {name: self._cosine(name) for name in sample}
+        with Threads.opened(1):  # for such small pieces, threads of torch mostly wait for each other
+            cosines = {name: self._cosine(name) for name in sample}
         far = [f"{name} ({cosine:.2f})" for name, cosine in cosines.items() if cosine < RELATED]
         if len(far) > len(sample) / 2:
             raise MismatchError(

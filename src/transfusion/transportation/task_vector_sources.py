@@ -121,6 +121,11 @@ class TaskVectorSource(ABC):
         """Return the bytes in memory while a change is computed, independent of the number of rows."""
         return 0
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether a change is computed from tensors that are read for it alone, when it is asked for."""
+        return False
+
     def added(self, name: str) -> int:
         """Return the number of rows to append to B's, for new tokens."""
         return 0
@@ -154,6 +159,8 @@ class DenseSource(TaskVectorSource):
     alpha: Alpha = field(default_factory=Alpha)
     composed: ComposedTokens | None = None
     """The new tokens of the fine-tune, if they are composed of B's."""
+    _by_rows: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
+    """What `by_rows` has answered: it is asked for every block."""
 
     @property
     def model(self) -> Model:
@@ -220,8 +227,10 @@ class DenseSource(TaskVectorSource):
         return NormFolding(self.alignment)
 
     def by_rows(self, name: str) -> bool:
-        whole = not self.shape(name).extents or self._is_special(name)
-        return not whole and self.alignment.moves_by_rows(self._layout(name))
+        if name not in self._by_rows:
+            whole = not self.shape(name).extents or self._is_special(name)
+            self._by_rows[name] = not whole and self.alignment.moves_by_rows(self._layout(name))
+        return self._by_rows[name]
 
     def _is_special(self, name: str) -> bool:
         """Whether moving a tensor takes more than its own values: parts of norms, and scales."""
@@ -315,6 +324,10 @@ class DenseSource(TaskVectorSource):
     @property
     def composed_tokens(self) -> ComposedTokens | None:
         return self.composed
+
+    @property
+    def reads_once(self) -> bool:
+        return self.composed is None
 
     @property
     def _covered(self) -> list[str]:

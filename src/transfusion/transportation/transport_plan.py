@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment, random_maps
-from transfusion.alignment.maps import Rotation
-from transfusion.alignment.provenance import Provenance
+from transfusion.alignment.provenance import PLANNED, Provenance
 from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.checkpoint.tensor_files import as_dtype
@@ -45,8 +44,6 @@ from transfusion.transportation.runnable_finetune import RunnableFinetune
 from transfusion.transportation.task_vector import NewTokens, TaskVector
 from transfusion.transportation.task_vector_sources import DenseSource, TaskVectorSource
 
-PLANNED = "planned"
-"""The method of an assumed alignment, and the digest of a model that was not hashed."""
 Base: TypeAlias = Model | Reference
 
 
@@ -63,13 +60,18 @@ class TransportPlan:
     """What becomes of the parts of a LoRA file that change another model than A, such as a text encoder."""
 
     @classmethod
-    def between(cls, base: Base, onto: Base, via: AnyAlignment | str | Path) -> TransportPlan:
-        """Return the plan of an alignment, checked against both models."""
+    def between(
+        cls, base: Base, onto: Base, via: AnyAlignment | str | Path, *, hashed: bool = True
+    ) -> TransportPlan:
+        """Return the plan of an alignment, checked against both models: all weights, or samples of them."""
         a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
         alignment = require_one_shape(via)
         plan = cls.planned(a, b, alignment)
-        take_hashes(a, b)
-        plan.alignment.require_between(source=a, target=b)
+        if hashed:
+            take_hashes(a, b)
+            plan.alignment.require_between(source=a, target=b)
+        else:
+            plan.alignment.require_samples(a, b)
         return plan
 
     @classmethod
@@ -127,7 +129,7 @@ class TransportPlan:
     @property
     def _rotates(self) -> bool:
         """Whether π has rotations: maps from activations, whose errors are spread over all units."""
-        return any(isinstance(map_, Rotation) for map_ in self.alignment.maps.values())
+        return self.alignment.rotates
 
     @property
     def _compares_weights(self) -> bool:

@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
@@ -28,7 +30,6 @@ from transfusion.transportation.adapters.adapter_transport import AdapterTranspo
 from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.alpha import AlphaArgument
 from transfusion.transportation.balanced_alpha import AUTO
-from transfusion.transportation.checked_merge import checked_merge
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune, open_finetune
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
@@ -41,7 +42,6 @@ from transfusion.transportation.output_run import (
     refuse_beside_via,
 )
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
-from transfusion.transportation.refinement.refine_transport import RefineTransport
 from transfusion.transportation.refinement.refined_output import RefinedLora
 from transfusion.transportation.refinement.refinement_settings import refinement_settings
 from transfusion.transportation.task_vector import NewTokens
@@ -193,6 +193,8 @@ def transport(
         )
 
     def refined(plan: TransportPlan, moved: Transported, checkpoint: Path | None) -> Transported:
+        from transfusion.transportation.refinement.refine_transport import RefineTransport
+
         assert refinement is not None
         assert not isinstance(moved, RefinedLora)
         unmoved = partial(prepare, plan, 0.0)
@@ -202,7 +204,8 @@ def transport(
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, refining)
+    once = not tried and _reads_once([tuned], pi, alpha)
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining)
     return run.run()
 
 
@@ -255,6 +258,8 @@ def merge(
     >>> print(merged.save("models/both-on-b"))
     models/both-on-b
     """
+    from transfusion.transportation.checked_merge import checked_merge
+
     record, to = (
         RunRecord("merge"),
         Destination.at(output, force=force, dry_run=dry_run, resources=resources, progress=progress),
@@ -301,7 +306,17 @@ def merge(
             output_record=output_record,
         )
 
-    return OutputRun(a, b, pi, prepare, to, {**aligning, "seed": seed, "anyway": anyway}).run()
+    aligning |= {"seed": seed, "anyway": anyway}
+    return OutputRun(a, b, pi, prepare, to, aligning, _reads_once(tuned, pi, alpha)).run()
+
+
+def _reads_once(
+    tuned: Sequence[Model | str | Path], pi: AnyAlignment | None, alpha: AlphaArgument | None
+) -> bool:
+    """Whether no model is run to choose α: the bases can then be hashed while the output is written."""
+    if not isinstance(pi, Alignment) or not all(isinstance(one, Model) for one in tuned):
+        return False
+    return alpha != AUTO and (alpha is not None or not pi.rotates)
 
 
 def _require_one_process(resources: Resources, progress: Progress, *, trains_adapter: bool) -> None:

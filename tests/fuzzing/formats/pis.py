@@ -153,6 +153,8 @@ KEYS = (
             "gap",
             "version",
             "run",
+            "source_sample",
+            "target_sample",
         )
     ),
     *("provenance.policy.residual", "provenance.policy.inner", "provenance.policy.heads"),

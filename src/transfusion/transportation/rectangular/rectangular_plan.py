@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.provenance import Provenance
+from transfusion.alignment.provenance import PLANNED, Provenance
 from transfusion.alignment.rectangular import RectangularAlignment, RectangularMap
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.checkpoint.tensor_files import as_dtype
@@ -35,7 +35,7 @@ from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.rectangular.rectangular_source import RectangularSource
 from transfusion.transportation.task_vector import NewTokens, TaskVector
-from transfusion.transportation.transport_plan import PLANNED, Base, TransportPlan
+from transfusion.transportation.transport_plan import Base, TransportPlan
 
 LORA = "LORA"
 LEAST_DIRECTION = 0.2

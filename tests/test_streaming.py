@@ -12,13 +12,17 @@ from families import FIRST, OFTEN, often
 from transfusion import align, predict
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.architecture.architecture import Policy
+from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import ArchitectureError, SettingError
 from transfusion.live.live_model import LiveModel
 from transfusion.live.lockstep import run_side_by_side
 from transfusion.live.running import HowToRun
 from transfusion.live.streaming import stream
-from transfusion.matching.methods import preset
+from transfusion.matching.activations import axis_activations
+from transfusion.matching.activations.functional_memory import ModelPasses
+from transfusion.matching.activations.probed_pair import run_on_probes
+from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.matching.search_memory import plan_memory
 from transfusion.model.model import Model
 from transfusion.runtime.memory_budget import PROGRAM
@@ -149,6 +153,32 @@ def test_auto_keeps_to_a_limit_too(made):
     a, b = made("bert-classifier", 1), made("bert-classifier", 2)
     free, limited = (align(a, b, method="auto", resources=Resources(memory=one)) for one in (None, 10**9))
     assert limited.digest == free.digest
+
+
+def test_tables_that_are_read_by_rows_count_as_they_do_whole(made, monkeypatch):
+    a, b = (Model.open(made("bert", seed)) for seed in (1, 2))
+    options = FunctionalOptions(probes=8, samples=80)
+    with run_on_probes(a, b, options) as probed:
+        evidence = probed.evidence
+        points = [space.id for space in evidence.architecture.moving() if space.stream]
+        whole = {id: evidence.weight_covariance(id, {}) for id in points}
+        monkeypatch.setattr(axis_activations, "NUMBERS", 100)
+        by_rows = {id: evidence.weight_covariance(id, {}) for id in points}
+    assert any(one is not None for one in whole.values())
+    for id, one in whole.items():
+        if one is not None:
+            torch.testing.assert_close(by_rows[id], one)
+
+
+def test_texts_that_a_model_writes_are_counted(made):
+    """Of a model with long texts, what it remembers of them is more than anything else."""
+    model = Model.open(made("llama", 1))
+    passes = ModelPasses(model, FunctionalOptions())
+    config = passes.module.config
+    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    texts = 256  # without a tokenizer it writes all, so many at once
+    assert passes.texts > 4 * texts * ProbedModel(model, passes.module).length * kept
+    assert ModelPasses(Model.open(made("bert", 1)), FunctionalOptions()).texts == 0
 
 
 def test_too_little_memory_is_refused_before_any_work(made):

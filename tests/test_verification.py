@@ -10,10 +10,13 @@ import pytest
 from families import PRINCIPAL
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
-from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
+from transfusion.errors import AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.runtime.memory_budget import LIBRARY, PROGRAM
 from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.resources import Resources
+from transfusion.verification import equivalence
 from transfusion.verification.equivalence import verify
 
 
@@ -55,6 +58,21 @@ def test_a_move_that_is_not_allowed_is_found_and_located(case, id, parting, made
     assert not found.equal
     assert found.difference > 1e-3
     assert found.parting == parting
+
+
+def test_outputs_of_modules_are_recorded_only_where_models_differ(made, monkeypatch):
+    a = made("vit")
+    pi = align(a, a, method="random", residual="tied")
+    monkeypatch.setattr(equivalence, "record_outputs", None)
+    assert verify(a, via=pi).equal
+
+
+def test_too_little_memory_is_refused(made):
+    a = made("llama")
+    pi = align(a, a, method="random", residual="tied")
+    with pytest.raises(SettingError, match="is too little: a unit of the model in float64, moved by π, takes"):
+        verify(a, via=pi, resources=Resources(memory=PROGRAM + LIBRARY))
+    assert verify(a, via=pi, resources=Resources(memory=2 * (PROGRAM + LIBRARY))).equal
 
 
 def test_a_pi_of_other_weights_is_refused(made):

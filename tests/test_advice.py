@@ -15,7 +15,7 @@ from families import often, transformers_model
 from transfusion.alignment.alignment import Alignment
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
-from transfusion.matching.weights.similarity_in_place import similarity_in_place
+from transfusion.matching.weights.similarity_in_place import _judge, similarity_in_place
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.engines import LocalEngine
@@ -196,3 +196,25 @@ def test_norm_weights_that_are_all_alike_make_no_relatives(pairs):
     identity, *_, found = pi.provenance.objective
     assert identity > 0.8 * found
     assert pi.provenance.advice["verdict"] == "not alignable by permutation"
+
+
+# ── similarity in place ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_few_large_heads_in_place_are_seen_in_spite_of_rounding():
+    """Millions of weights in each: products in place are thousands of times larger than chance."""
+    generator = torch.Generator().manual_seed(0)
+    others = 1e3 * torch.randn(1, 4, 4, generator=generator)
+    own = torch.full((1, 4), 3e6)
+    others[0].diagonal().copy_(own[0] * (1 - 1e-6))  # summed in another order
+    found = _judge(own, others)
+    assert found.home == 1
+    assert found.margin > 1000
+
+
+def test_a_single_unit_is_in_place():
+    assert _judge(torch.ones(1, 1), torch.ones(1, 1, 1)).home == 1
+
+
+def test_units_that_are_all_alike_are_not_told_to_be_in_place():
+    assert _judge(torch.ones(1, 4), torch.ones(1, 4, 4)).home == 0

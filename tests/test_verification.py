@@ -70,7 +70,9 @@ def test_outputs_of_modules_are_recorded_only_where_models_differ(made, monkeypa
 def test_too_little_memory_is_refused(made):
     a = made("llama")
     pi = align(a, a, method="random", residual="tied")
-    with pytest.raises(SettingError, match="is too little: a unit of the model in float64, moved by π, takes"):
+    with pytest.raises(
+        SettingError, match="is too little: a unit of the model in float64, moved by π, takes"
+    ):
         verify(a, via=pi, resources=Resources(memory=PROGRAM + LIBRARY))
     assert verify(a, via=pi, resources=Resources(memory=2 * (PROGRAM + LIBRARY))).equal
 

@@ -99,13 +99,14 @@ def _sample(size: int) -> slice:
 
 def _judge(own: Tensor, others: Tensor) -> SimilarityInPlace:
     """Compare the products of units in the same places with those of other units."""
-    among = own[:, _sample(own.shape[1])]  # the sample contains a few units in the same place
-    count = others.numel() - among.numel()
-    if count < 2:
-        return SimilarityInPlace(0.0, 0.0)
-    mean = float(others.sum(dtype=torch.float64) - among.sum(dtype=torch.float64)) / count
-    square = float(others.square().sum(dtype=torch.float64) - among.square().sum(dtype=torch.float64)) / count
-    if (spread := max(0.0, square - mean**2) ** 0.5) == 0:
+    size = own.shape[1]
+    if size == 1:
+        return SimilarityInPlace(1.0, 0.0)
+    compared = torch.arange(size)[_sample(size)]
+    unlike = torch.arange(size)[:, None] != compared
+    chance = others.cpu()[:, unlike].double()
+    mean, spread = float(chance.mean()), float(chance.std(correction=0))
+    if spread == 0:
         return SimilarityInPlace(0.0, 0.0)
     above = (own.cpu().double() - mean) / spread
     return SimilarityInPlace(

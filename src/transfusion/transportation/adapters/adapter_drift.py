@@ -130,22 +130,29 @@ def _drift(folded: FoldedAdapter, name: str) -> DriftSums:
     else:
         of_a, of_b, change = (as_matrix(one, layout) for one in (of_a, of_b, change))
     drift = of_b - of_a
-    sums = DriftSums(
-        of_a=_squares(of_a),
-        moved=_squares(drift),
-        added=_squares(change),
-        overlap=float((change * drift).sum(dtype=torch.float64)),
-    )
     ranks = {one.module: one.rank for one in moved.factors if one.tensor == name and one.rank is not None}
     found = _directions(change, sum(ranks.values()))
     if found is None:
-        return replace(sums, response_a=sums.of_a, response_b=_squares(of_b))
+        size = _squares(of_a)
+        return DriftSums(
+            of_a=size,
+            moved=_squares(drift),
+            added=_squares(change),
+            overlap=float(torch.linalg.vecdot(change, drift).sum(dtype=torch.float64)),
+            response_a=size,
+            response_b=_squares(of_b),
+        )
     left, sizes, right = found
-    overwritten = torch.maximum((drift @ right.T).norm(dim=0), (left.T @ drift).norm(dim=1)) > sizes
+    written, taken = left.T @ drift, drift @ right.T
+    overwritten = torch.maximum(taken.norm(dim=0), written.norm(dim=1)) > sizes
     read = (right * sizes[:, None]).T
-    return replace(
-        sums,
-        known=sums.added,
+    added = _squares(sizes)
+    return DriftSums(
+        of_a=_squares(of_a),
+        moved=_squares(drift),
+        added=added,
+        overlap=float((sizes * torch.linalg.vecdot(written, right)).sum(dtype=torch.float64)),
+        known=added,
         overwritten=_squares(sizes[overwritten]),
         response_a=_squares(of_a @ read),
         response_b=_squares(of_b @ read),
@@ -154,18 +161,18 @@ def _drift(folded: FoldedAdapter, name: str) -> DriftSums:
 
 def _directions(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the singular vectors and values of a change of this rank; None if its rank is higher."""
-    rank = min(rank, *change.shape)
-    if not rank or not change.any():
+    rank, size = min(rank, *change.shape), _squares(change)
+    if not rank or not size:
         return None
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(change.shape[1], rank, generator=generator, dtype=change.dtype)
     basis = torch.linalg.qr(change @ probes).Q
     within = basis.T @ change
-    if (change - basis @ within).norm() > LOW_RANK * change.norm():
+    if _squares(torch.addmm(change, basis, within, alpha=-1)) > LOW_RANK**2 * size:
         return None
     left, sizes, right = torch.linalg.svd(within, full_matrices=False)
     return basis @ left, sizes, right
 
 
 def _squares(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    return float(torch.linalg.vecdot(tensor, tensor).sum(dtype=torch.float64))  # short sums lose no digits

@@ -171,7 +171,7 @@ def test_tables_that_are_read_by_rows_count_as_they_do_whole(made, monkeypatch):
 
 
 def test_texts_that_a_model_writes_are_counted(made):
-    """Of a model with long texts, what it remembers of them is more than anything else."""
+    """What a model remembers of each token, in all layers, of all texts that it writes at once."""
     model = Model.open(made("llama", 1))
     passes = ModelPasses(model, FunctionalOptions())
     config = passes.module.config

@@ -200,23 +200,18 @@ class TensorReader:
             return self._between(first, max(first, last))
         return self._picked(rows)
 
-    @property
-    def _row(self) -> int:
-        """The bytes of one row."""
-        return self.info.row_bytes
-
     def _between(self, first: int, last: int) -> Tensor:
-        return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self._row)
+        return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self.info.row_bytes)
 
     def _picked(self, rows: Tensor) -> Tensor:
         if not rows.numel():
             return self._between(0, 0)
         first, last = (int(end) for end in torch.aminmax(rows))
         span = last + 1 - first
-        if span * self._row <= (WIDE_SPAN if span <= DENSE * len(rows) else SPAN):
+        if span * self.info.row_bytes <= (WIDE_SPAN if span <= DENSE * len(rows) else SPAN):
             return self._between(first, last + 1).index_select(0, rows - first)
         picked = self._empty((len(rows), *self.info.shape[1:]))
-        into, row = content(picked), self._row
+        into, row = content(picked), self.info.row_bytes
         starts = (rows * row).tolist()
         for place, start in zip(range(0, len(into), row), starts, strict=True):
             self.read_into(into[place : place + row], start)

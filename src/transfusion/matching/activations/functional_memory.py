@@ -54,20 +54,26 @@ class ModelPasses:
         return skeleton(self.model)
 
     @cached_property
+    def subject(self) -> ProbedModel:
+        return ProbedModel(self.model, self.module)
+
+    @cached_property
+    def probes(self) -> int:
+        """How many inputs the model is run on."""
+        return enough_probes(self.subject, self.options.probes, self.options.samples)
+
+    @cached_property
     def tokens(self) -> int:
         """The tokens of all probes."""
-        subject = ProbedModel(self.model, self.module)
-        probes = enough_probes(subject, self.options.probes, self.options.samples)
-        return probes * tokens_of_a_probe(subject)
+        return self.probes * tokens_of_a_probe(self.subject)
 
     @cached_property
     def texts(self) -> int:
         """Bytes of the texts that a language model writes, before all passes."""
-        subject = ProbedModel(self.model, self.module)
-        if self.options.calibrate or not subject.writes:
+        if self.options.calibrate or not self.subject.writes:
             return 0
-        probes = enough_probes(subject, self.options.probes, self.options.samples)
-        return memory_of_texts(subject, written_texts(subject, probes, reads=has_tokenizer(subject)))
+        written = written_texts(self.subject, self.probes, reads=has_tokenizer(self.subject))
+        return memory_of_texts(self.subject, written)
 
     @cached_property
     def whole(self) -> int:

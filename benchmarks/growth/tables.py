@@ -88,9 +88,7 @@ def measured(info: Info, what: str) -> str:
     for task in tasks_of(info):
         found = [run_of(info, task, size) for size in sizes_of(info)]
         rows.append((TASKS[task].about, *("" if one is None else _said(one[what], what) for one in found)))
-    named = [
-        f"{'start: ' * (size == START)}{_count(SIZES[size].parameters)} parameters" for size in sizes_of(info)
-    ]
+    named = [f"{'start: ' * (size == START)}{_count(SIZES[size].parameters)}" for size in sizes_of(info)]
     return table([f"**{_TITLES[what]}**", *named], rows)
 
 
@@ -234,7 +232,8 @@ def _loads(info: Info) -> str:
     found = [one["load"] for one in info["runs"] if "load" in one]
     return (
         f"Every search makes at most {SWEEPS} sweeps. Load before a run: {min(found):.1f} to"
-        f" {max(found):.1f}. An empty cell was not run. Points of an exponent take more than {BEYOND:g} times"
+        f" {max(found):.1f}. Columns are numbers of parameters; an empty cell was not run. "
+        f"Points of an exponent take more than {BEYOND:g} times"
         " the start.\n"
     )
 

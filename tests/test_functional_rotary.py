@@ -18,7 +18,7 @@ from transfusion.architecture.table import Symmetry
 from transfusion.live.activation_store import OUTPUT
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.head_matching import _head_scores, _HeadActivations
+from transfusion.matching.activations.head_matching import _head_scores, _HeadCovariances
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
@@ -252,7 +252,7 @@ def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
     quarter = rotate_pairs(torch.tensor([torch.pi / 2], dtype=torch.float64), Symmetry.ROTARY)
     k = torch.stack([q[0], quarter @ q[0]])
     views = [
-        _HeadActivations(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY)
+        _HeadCovariances.of(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY)
         for one in (q, k)
     ]
     alone = sum(view.head_scores() for view in views)

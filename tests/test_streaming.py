@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +22,9 @@ from transfusion.live.lockstep import run_side_by_side
 from transfusion.live.running import HowToRun
 from transfusion.live.streaming import stream
 from transfusion.matching.activations import axis_activations
-from transfusion.matching.activations.functional_memory import ModelPasses
+from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
+from transfusion.matching.activations.functional_memory import FunctionalMemory, ModelPasses
+from transfusion.matching.activations.head_matching import match_heads
 from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.matching.search_memory import plan_memory
@@ -179,6 +183,45 @@ def test_texts_that_a_model_writes_are_counted(made):
     texts = 256  # without a tokenizer it writes all, so many at once
     assert passes.texts > 4 * texts * ProbedModel(model, passes.module).length * kept
     assert ModelPasses(Model.open(made("bert", 1)), FunctionalOptions()).texts == 0
+
+
+@pytest.mark.parametrize("limit", [None, 10**9])
+def test_passes_remember_nothing_for_a_next_token(limit, made):
+    """Keys and values of all blocks, of all batches, would be in memory together. Texts ask for them."""
+    model = Model.open(made("llama"))
+    with HowToRun(limit=limit).opened(model) as running:
+        inputs = inputs_of(model, running.module, 0)
+        assert running.module(**inputs).past_key_values is None
+        assert running.module(**inputs, use_cache=True).past_key_values is not None
+
+
+def test_the_maps_of_both_treatments_of_heads_are_counted(made):
+    """Units that move between heads have a matrix of all units of all heads."""
+    a, b = (Model.open(made("bert", seed)) for seed in (1, 2))
+    freely, inside = (
+        FunctionalMemory.of(a, b, FunctionalOptions(freely=one), 1, by_unit=True) for one in (True, False)
+    )
+    layers, width = a.config["num_hidden_layers"], a.config["hidden_size"]
+    assert freely.maps - inside.maps == 4 * layers * 2 * width**2, "one for queries and keys, one for values"
+
+
+def test_the_samples_of_heads_are_in_memory_one_module_at_a_time(made, monkeypatch):
+    a, b = (Model.open(made("llama", seed)) for seed in (1, 2))
+    seen: list[weakref.ref[AxisPiece]] = []
+    pieces = AxisActivations.pieces
+
+    def watched(self: AxisActivations, id: str) -> Iterator[AxisPiece]:
+        for piece in pieces(self, id):
+            assert sum(one() is not None for one in seen) <= 1, "but for the one before"
+            seen.append(weakref.ref(piece))
+            yield piece
+
+    options = FunctionalOptions(probes=8, samples=80)
+    with run_on_probes(a, b, options) as probed:
+        (heads, *_) = probed.evidence.parent_axes()
+        monkeypatch.setattr(AxisActivations, "pieces", watched)
+        assert match_heads(probed.evidence, heads, options, {})
+    assert len(seen) >= 4, "queries, keys, values, and what the projection reads"
 
 
 def test_too_little_memory_is_refused_before_any_work(made):

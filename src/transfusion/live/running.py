@@ -17,7 +17,7 @@ from transfusion.data.probes.random_inputs import plain_experts, run_model
 from transfusion.errors import ArchitectureError
 from transfusion.live.building import build
 from transfusion.live.lockstep import run_side_by_side
-from transfusion.live.streaming import StreamedModule, stream
+from transfusion.live.streaming import StreamedModule, stream, without_cache
 from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.memory_budget import device_memory
@@ -91,7 +91,7 @@ class HowToRun:
         """
         if not self.by_unit:
             self.require_room(model)
-            module = nn.Module.to(build(model, torch.float32), self.device)
+            module = nn.Module.to(without_cache(build(model, torch.float32)), self.device)
             yield RunningModel(module, model.family, self.workers, self.device)
             return
         try:

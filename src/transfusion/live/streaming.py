@@ -177,7 +177,7 @@ def stream(
             hint="leave out `memory`: the model is then held whole",
         )
     require_modest_size(model)
-    module, read = skeleton(model), read or _checked_once(model)
+    module, read = without_cache(skeleton(model)), read or _checked_once(model)
     places = _places(model, module, read)
     units = dict(_units(module, _of_vocabulary(model, module)))
     owned: dict[str, list[_Place]] = {name: [] for name in units}
@@ -187,6 +187,18 @@ def stream(
         (resident if unit is None else owned[unit]).append(place)
     _fill_buffers(model, module, dtype, device)
     return StreamedModule(module, units, owned, resident, dtype, device, frozen=frozen)
+
+
+def without_cache(module: nn.Module) -> nn.Module:
+    """Let a language model remember nothing for a next token, unless it is asked to.
+
+    Keys and values of all blocks would add up: the states of all batches are in memory together.
+    """
+    configs: list[Any] = [one.config for one in module.modules() if hasattr(one, "config")]
+    for config in configs:
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+    return module
 
 
 def unit_sizes(model: Model, module: nn.Module) -> int:

@@ -79,7 +79,9 @@ def _best_heads(
     across = correspond(flat, options, engine, before=within, on_axis=_counting("flat heads", on_step))
     if mean_quality(across.quality).found <= mean_quality(within.quality).found + CLEARLY:
         return within
-    return correspond(flat, options, engine, before=across.branches(), on_axis=_counting("stream", on_step))
+    del within
+    across = across.branches()
+    return correspond(flat, options, engine, before=across, on_axis=_counting("stream", on_step))
 
 
 def _counting(name: str, on_step: Callable[[Step], None]) -> Callable[[str, int], None]:

@@ -7,12 +7,12 @@ the samples of one axis and some matrices of its size: first of neurons and head
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import nn
 
-from transfusion.architecture.architecture import Space
+from transfusion.architecture.architecture import HeadPolicy, Space
 from transfusion.data.probes.generated_texts import memory_of_texts
 from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
 from transfusion.data.probes.probed_model import ProbedModel
@@ -116,7 +116,7 @@ class FunctionalMemory:
     passes: int
     """Bytes of running a model."""
     maps: int
-    """Bytes of all maps, at the most."""
+    """Bytes of all maps, at the most: for both treatments of heads."""
     stream: int
     """Bytes that the widest point of the stream takes."""
     samples: int
@@ -125,9 +125,9 @@ class FunctionalMemory:
 
     @property
     def total(self) -> int:
-        """The most bytes of the process."""
+        """The most bytes of the process, with the library that runs the models."""
         solving = self.maps + self.threads * max(self.block, self.stream)
-        return self.budget.program + max(self.passes, solving)
+        return self.budget.program + LIBRARY + max(self.passes, solving)
 
     @classmethod
     def of(
@@ -142,19 +142,21 @@ class FunctionalMemory:
     ) -> FunctionalMemory:
         """Fit up to ``threads`` threads into the budget."""
         running = [ModelPasses(model, options) for model in (a, b)]
-        of_axes = {space.id: axis_bytes(a, space, options) for space in a.architecture.moving()}
-        points = [of_axes[space.id] for space in a.architecture.moving() if space.stream]
-        branches = {id: size for id, size in of_axes.items() if not a.architecture.spaces[id].stream}
+        branches: dict[str, int] = {}
+        points: dict[str, int] = {}
+        maps: dict[tuple[str, int], int] = {}
+        for model in _treatments(a, options):
+            for space in model.architecture.moving():
+                of_axes = branches if space.stream is None else points
+                of_axes[space.id] = max(of_axes.get(space.id, 0), axis_bytes(model, space, options))
+                if not is_assigned(model, space, options):
+                    rows = model.architecture.rows(space.id)
+                    maps[space.id, space.size] = NUMBER * rows * space.size**2
         demanding = max(branches, key=branches.__getitem__, default="")
-        block, stream = branches.get(demanding, 0), max(points, default=0)
-        maps = sum(
-            NUMBER * a.architecture.rows(space.id) * space.size**2
-            for space in a.architecture.moving()
-            if not is_assigned(a, space, options)
-        )
+        block, stream = branches.get(demanding, 0), max(points.values(), default=0)
 
         def made(count: int) -> FunctionalMemory:
-            of_passes = LIBRARY + max(
+            of_passes = max(
                 (one.by_unit if by_unit else one.whole)
                 + max(one.texts, (one.states if by_unit else 0) + count * one.of_a_batch)
                 for one in running
@@ -164,7 +166,7 @@ class FunctionalMemory:
                 block,
                 demanding,
                 of_passes,
-                maps,
+                sum(maps.values()),
                 stream,
                 bytes_of_samples(a, options),
                 budget,
@@ -187,6 +189,15 @@ class FunctionalMemory:
             "memory_of_maps": self.maps,
             "samples_on_disk": self.samples,
         }
+
+
+def _treatments(model: Model, options: FunctionalOptions) -> list[Model]:
+    """Return the model with its units inside heads, and with units that move between heads, if they may.
+
+    The maps of both are in memory until the better ones are chosen.
+    """
+    flat = replace(model.architecture.policy, heads=HeadPolicy.FLAT)
+    return [model, model.under(flat)] if options.freely else [model]
 
 
 def axis_bytes(model: Model, space: Space, options: FunctionalOptions) -> int:

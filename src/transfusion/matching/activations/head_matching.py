@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,29 +16,40 @@ from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Index
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.procrustes import nearest, norm_ratio, unit, writing_rotation
+from transfusion.matching.activations.procrustes import nearest, writing_rotation
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign
 
 
 @dataclass(frozen=True)
-class _HeadActivations:
-    """Activations by head, by query of a group if heads are grouped, and by unit."""
+class _HeadCovariances:
+    """Sums over the activations of heads: all that matching needs. The samples themselves are not kept."""
 
-    piece: AxisPiece
+    axes: tuple[str, ...]
+    covariances: Tensor
+    """Of units: (B's head, query; A's head, query; B's unit, A's unit); without groups, one query."""
+    sizes_a: Tensor
+    """The norm of the activations of every head of A."""
+    sizes_b: Tensor
     group: Symmetry = Symmetry.FIXED
     """How the units may be rotated: freely, in pairs, or not at all."""
+
+    @classmethod
+    def of(cls, piece: AxisPiece, group: Symmetry) -> _HeadCovariances:
+        a, b = (one if one.ndim == 4 else one.unsqueeze(1) for one in (piece.a, piece.b))
+        sizes_a, sizes_b = (torch.linalg.vector_norm(one, dim=(1, 2, 3)) for one in (a, b))
+        whole = (torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (sizes_a, sizes_b))
+        covariances = torch.einsum("hrun,gsvn->hrgsuv", b, a)
+        return cls(piece.axes, covariances.div_(math.prod(map(float, whole))), sizes_a, sizes_b, group)
 
     @property
     def sharing(self) -> str | None:
         """The axis between the head and the units: the queries that share a key head."""
-        return self.piece.axes[1] if len(self.piece.axes) == 3 else None
+        return self.axes[1] if len(self.axes) == 3 else None
 
-    @cached_property
-    def covariances(self) -> Tensor:
-        """Covariances of units: (B's head, query; A's head, query; B's unit, A's unit)."""
-        a, b = (one if one.ndim == 4 else one.unsqueeze(1) for one in (self.piece.a, self.piece.b))
-        return torch.einsum("hrun,gsvn->hrgsuv", unit(b), unit(a))
+    def norm_ratio(self, i: int, j: int) -> float:
+        """Return the ratio of the norms of B's head i and A's head j."""
+        return float(self.sizes_b[i] / self.sizes_a[j].clamp(min=1e-30))
 
     @cached_property
     def agreement(self) -> Tensor:
@@ -88,7 +100,7 @@ def match_heads(
         if child.parent == id and child.group is not Symmetry.FIXED
     }
     views = [
-        _HeadActivations(_with_known(piece, known), members.get(piece.axes[-1], Symmetry.FIXED))
+        _HeadCovariances.of(_with_known(piece, known), members.get(piece.axes[-1], Symmetry.FIXED))
         for piece in evidence.pieces(id)
         if piece.axes[0] == id and len(piece.axes) in (2, 3)
     ]
@@ -102,23 +114,23 @@ def match_heads(
     queries = _query_maps(views, heads)
     maps.update({axis: map_ for axis, map_ in queries.items() if axis in members})
     gradients = [
-        _HeadActivations(piece, members.get(piece.axes[-1], Symmetry.FIXED))
+        _HeadCovariances.of(piece, members.get(piece.axes[-1], Symmetry.FIXED))
         for piece in (evidence.gradients(id) if options.gradients else ())
         if piece.axes[0] == id and len(piece.axes) in (2, 3)
     ]
     for child in sorted(members.keys() - queries.keys()):
-        mine, back = ([view for view in some if view.piece.axes[-1] == child] for some in (views, gradients))
+        mine, back = ([view for view in some if view.axes[-1] == child] for some in (views, gradients))
         if mine:
             maps[child] = _unit_rotation(mine, back, heads, queries, options)
     return maps
 
 
-def _head_scores(views: Sequence[_HeadActivations]) -> Tensor:
+def _head_scores(views: Sequence[_HeadCovariances]) -> Tensor:
     """Return the scores of all pairs of heads. In each rotary plane, queries and keys rotate by one angle."""
     scores = [view.head_scores() for view in views if not view.group.rotates_pairs]
-    rotary = {view.piece.axes[-1] for view in views if view.group.rotates_pairs}
+    rotary = {view.axes[-1] for view in views if view.group.rotates_pairs}
     for axis in sorted(rotary):
-        planes = [view.planes() for view in views if view.piece.axes[-1] == axis]
+        planes = [view.planes() for view in views if view.axes[-1] == axis]
         scores.append(torch.stack(planes).sum(0).abs().sum(-1))
     return torch.stack(scores).sum(0)
 
@@ -131,7 +143,7 @@ def _with_known(piece: AxisPiece, known: Mapping[str, Map]) -> AxisPiece:
     return replace(piece, a=map_.reading.apply(piece.a, piece.a.ndim - 2))
 
 
-def _query_maps(views: Sequence[_HeadActivations], heads: Sequence[int]) -> dict[str, Permutation]:
+def _query_maps(views: Sequence[_HeadCovariances], heads: Sequence[int]) -> dict[str, Permutation]:
     """Return the permutation of the queries within every head of B."""
     sharing = [view for view in views if view.sharing is not None]
     if not sharing:
@@ -143,8 +155,8 @@ def _query_maps(views: Sequence[_HeadActivations], heads: Sequence[int]) -> dict
 
 
 def _unit_rotation(
-    views: Sequence[_HeadActivations],
-    gradients: Sequence[_HeadActivations],
+    views: Sequence[_HeadCovariances],
+    gradients: Sequence[_HeadCovariances],
     heads: Sequence[int],
     queries: dict[str, Permutation],
     options: FunctionalOptions,
@@ -160,7 +172,7 @@ def _unit_rotation(
         if gradients:
             back = _of_heads(gradients, i, j, queries)
             writing.append(writing_rotation(together, back, options.gradients, group))
-        ratios = [norm_ratio(view.piece.b[i], view.piece.a[j]) for view in views]
+        ratios = [view.norm_ratio(i, j) for view in views]
         sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
     return Rotation(
         torch.stack(matrices).float().cpu().numpy(),
@@ -170,7 +182,7 @@ def _unit_rotation(
     )
 
 
-def _of_heads(views: Sequence[_HeadActivations], i: int, j: int, queries: dict[str, Permutation]) -> Tensor:
+def _of_heads(views: Sequence[_HeadCovariances], i: int, j: int, queries: dict[str, Permutation]) -> Tensor:
     """Return the covariance of the units of B's head i and A's head j, over all queries of both."""
     together = views[0].covariances.new_zeros(())
     for view in views:

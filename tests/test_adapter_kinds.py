@@ -15,11 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from transfusion.alignment.maps import TransportMap
 from transfusion.architecture.naming import Naming, without_part
+from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError, SettingError
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.transportation.adapters import adapter_drift as adapter_drift_module
+from transfusion.transportation.adapters.adapter_drift import adapter_drift
+from transfusion.transportation.adapters.adapter_targets import as_matrix
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
 from transfusion.transportation.transport_run import transport
@@ -247,6 +251,52 @@ def test_merging_gives_what_peft_merges_on_b(name, aligned, adapters, tmp_path):
             assert (ours - weight).abs().max() > 1e-3, f"{tensor} is called changed, and is not"
             assert torch.allclose(FoldedAdapter(moved).delta(tensor), ours - weight, atol=1e-5)
         assert torch.allclose(ours.double(), peft_says[tensor], atol=1e-5), tensor
+
+
+LOW_RANK = [name for name in ON_WEIGHTS if "lora" in name and not name.startswith("delora")]
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_a_change_of_low_rank_is_the_product_of_its_factors(name, aligned, adapters):
+    a, b, pi = aligned(ALL[name].case)
+    folded = FoldedAdapter(transport(adapters(name), base=a, onto=b, via=pi))
+    found = 0
+    for tensor in folded.changed:
+        layout = folded.moved.onto.architecture.tensors[tensor]
+        if (factors := folded.factors(tensor)) is not None:
+            assert torch.allclose(factors[0] @ factors[1], as_matrix(folded.delta(tensor), layout), atol=1e-5)
+            found += 1
+    assert found
+
+
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lora, transposed",
+        "lora on a convolution",
+        "lora on parts of a tensor",
+        "adalora",
+        "dora",
+        "loha",
+        "ln_tuning",
+    ],
+)
+def test_drift_is_the_same_without_factors_and_in_small_blocks(name, moving, aligned, adapters, monkeypatch):
+    """Where a change is given as a product, it is not multiplied out; and weights are read in blocks."""
+    a, b, pi = aligned(ALL[name].case)
+    moved = transport(adapters(name), base=a, onto=b, via=pi if moving else align(a, b, method="naive"))
+    found = adapter_drift(moved)
+    assert found == adapter_drift(moved, jobs=1) is not None, "on any number of threads"
+    monkeypatch.setattr(adapter_drift_module, "row_blocks", lambda shape: row_blocks(shape, 50))
+    monkeypatch.setattr(FoldedAdapter, "factors", lambda self, tensor: None)
+    assert flat(adapter_drift(moved)) == pytest.approx(flat(found), rel=1e-3, abs=1e-4)
+
+
+def flat(drift: dict[str, Any]) -> dict[str, float]:
+    whole = {name: value for name, value in drift.items() if name != "blocks"}
+    every = {"all": whole, **drift["blocks"]}
+    return {f"{block} {name}": value or 0.0 for block, one in every.items() for name, value in one.items()}
 
 
 def test_adalora_whose_ranks_were_cut_is_the_same_adapter(aligned, tmp_path):

@@ -234,7 +234,9 @@ class TransportPlan:
         if isinstance(finetuned, str | Path) and adapter and not full:
             moved = self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
             by_weights = alpha == AUTO and "not_tried" in (output_record.output_shift or {})
-            return with_drift(moved, keep_strength=by_weights) if self._compares_weights else moved
+            if not self._compares_weights:
+                return moved
+            return with_drift(moved, keep_strength=by_weights, jobs=self.resources.jobs)
         source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
         return self._output((source,), MergeRule(), dtype, output_record)
 

@@ -7,16 +7,21 @@ with ΔW, direction by direction. No model is run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
+from functools import partial
+from math import isfinite, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from transfusion.architecture.naming import block_of
+from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.errors import AdapterError
+from transfusion.layouts import Layout
 from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
+from transfusion.runtime.threads import Threads
 from transfusion.transportation.adapters.adapter_targets import as_matrix
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
@@ -64,16 +69,18 @@ class DriftSums:
         }
 
 
-def with_drift(moved: AdapterTransport, *, keep_strength: bool = False) -> AdapterTransport:
+def with_drift(
+    moved: AdapterTransport, *, keep_strength: bool = False, jobs: int | None = None
+) -> AdapterTransport:
     """Return a moved adapter with B's changes in its record; with the α that keeps its strength, if asked."""
-    drift = adapter_drift(moved)
+    drift = adapter_drift(moved, jobs)
     if drift is None:
         return moved
     alpha = strength_alpha(drift) if keep_strength else moved.alpha
     return replace(moved, alpha=alpha, output_record=replace(moved.output_record, drift=drift))
 
 
-def adapter_drift(moved: AdapterTransport) -> dict[str, Any] | None:
+def adapter_drift(moved: AdapterTransport, jobs: int | None = None) -> dict[str, Any] | None:
     """Return how far B moved from A where an adapter acts, in all and in every block.
 
     None for adapters that change no weights, or cannot be folded into them.
@@ -81,17 +88,20 @@ def adapter_drift(moved: AdapterTransport) -> dict[str, Any] | None:
     ``moved`` is |D| / |A|, and ``strength`` |ΔW| / |A|. ``overwritten`` is the share of ΔW in directions that
     B changed by more than the adapter does. ``contained`` is the share of ΔW that B's own change has already,
     negative if B went the other way. ``alpha`` keeps the strength of the adapter relative to what the base
-    makes of the same inputs.
+    makes of the same inputs. ``jobs`` is the number of threads; by default one per core.
     """
     folded = FoldedAdapter(replace(moved, alpha=Alpha()))
     try:
         changed = sorted(folded.changed)
     except AdapterError:
         return None
+    models = moved.base.architecture, moved.onto.architecture
+    names = [name for name in changed if all(name in one.tensors for one in models)]
+    with Threads.opened(jobs) as threads:
+        found = threads.each(partial(_drift, folded), names)
     blocks: dict[str, DriftSums] = defaultdict(DriftSums)
-    for name in changed:
-        if name in moved.base.architecture.tensors and name in moved.onto.architecture.tensors:
-            blocks[block_of(name) or OUTSIDE] += _drift(folded, name)
+    for name, sums in zip(names, found, strict=True):
+        blocks[block_of(name) or OUTSIDE] += sums
     if not blocks:
         return None
     total = sum(blocks.values(), DriftSums())
@@ -121,42 +131,99 @@ def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
 
 
 def _drift(folded: FoldedAdapter, name: str) -> DriftSums:
-    moved = folded.moved
-    layout = moved.onto.architecture.tensors[name]
-    of_a = moved.alignment.move(working(moved.base.read(name)), layout)
-    of_b, change = working(moved.onto.read(name)), folded.delta(name)
-    if layout.arrow is None:
-        of_a, of_b, change = (one.reshape(1, -1) for one in (of_a, of_b, change))
+    """Return the sums of one weight, which is read some rows at a time."""
+    product = folded.factors(name)
+    if product is not None:
+        change, found = None, _directions_of_product(*product)
     else:
-        of_a, of_b, change = (as_matrix(one, layout) for one in (of_a, of_b, change))
-    drift = of_b - of_a
-    ranks = {one.module: one.rank for one in moved.factors if one.tensor == name and one.rank is not None}
-    found = _directions(change, sum(ranks.values()))
-    if found is None:
-        size = _squares(of_a)
-        return DriftSums(
+        layout = folded.moved.onto.architecture.tensors[name]
+        change = _as_matrix(folded.delta(name), layout)
+        found = _directions(change, _rank(folded, name))
+    sums = _undirected(folded, name, change) if found is None else _directed(folded, name, *found)
+    if not all(map(isfinite, astuple(sums))):
+        for model in (folded.moved.base, folded.moved.onto):
+            model.read(name)  # refuses it by name
+    return sums
+
+
+def _undirected(folded: FoldedAdapter, name: str, change: Tensor | None) -> DriftSums:
+    """Return the sums for a change without known directions, or for no change."""
+    sums = DriftSums()
+    for outputs, inputs, of_a, of_b in _side_by_side(folded, name):
+        drift, size = of_b - of_a, _squares(of_a)
+        here = torch.zeros_like(drift) if change is None else change[outputs, inputs]
+        sums += DriftSums(
             of_a=size,
             moved=_squares(drift),
-            added=_squares(change),
-            overlap=float(torch.linalg.vecdot(change, drift).sum(dtype=torch.float64)),
+            added=_squares(here),
+            overlap=_dot(here, drift),
             response_a=size,
             response_b=_squares(of_b),
         )
-    left, sizes, right = found
-    written, taken = left.T @ drift, drift @ right.T
-    overwritten = torch.maximum(taken.norm(dim=0), written.norm(dim=1)) > sizes
-    read = (right * sizes[:, None]).T
+    return sums
+
+
+def _directed(folded: FoldedAdapter, name: str, left: Tensor, sizes: Tensor, right: Tensor) -> DriftSums:
+    """Return the sums for a change by its singular vectors (as columns of ``left``, rows of ``right``)."""
+    size, moved = 0.0, 0.0
+    from_a, from_b = torch.zeros_like(left), torch.zeros_like(left)  # what each makes of the directions
+    written = torch.zeros_like(right)
+    for outputs, inputs, of_a, of_b in _side_by_side(folded, name):
+        read = right[:, inputs].T.to(of_a.dtype)
+        from_a[outputs] += of_a @ read
+        from_b[outputs] += of_b @ read
+        size += _squares(of_a)
+        drift = of_b - of_a
+        moved += _squares(drift)
+        written[:, inputs] += left[outputs].T.to(drift.dtype) @ drift
+    lengths = torch.maximum((from_b - from_a).norm(dim=0), written.norm(dim=1))
     added = _squares(sizes)
     return DriftSums(
-        of_a=_squares(of_a),
-        moved=_squares(drift),
+        of_a=size,
+        moved=moved,
         added=added,
         overlap=float((sizes * torch.linalg.vecdot(written, right)).sum(dtype=torch.float64)),
         known=added,
-        overwritten=_squares(sizes[overwritten]),
-        response_a=_squares(of_a @ read),
-        response_b=_squares(of_b @ read),
+        overwritten=_squares(sizes[lengths > sizes]),
+        response_a=_squares(from_a * sizes),
+        response_b=_squares(from_b * sizes),
     )
+
+
+def _side_by_side(folded: FoldedAdapter, name: str) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Yield blocks of π(A) and B as matrices, with their outputs and inputs."""
+    base, onto, alignment = folded.moved.base, folded.moved.onto, folded.moved.alignment
+    layout, shape = onto.architecture.tensors[name], onto.info(name).shape
+    everything = slice(None)
+    if layout.arrow is None or not alignment.moves_by_rows(layout):
+        of_a, of_b = alignment.move(working(base.raw(name)), layout), working(onto.raw(name))
+        yield everything, everything, _as_matrix(of_a, layout), _as_matrix(of_b, layout)
+        return
+    along = layout.outputs if 0 in layout.outputs else layout.inputs
+    below = prod(shape[dim] for dim in along if dim)
+    for rows in row_blocks(shape):
+        of_a = working(alignment.move_rows(partial(base.raw, name), layout, rows))
+        of_b = working(onto.raw(name, rows))
+        here = slice(rows.start * below, rows.stop * below)
+        places = (here, everything) if along == layout.outputs else (everything, here)
+        yield *places, as_matrix(of_a, layout), as_matrix(of_b, layout)
+
+
+def _as_matrix(tensor: Tensor, layout: Layout) -> Tensor:
+    return tensor.reshape(1, -1) if layout.arrow is None else as_matrix(tensor, layout)
+
+
+def _rank(folded: FoldedAdapter, name: str) -> int:
+    """Return the rank that a change has, if its kind is one of low rank."""
+    factors = folded.moved.factors
+    return sum({one.module: one.rank for one in factors if one.tensor == name and one.rank}.values())
+
+
+def _directions_of_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the singular vectors and values of a product of low rank; None if it is zero."""
+    (outputs, tall), (inputs, wide) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    within, sizes, of_inputs = torch.linalg.svd(tall @ wide.T, full_matrices=False)
+    return (outputs @ within, sizes, of_inputs @ inputs.T) if bool(sizes.any()) else None
 
 
 def _directions(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -175,4 +242,8 @@ def _directions(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor] | No
 
 
 def _squares(tensor: Tensor) -> float:
-    return float(torch.linalg.vecdot(tensor, tensor).sum(dtype=torch.float64))  # short sums lose no digits
+    return _dot(tensor, tensor)
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float(torch.linalg.vecdot(one, other).sum(dtype=torch.float64))  # short sums lose no digits

@@ -16,6 +16,8 @@ from transfusion.transportation.adapters.module_settings import ModuleSettings
 
 Parts: TypeAlias = Mapping[str, Tensor]
 """The stored tensors of one module, by the names of their parts."""
+Factors: TypeAlias = tuple[Tensor, Tensor]
+"""A change of low rank as a product: (outputs, rank) and (rank, inputs)."""
 
 
 def row_norms(matrix: Tensor) -> Tensor:
@@ -41,6 +43,11 @@ def lora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
     return settings.lora_scale * _product(parts, *_factors(parts, "lora"))
 
 
+def lora_factors(parts: Parts, settings: ModuleSettings) -> Factors:
+    left, right = _factors(parts, "lora")
+    return settings.lora_scale * parts[left].flatten(1), parts[right].flatten(1)
+
+
 def dora(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
     """Return weight + BA with every row rescaled to its trained norm."""
     together = weight + lora_added(parts, settings)
@@ -54,6 +61,10 @@ def lora_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
 
 def adalora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
     return settings.adalora_scale * (parts["lora_B"] @ (parts["lora_A"] * parts["lora_E"]))
+
+
+def adalora_factors(parts: Parts, settings: ModuleSettings) -> Factors:
+    return settings.adalora_scale * parts["lora_B"], parts["lora_A"] * parts["lora_E"]
 
 
 def loha_added(parts: Parts, settings: ModuleSettings) -> Tensor:
@@ -112,6 +123,11 @@ def added_by_file(parts: Parts, settings: ModuleSettings) -> Tensor:
     if "lora_B" in parts:
         change = change + lora_added(parts, settings)
     return change + loha_added(parts, settings) if "hada_w1_a" in parts else change
+
+
+def factors_by_file(parts: Parts, settings: ModuleSettings) -> Factors | None:
+    alone = "lora_B" in parts and not parts.keys() & {"diff", "hada_w1_a"}
+    return lora_factors(parts, settings) if alone else None
 
 
 def changed_by_file(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:

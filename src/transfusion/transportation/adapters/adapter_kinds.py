@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transfusion.layouts import ANONYMOUS, Item, Layout, Name, Product
 from transfusion.transportation.adapters import adapter_formulas
-from transfusion.transportation.adapters.adapter_formulas import Parts
+from transfusion.transportation.adapters.adapter_formulas import Factors, Parts
 from transfusion.transportation.adapters.module_settings import ModuleSettings, words
 
 _Words: TypeAlias = list[tuple[str, Item]]
@@ -107,6 +107,8 @@ class AdapterKind:
     """Settings of this kind that do not change the layout of its tensors."""
     added: Callable[[Parts, ModuleSettings], Tensor] | None = None
     """Additive kinds: the change of a weight matrix."""
+    factors: Callable[[Parts, ModuleSettings], Factors | None] | None = None
+    """The same change as a product of low rank, where it is one."""
     changed: Callable[[Tensor, Parts, ModuleSettings], Tensor] | None = None
     """Other kinds: the new weight matrix."""
     bias: Callable[[Tensor, Parts, ModuleSettings], Tensor] | None = None
@@ -171,6 +173,7 @@ LORA = AdapterKind(
     together=_sets("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
     settings=_LORA | {"use_dora"},
     added=adapter_formulas.lora_added,
+    factors=adapter_formulas.lora_factors,
     bias=adapter_formulas.lora_bias,
     rank=_rank,
 )
@@ -183,6 +186,7 @@ DORA = replace(
     parts=(*LORA.parts, _MAGNITUDE),
     together=tuple(pair | {_MAGNITUDE.name} for pair in LORA.together),
     added=None,
+    factors=None,
     changed=adapter_formulas.dora,
     over_all_units=("lora_embedding",),
 )
@@ -196,6 +200,7 @@ _ALL = (
         together=_sets("lora_A lora_B lora_E"),
         settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
         added=adapter_formulas.adalora_added,
+        factors=adapter_formulas.adalora_factors,
         rank=attrgetter("adalora_rank"),
     ),
     AdapterKind(
@@ -283,6 +288,7 @@ _IN_FILES = replace(
     parts=(*LORA.parts[:3], *_LOHA.parts, _ALPHA, *_DIFFERENCES),
     together=(*LORA.together[:1], *_LOHA.together),
     added=adapter_formulas.added_by_file,
+    factors=adapter_formulas.factors_by_file,
     bias=adapter_formulas.bias_by_file,
     rank=None,
 )
@@ -298,6 +304,7 @@ def kind_in_file(parts: Set[str]) -> AdapterKind:
             name="DORA",
             parts=(*_IN_FILES.parts, magnitude),
             added=None,
+            factors=None,
             changed=adapter_formulas.changed_by_file,
         )
     return replace(_IN_FILES, name="LOHA") if _LOHA.parts[0].name in parts else _IN_FILES

@@ -119,11 +119,13 @@ class AdapterTransport(AdapterOutput):
         """Return one moved tensor in float32 or float64. A member of a stack is the one at its new place."""
         if not factor.stack:
             return self._computed(factor)
-        if factor.stack not in self._stacks:
-            if len(self._stacks) == _CACHED_STACKS:
-                del self._stacks[next(iter(self._stacks))]
-            self._stacks[factor.stack] = self._computed(factor)
-        return self._stacks[factor.stack][factor.stack.index(factor.key)]
+        found = self._stacks.get(factor.stack)
+        if found is None:
+            found = self._computed(factor)
+            while len(self._stacks) >= _CACHED_STACKS:
+                self._stacks.pop(next(iter(self._stacks)), None)
+            self._stacks[factor.stack] = found
+        return found[factor.stack.index(factor.key)]
 
     def _computed(self, factor: AdapterTensor) -> Tensor:
         """Return r(B) + α·π(stored − r(A))."""

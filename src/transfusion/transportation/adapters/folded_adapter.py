@@ -24,6 +24,7 @@ from transfusion.transportation.adapters.adapter_classes import (
     class_prefix,
     with_prefix,
 )
+from transfusion.transportation.adapters.adapter_formulas import Factors
 from transfusion.transportation.adapters.adapter_kinds import WeightReference
 from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix, as_stored
 from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
@@ -237,21 +238,63 @@ class FoldedAdapter(TaskVectorSource):
         """Apply the adapter's formula for one module to a tensor, in place."""
         moved, factors = self.moved, self.moved.modules[module]
         kind, settings = moved.adapter.kind, moved.adapter.settings(module)
-        parts = {factor.part.name: moved.moved(factor).to(into.dtype) for factor in factors}
-        if tokens := next((f.part for f in factors if f.part.reference is WeightReference.ROWS), None):
-            into[settings.tokens] = parts[tokens.name]
+        if tokens := next((one for one in factors if one.part.reference is WeightReference.ROWS), None):
+            into[settings.tokens] = moved.moved(tokens).to(into.dtype)
             return
-        for number, spot in enumerate(_places(factors)):
-            if name not in (spot.tensor, spot.bias.tensor):
-                continue
-            whole = moved.onto.architecture.tensors[name]
+        whole = moved.onto.architecture.tensors[name]
+        for spot, parts in self._parts(module, name):
             mine = into[spot.index(whole, moved.onto.architecture.sizes)]
-            here = {f.part.name: parts[f.part.name][moved.shares(f)[number]] for f in factors}
+            here = {part: value.to(into.dtype) for part, value in parts.items()}
             if name != spot.tensor and kind.bias is not None:
                 mine.copy_(kind.bias(mine, here, settings))
             else:
                 layout = spot.layout(whole)
                 mine.copy_(as_stored(kind.on_weight(as_matrix(mine, layout), here, settings), layout, mine))
+
+    def _parts(self, module: str, name: str) -> Iterator[tuple[TensorSlice, dict[str, Tensor]]]:
+        """Yield the places of a module in a tensor, and what the module's moved tensors have for each."""
+        moved, factors = self.moved, self.moved.modules[module]
+        places = [
+            (number, spot)
+            for number, spot in enumerate(_places(factors))
+            if name in (spot.tensor, spot.bias.tensor)
+        ]
+        parts = {factor.part.name: moved.moved(factor) for factor in factors}
+        for number, spot in places:
+            yield spot, {one.part.name: parts[one.part.name][moved.shares(one)[number]] for one in factors}
+
+    def factors(self, name: str) -> Factors | None:
+        """Return the change of a weight matrix as a product of low rank; None if it is not known as one."""
+        modules = self._modules.get(name, [])
+        if name in self._wholes or not modules or self.moved.onto.architecture.tensors[name].arrow is None:
+            return None
+        found = [one for module in modules for one in self._low_rank(module, name)]
+        if None in found:
+            return None
+        lefts, rights = zip(*filter(None, found), strict=True)
+        return torch.cat(lefts, dim=1), torch.cat(rights)
+
+    def _low_rank(self, module: str, name: str) -> Iterator[Factors | None]:
+        """Yield the factors of the change at every place of a module, with zeros elsewhere."""
+        moved, kind = self.moved, self.moved.adapter.kind
+        rows = any(one.part.reference is WeightReference.ROWS for one in moved.modules[module])
+        whole, shape = moved.onto.architecture.tensors[name], moved.onto.info(name).shape
+        if kind.factors is None or rows:
+            yield None
+            return
+        for spot, parts in self._parts(module, name):
+            product = kind.factors(parts, moved.adapter.settings(module))
+            if product is None or spot.member is not None or (spot.piece is not None and len(shape) != 2):
+                yield None
+            elif spot.piece is None:
+                yield product
+            else:
+                cuts = spot.index(whole, moved.onto.architecture.sizes)
+                (outputs,), (inputs,) = whole.outputs, whole.inputs
+                left = product[0].new_zeros(shape[outputs], product[0].shape[1])
+                right = product[1].new_zeros(len(product[1]), shape[inputs])
+                left[cuts[outputs]], right[:, cuts[inputs]] = product
+                yield left, right
 
     def _require_foldable(self) -> None:
         kind = self.moved.adapter.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from functools import cache
 from itertools import product
 
@@ -13,12 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from families import often, transformers_model
 from transfusion.alignment.alignment import Alignment
+from transfusion.checkpoint import tensor_content
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
+from transfusion.matching.search import Search
 from transfusion.matching.weights.similarity_in_place import _judge, similarity_in_place
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.engines import LocalEngine, open_engine
 from transfusion.runtime.threads import Threads
 from transfusion.transportation.applied_model import apply
 
@@ -152,7 +155,8 @@ def test_kinship_tells_relatives_from_strangers(family, pairs):
         weights = WeightPair(*map(Model.open, pairs(family, kind)))
         axes = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
         return {
-            id: one.home for id, one in similarity_in_place(weights, axes, LocalEngine(Threads(1))).items()
+            id: one.home
+            for id, one in similarity_in_place(weights, axes, LocalEngine(Threads(1))).axes.items()
         }
 
     related = homes("successor")
@@ -160,6 +164,40 @@ def test_kinship_tells_relatives_from_strangers(family, pairs):
     assert all(home == 1 for id, home in related.items() if id.endswith((".x", ".y", ".head", ".group")))
     assert all(home == 0 for home in homes("shuffled").values())
     assert all(home == 0 for home in homes("independent").values())
+
+
+@every_family
+def test_the_scores_of_the_identity_come_with_the_similarity_in_place(family, pairs, monkeypatch):
+    """To the last digit, from one reading of every tensor and a sample of its rows."""
+    weights = WeightPair(*map(Model.open, pairs(family, "independent")))
+    axes = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
+    monkeypatch.setattr(tensor_content.row_blocks, "__defaults__", (200,))
+    numbers: Counter[str] = Counter()
+    read = WeightPair.read
+
+    def counted(self, side, name, rows=None):
+        value = read(self, side, name, rows)
+        numbers[name] += value.numel()
+        return value
+
+    monkeypatch.setattr(WeightPair, "read", counted)
+    found = similarity_in_place(weights, axes, LocalEngine(Threads(1)))
+    assert found.scores.keys() == set(weights.tensors_with(axes))
+    for name in found.scores:
+        assert numbers[name] <= 3 * torch.Size(weights.a.info(name).shape).numel(), (
+            "A, B, and at most A's rows"
+        )
+    assert found.scores == {name: weights.score(name, {}) for name in found.scores}
+
+
+def test_the_null_scores_only_what_it_moves(pairs):
+    weights = WeightPair(*map(Model.open, pairs("llama", "independent")))
+    middle = [id for id in weights.sections if id.startswith("layer.1.")]
+    with open_engine(jobs=1) as engine:
+        search = Search(weights, preset("guarded"), seed=0, engine=engine, only=middle)
+        assert middle
+        assert set(search.scores.names) == set(weights.tensors_with(middle)) < set(weights.tensors)
+        assert search.identity == pytest.approx(sum(weights.score(name, {}) for name in search.scores.names))
 
 
 def test_the_advice_does_not_change_what_is_found(pairs):

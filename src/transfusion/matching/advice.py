@@ -109,7 +109,7 @@ def agreements(
     weights: WeightPair, maps: Mapping[str, Map], ids: Iterable[str], engine: Engine
 ) -> dict[str, float]:
     """Return for every axis the correlation of π(A) and B over the tensors that have it."""
-    names = list(dict.fromkeys(name for id in ids for name in weights.tensors_of[id]))
+    names = weights.tensors_with(ids)
     items = [(name, weights.beside(name, maps)) for name in names]
     parts = dict(zip(names, engine.each(weights, _part, items), strict=True))
     agreed: dict[str, float] = {}
@@ -123,12 +123,7 @@ def agreements(
 
 def _part(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
     """Return ⟨π(A), B⟩, |A|² and |B|² of one tensor."""
-    name, maps = item
-    of_a, of_b = (
-        sum(float(weights.read(side, name, rows).square().sum()) for rows in weights.blocks(name))
-        for side in "ab"
-    )
-    return weights.score(name, maps), of_a, of_b
+    return weights.products(*item)
 
 
 class _Shuffled(WeightPair):
@@ -202,8 +197,8 @@ def _margins(
         found = fmean(agreed[id] for id in compared)
         spread = stdev(chance) if len(chance) > 1 else 0.0
         margins[kind] = AgreementMargin(
-            identity=fmean(search.in_place[id].margin for id in members),
-            home=fmean(search.in_place[id].home for id in members),
+            identity=fmean(search.in_place.axes[id].margin for id in members),
+            home=fmean(search.in_place.axes[id].home for id in members),
             found=found,
             null=fmean(chance) if chance else None,
             beyond=(found - fmean(chance)) / spread if spread else None,

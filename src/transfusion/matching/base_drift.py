@@ -16,7 +16,8 @@ OUTSIDE = "outside the blocks"
 
 def base_drift(weights: WeightPair, maps: Mapping[str, Map], engine: Engine) -> dict[str, float]:
     """Return |B − π(A)| / |A| for every block."""
-    items = [(name, weights.beside(name, maps)) for name in weights.tensors]
+    moving = {id: map_ for id, map_ in maps.items() if not map_.is_identity()}
+    items = [(name, weights.beside(name, moving)) for name in weights.tensors]
     blocks: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (name, _), sizes in zip(items, engine.each(weights, _distance, items), strict=True):
         block = blocks[block_of(name) or OUTSIDE]

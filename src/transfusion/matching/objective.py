@@ -16,10 +16,11 @@ KEPT = 4
 
 
 class Objective:
-    """The scores ⟨π(A), B⟩ of all tensors, with a cache."""
+    """The scores ⟨π(A), B⟩ of all tensors, or of some, with a cache."""
 
-    def __init__(self, weights: WeightPair, engine: Engine) -> None:
+    def __init__(self, weights: WeightPair, engine: Engine, names: Sequence[str] | None = None) -> None:
         self.weights, self.engine = weights, engine
+        self.names = list(weights.tensors) if names is None else names
         self._known: dict[str, deque[tuple[_State, float]]] = {}
 
     def of(self, names: Sequence[str], maps: Mapping[str, Map]) -> dict[str, float]:
@@ -27,14 +28,18 @@ class Objective:
         unknown = [name for name in names if self._find(name, maps) is None]
         items = [(name, self.weights.beside(name, maps)) for name in unknown]
         scores = self.engine.each(self.weights, _score, items)
-        for name, score in zip(unknown, scores, strict=True):
+        self.learn(dict(zip(unknown, scores, strict=True)), maps)
+        return {name: self._find(name, maps) or 0.0 for name in names}
+
+    def learn(self, scores: Mapping[str, float], maps: Mapping[str, Map]) -> None:
+        """Keep scores that are known."""
+        for name, score in scores.items():
             kept = self._known.setdefault(name, deque(maxlen=KEPT))
             kept.append((self._state(name, maps), score))
-        return {name: self._find(name, maps) or 0.0 for name in names}
 
     def total(self, maps: Mapping[str, Map]) -> float:
         """Return the objective."""
-        return sum(self.of(list(self.weights.tensors), maps).values())
+        return sum(self.of(self.names, maps).values())
 
     def _find(self, name: str, maps: Mapping[str, Map]) -> float | None:
         state = self._state(name, maps)

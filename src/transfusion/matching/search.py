@@ -21,7 +21,7 @@ from transfusion.matching.sweeps import Step, Sweeper
 from transfusion.matching.trial import Trial
 from transfusion.matching.visits import Visit
 from transfusion.matching.weights.gains import Gains
-from transfusion.matching.weights.similarity_in_place import SimilarityInPlace, similarity_in_place
+from transfusion.matching.weights.similarity_in_place import AllInPlace, similarity_in_place
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.engines import Engine
 
@@ -57,7 +57,7 @@ class Search:
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; by default all."""
         self.context = SearchContext(weights, Gains(weights, engine.workers, limit), method, room)
-        self.scores = Objective(weights, engine)
+        self.scores = Objective(weights, engine, None if only is None else weights.tensors_with(only))
         self.sweeper = Sweeper(self.context, self.scores, engine, on_step, on_sweep)
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
@@ -67,9 +67,9 @@ class Search:
         if not self.order(0, None):
             return Trial(str(starts[0]), {}, [self.identity, self.identity], still=True)
         if self.method.screen:
-            if all(one.home > ALL_BUT_A_FEW for one in self.in_place.values()):
+            if all(one.home > ALL_BUT_A_FEW for one in self.in_place.axes.values()):
                 return Trial(UNMOVED, self._all_unmoved(), [self.identity], still=True)
-            if all(one.margin < CHANCE for one in self.in_place.values()):
+            if all(one.margin < CHANCE for one in self.in_place.axes.values()):
                 starts = tuple(start for start in starts if start is not SearchStart.IDENTITY) or starts
         most = self.method.max_sweeps if len(starts) == 1 else 1
         first = [self._begun(str(start), start, most) for start in starts]
@@ -97,9 +97,11 @@ class Search:
         ]
 
     @cached_property
-    def in_place(self) -> dict[str, SimilarityInPlace]:
-        """The similarity in place of each axis."""
-        return similarity_in_place(self.weights, self.axes, self.engine)
+    def in_place(self) -> AllInPlace:
+        """The similarity in place of each axis. The scores of the identity come with it."""
+        found = similarity_in_place(self.weights, self.axes, self.engine)
+        self.scores.learn(found.scores, {})
+        return found
 
     def _begun(self, name: str, start: SearchStart, most: int = 1, restart: int = 0) -> Trial:
         """Return a trial after its first sweeps, or as an interrupted run left it."""
@@ -161,7 +163,7 @@ class Search:
         return [block for colour in colours for block in colour]
 
     def _tensors_of(self, block: Block) -> frozenset[str]:
-        return frozenset(name for id in block.ids for name in self.weights.tensors_of[id])
+        return frozenset(self.weights.tensors_with(block.ids))
 
     def _all_unmoved(self) -> dict[str, Map]:
         return {id: self.sweeper.unmoved(id) for id in self.axes}

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from transfusion.checkpoint import tensor_content
 from transfusion.errors import ArchitectureError, LibraryError, SettingError
 from transfusion.matching.activations.functional_memory import FunctionalMemory
 from transfusion.matching.blocks import AxisBlock, Block, NestedBlock, blocks
 from transfusion.matching.methods import FunctionalOptions, Method
 from transfusion.matching.solvers.assignment import HUGE
-from transfusion.matching.weights import gain_products, weight_pair
+from transfusion.matching.weights import gain_products
 from transfusion.matching.weights.gains import gain_bytes
 from transfusion.matching.weights.gains_on_disk import solving_bytes
 from transfusion.matching.weights.sections import Section
@@ -251,5 +252,5 @@ def _scoring_bytes(of: WeightPair) -> int:
     for name in of.tensors:
         shape = of.a.info(name).shape
         whole, row = torch.Size(shape).numel(), torch.Size(shape[1:]).numel()
-        numbers = max(numbers, whole if name in odd else min(whole, max(weight_pair.NUMBERS, row)))
+        numbers = max(numbers, whole if name in odd else min(whole, max(tensor_content.BLOCK, row)))
     return COPIES * of.itemsize * numbers

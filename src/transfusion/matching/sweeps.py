@@ -111,7 +111,7 @@ class Sweeper:
 
     def rises(self, maps: Mapping[str, Map], fresh: Mapping[str, Map]) -> bool:
         """Return whether the objective is higher with these maps."""
-        names = self._tensors(fresh)
+        names = self.weights.tensors_with(fresh)
         before = sum(self.scores.of(names, maps).values())
         after = sum(self.scores.of(names, {**maps, **fresh}).values())
         return after > before + _SLIGHT * abs(before)
@@ -135,12 +135,9 @@ class Sweeper:
 
     def _score(self, maps: Mapping[str, Map], fresh: Mapping[str, Map]) -> None:
         """Score the tensors that these maps move, before and after, all at once."""
-        names = self._tensors(fresh)
+        names = self.weights.tensors_with(fresh)
         self.scores.of(names, maps)
         self.scores.of(names, {**maps, **fresh})
-
-    def _tensors(self, ids: Mapping[str, Map]) -> list[str]:
-        return list(dict.fromkeys(name for id in ids for name in self.weights.tensors_of[id]))
 
     def _neighbour_changes(self, trial: Trial, block: Block) -> list[int]:
         """Return how often each neighbouring axis of a block has changed."""

@@ -7,7 +7,7 @@ others cost as much as a sweep; products with a few dozen of them measure chance
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transfusion.matching.weights.sections import Section
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.weights.weight_pair import WeightPair, dot_by_row, sum_of
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.scratch import scratch
 
@@ -40,9 +40,15 @@ class SimilarityInPlace:
     """How far the sum over all units is above chance, in standard deviations of that sum."""
 
 
-def similarity_in_place(
-    weights: WeightPair, ids: Collection[str], engine: Engine
-) -> dict[str, SimilarityInPlace]:
+@dataclass(frozen=True)
+class AllInPlace:
+    """The similarity in place of all axes, and the scores ⟨A, B⟩ of the tensors that were read for it."""
+
+    axes: Mapping[str, SimilarityInPlace]
+    scores: Mapping[str, float]
+
+
+def similarity_in_place(weights: WeightPair, ids: Collection[str], engine: Engine) -> AllInPlace:
     """Return the similarity in place of each axis. Every tensor is read once, for all of its axes."""
     axes: dict[str, list[str]] = defaultdict(list)
     for id in ids:
@@ -50,46 +56,85 @@ def similarity_in_place(
             axes[tensor].append(id)
     own: dict[str, Tensor] = {}
     others: dict[str, Tensor] = {}
-    for parts in engine.each(weights, _of_tensor, list(axes.items())):
+    scores: dict[str, float] = {}
+    for tensor, (score, parts) in zip(
+        axes, engine.each(weights, _of_tensor, list(axes.items())), strict=True
+    ):
+        scores[tensor] = score
         for id, (with_own, with_others) in parts:
             own[id] = own[id] + with_own if id in own else with_own
             others[id] = others[id] + with_others if id in others else with_others
-    return {id: _judge(own[id], others[id]) for id in ids}
+    return AllInPlace({id: _judge(own[id], others[id]) for id in ids}, scores)
 
 
-def _of_tensor(weights: WeightPair, item: tuple[str, Sequence[str]]) -> list[_Part]:
-    """Return for every axis of a tensor the products of units in the same places, and with a few others."""
+def _of_tensor(weights: WeightPair, item: tuple[str, Sequence[str]]) -> tuple[float, list[_Part]]:
+    """Return the score of a tensor, and the products of the units of its axes."""
     tensor, ids = item
     sections = [section for id in ids for section in weights.sections[id] if section.tensor == tensor]
     with weights.clock.phase("similarity in place"):
         if all(section.plain for section in sections):
-            return [(section.id, _some_rows_at_a_time(weights, section)) for section in sections]
+            return _some_rows_at_a_time(weights, tensor, sections)
         return _at_once(weights, tensor, sections)
 
 
-def _some_rows_at_a_time(weights: WeightPair, section: Section) -> tuple[Tensor, Tensor]:
-    name, few = section.tensor, torch.arange(section.shape[section.dim])[_sample(section.shape[section.dim])]
-    own: list[Tensor] = []
-    others: list[Tensor] = []
-    among = weights.read("a", name, few) if section.dim == 0 else None
-    for rows in weights.blocks(name):
-        of_a, of_b = (weights.read(side, name, rows) for side in ("a", "b"))
-        own.append((of_a * of_b).sum(1 - section.dim))
-        others.append(of_b.T @ of_a.index_select(1, few.to(of_a.device)) if among is None else of_b @ among.T)
-    if among is None:
-        return torch.stack(own).sum(0)[None], torch.stack(others).sum(0)[None]
-    return torch.cat(own)[None], torch.cat(others)[None]
+def _some_rows_at_a_time(
+    weights: WeightPair, tensor: str, sections: Sequence[Section]
+) -> tuple[float, list[_Part]]:
+    score = 0.0
+    products = [(_OfRows if section.dim == 0 else _OfColumns)(weights, section) for section in sections]
+    for rows in weights.blocks(tensor):
+        of_a, of_b = (weights.read(side, tensor, rows) for side in ("a", "b"))
+        by_row = dot_by_row(of_a, of_b)
+        score += sum_of(by_row)
+        for one in products:
+            one.add(of_a, of_b, by_row)
+    return score, [(section.id, one.result()) for section, one in zip(sections, products, strict=True)]
 
 
-def _at_once(weights: WeightPair, tensor: str, sections: Sequence[Section]) -> list[_Part]:
+class _OfRows:
+    """Products of units that are the rows of a tensor."""
+
+    def __init__(self, weights: WeightPair, section: Section) -> None:
+        size = section.shape[0]
+        self.few = weights.read("a", section.tensor, torch.arange(size)[_sample(size)])
+        self.own: list[Tensor] = []
+        self.others: list[Tensor] = []
+
+    def add(self, of_a: Tensor, of_b: Tensor, by_row: Tensor) -> None:
+        self.own.append(by_row)
+        self.others.append(of_b @ self.few.T)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(self.own)[None], torch.cat(self.others)[None]
+
+
+class _OfColumns:
+    """Products of units that are the columns of a tensor."""
+
+    def __init__(self, weights: WeightPair, section: Section) -> None:
+        size = section.shape[1]
+        self.few = _sample(size)
+        self.own = torch.zeros(size, **weights.place)
+        self.others = torch.zeros(size, len(range(size)[self.few]), **weights.place)
+
+    def add(self, of_a: Tensor, of_b: Tensor, by_row: Tensor) -> None:
+        self.own += (of_a * of_b).sum(0)
+        self.others.addmm_(of_b.T, of_a[:, self.few])
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        return self.own[None], self.others[None]
+
+
+def _at_once(weights: WeightPair, tensor: str, sections: Sequence[Section]) -> tuple[float, list[_Part]]:
     of_a, of_b = (weights.read(side, tensor) for side in ("a", "b"))
+    score = sum(sum_of(dot_by_row(of_a[rows], of_b[rows])) for rows in weights.blocks(tensor))
     product = torch.mul(of_a, of_b, out=scratch("product", of_a.shape, of_a))
     found = []
     for section in sections:
         few = section.cut(of_a)[:, _sample(weights.architecture.sizes[section.id])]
         with_others = torch.stack([b @ a.T for b, a in zip(section.cut(of_b), few, strict=True)])
         found.append((section.id, (section.cut(product).sum(2), with_others)))
-    return found
+    return score, found
 
 
 def _sample(size: int) -> slice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from math import isfinite
 from typing import Any
@@ -19,9 +19,6 @@ from transfusion.matching.weights.sections import Section
 from transfusion.model.model import Model, shared_tensors
 from transfusion.runtime.clock import Clock
 from transfusion.runtime.devices import require_device
-
-NUMBERS = 2**22
-"""How many numbers of a tensor are read at a time; always the same, so that sums keep their digits."""
 
 
 class WeightPair:
@@ -54,8 +51,8 @@ class WeightPair:
             return model.raw(name, rows).to(**self.place)
 
     def blocks(self, name: str) -> Iterator[slice]:
-        """Yield the rows of a tensor that are read at a time."""
-        return row_blocks(self.a.info(name).shape, NUMBERS)
+        """Yield the rows of a tensor that are read at a time; always the same: sums keep their digits."""
+        return row_blocks(self.a.info(name).shape)
 
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened."""
@@ -82,19 +79,27 @@ class WeightPair:
         with self.clock.phase("scores"):
             total = 0.0
             for moved, of_b in self._side_by_side(name, maps):
-                rows = torch.linalg.vecdot(moved, of_b)  # short sums lose no digits
-                total += float(rows.sum(dtype=torch.float64))
+                total += sum_of(dot_by_row(moved, of_b))
         if not isfinite(total):
             for model in (self.a, self.b):
                 model.read(name)
         return total
 
+    def products(self, name: str, maps: Mapping[str, Map]) -> tuple[float, float, float]:
+        """Return ⟨π(A), B⟩, |π(A)|² and |B|² of one tensor."""
+        found = [0.0, 0.0, 0.0]
+        for moved, of_b in self._side_by_side(name, maps):
+            for place, pair in enumerate(((moved, of_b), (moved, moved), (of_b, of_b))):
+                found[place] += sum_of(dot_by_row(*pair))
+        return found[0], found[1], found[2]
+
     def distance(self, name: str, maps: Mapping[str, Map]) -> tuple[float, float]:
         """Return |B − π(A)|² and |π(A)|² of one tensor."""
         moved, of_a = 0.0, 0.0
         for one, other in self._side_by_side(name, maps):
-            moved += float((other - one).square().sum(dtype=torch.float64))
-            of_a += float(one.square().sum(dtype=torch.float64))
+            change = other - one
+            moved += sum_of(dot_by_row(change, change))
+            of_a += sum_of(dot_by_row(one, one))
         return moved, of_a
 
     def _side_by_side(self, name: str, maps: Mapping[str, Map]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -153,3 +158,18 @@ class WeightPair:
                 if id in found:
                     found[id].append(tensor)
         return found
+
+    def tensors_with(self, ids: Iterable[str]) -> list[str]:
+        """Return the tensors that have some of these axes."""
+        return list(dict.fromkeys(name for id in ids for name in self.tensors_of[id]))
+
+
+def dot_by_row(one: Tensor, other: Tensor) -> Tensor:
+    """Return the products of two tensors along their last dimension; short sums lose no digits."""
+    products: Tensor = torch.linalg.vecdot(one, other)
+    return products
+
+
+def sum_of(values: Tensor) -> float:
+    """Return a sum in float64."""
+    return float(values.sum(dtype=torch.float64))

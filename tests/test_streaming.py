@@ -26,6 +26,7 @@ from transfusion.matching.activations.axis_activations import AxisActivations, A
 from transfusion.matching.activations.functional_memory import FunctionalMemory, ModelPasses
 from transfusion.matching.activations.head_matching import match_heads
 from transfusion.matching.activations.probed_pair import run_on_probes
+from transfusion.matching.activations.procrustes import solve_axis
 from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.matching.search_memory import plan_memory
 from transfusion.model.model import Model
@@ -205,23 +206,27 @@ def test_the_maps_of_both_treatments_of_heads_are_counted(made):
     assert freely.maps - inside.maps == 4 * layers * 2 * width**2, "one for queries and keys, one for values"
 
 
-def test_the_samples_of_heads_are_in_memory_one_module_at_a_time(made, monkeypatch):
+@pytest.mark.parametrize("axis", ["layer.0.ffn", "heads"])
+def test_samples_are_in_memory_one_module_at_a_time(axis, made, monkeypatch):
     a, b = (Model.open(made("llama", seed)) for seed in (1, 2))
     seen: list[weakref.ref[AxisPiece]] = []
     pieces = AxisActivations.pieces
 
     def watched(self: AxisActivations, id: str) -> Iterator[AxisPiece]:
         for piece in pieces(self, id):
-            assert sum(one() is not None for one in seen) <= 1, "but for the one before"
+            assert not any(one() is not None for one in seen)
             seen.append(weakref.ref(piece))
             yield piece
 
     options = FunctionalOptions(probes=8, samples=80)
     with run_on_probes(a, b, options) as probed:
-        (heads, *_) = probed.evidence.parent_axes()
+        heads = probed.evidence.parent_axes()[0]
         monkeypatch.setattr(AxisActivations, "pieces", watched)
-        assert match_heads(probed.evidence, heads, options, {})
-    assert len(seen) >= 4, "queries, keys, values, and what the projection reads"
+        if axis == "heads":
+            assert match_heads(probed.evidence, heads, options, {})
+        else:
+            assert solve_axis(probed.evidence, axis, options)
+    assert len(seen) >= 3, "of several modules: what they write, and what they read"
 
 
 def test_too_little_memory_is_refused_before_any_work(made):

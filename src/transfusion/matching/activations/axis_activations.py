@@ -97,8 +97,8 @@ class AxisActivations:
         else:
             pieces = [piece for piece in self.pieces(point) if piece.axes == (point,) and piece.side == INPUT]
             pairs = [(piece.a.T, piece.b.T) for piece in pieces[:1]]
-        if not pairs:
-            return None
+        if len(pairs) < 2:
+            return pairs[0] if pairs else None
         return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
 
     @cached_property
@@ -197,33 +197,32 @@ class AxisActivations:
     def pieces(self, id: str) -> Iterator[AxisPiece]:
         """Yield all activations with an axis: outputs of modules that produce it, inputs of its readers."""
         for name, layout in self.architecture.tensors.items():
-            module, _, leaf = name.rpartition(".")
             if layout.arrow is None or len(layout.outputs) != 1:
                 continue
             for side, dims in ((OUTPUT, layout.outputs), (INPUT, layout.inputs)):
-                item = layout.items[dims[0]]
-                if id in names_in(item):
-                    pair = self.pair(module, side) if leaf == "weight" else self._computed(name, side)
-                    if pair is not None and pair[0].shape[1] == self._extent(name, dims[0]):
-                        yield from self._cut(item, id, pair, side)
+                if id in names_in(layout.items[dims[0]]):
+                    yield from self._pieces_of_module(name, dims[0], id, side)
 
         for output, space in self.architecture.outputs.items():
             if space == id and (pair := self.pair(output, OUTPUT)) is not None:
                 yield AxisPiece((id,), pair[0].T, pair[1].T, INPUT)
+
+    def _pieces_of_module(self, name: str, dim: int, id: str, side: str) -> Iterator[AxisPiece]:
+        """Yield the activations of one side of a module. They are dropped before the next ones are read."""
+        module, _, leaf = name.rpartition(".")
+        pair = self.pair(module, side) if leaf == "weight" else self._computed(name, side)
+        if pair is not None and pair[0].shape[1] == self._extent(name, dim):
+            yield from self._cut(self.architecture.tensors[name].items[dim], id, pair, side)
 
     def gradients(self, id: str) -> Iterator[AxisPiece]:
         """Yield the gradients of the outputs of all modules that produce an axis; none, if A and B do not
         share an output space.
         """
         for name, layout in self.architecture.tensors.items() if self.unshared is None else ():
-            module, _, leaf = name.rpartition(".")
-            if len(layout.outputs) != 1 or leaf != "weight":
+            if len(layout.outputs) != 1 or not name.endswith(".weight"):
                 continue
-            item = layout.items[dim := layout.outputs[0]]
-            if id in names_in(item):
-                pair = self.pair(module, GRADIENT)
-                if pair is not None and pair[0].shape[1] == self._extent(name, dim):
-                    yield from self._cut(item, id, pair, GRADIENT)
+            if id in names_in(layout.items[dim := layout.outputs[0]]):
+                yield from self._pieces_of_module(name, dim, id, GRADIENT)
 
     def _extent(self, name: str, dim: int) -> int:
         return self.a.info(name).shape[dim]

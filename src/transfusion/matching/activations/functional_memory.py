@@ -7,6 +7,7 @@ the samples of one axis and some matrices of its size: first of neurons and head
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.synthetic_texts import written_texts
 from transfusion.data.probes.tokenizers import has_tokenizer
 from transfusion.layouts import names_in
-from transfusion.live.activation_store import HELD_OUT
+from transfusion.live.activation_store import HELD_OUT, precision
 from transfusion.live.meta_models import skeleton
 from transfusion.live.streaming import unit_sizes
 from transfusion.matching.activations.probed_pair import bytes_of_samples
@@ -35,8 +36,12 @@ MATRICES = 44
 float32 while its polar factor is found; assignments take less."""
 ASSIGNED = 12
 """The same where units are assigned: the covariance and the costs, in float32. 9 were measured."""
-COPIES = 2
-"""Copies of the samples of one piece of an axis: as read, and in the order of the product."""
+SAMPLES = 3
+"""Samples of one side of a module in memory at a time: of A, of B, and what is being computed from one."""
+STREAM_SAMPLES = 5
+"""The same for a point of the stream: as read, normalised, and what is being computed."""
+BY_HEAD = 4
+"""Covariances of heads that are kept together: of queries, keys, values, and what the projection reads."""
 KEPT_STATES = 4
 """Tensors of the size of the hidden states that a pass keeps between two blocks."""
 BATCHES = 2 * HELD_OUT
@@ -201,11 +206,23 @@ def _treatments(model: Model, options: FunctionalOptions) -> list[Model]:
 
 
 def axis_bytes(model: Model, space: Space, options: FunctionalOptions) -> int:
-    """Return the bytes of the samples of both models and of the matrices of an axis."""
+    """Return the bytes of an axis: of sums over samples, or of its matrices while it is solved."""
     units = space.size * model.architecture.rows(space.id)
-    matrices = ASSIGNED if is_assigned(model, space, options) else MATRICES
+    width = max((units, *_widths(model, space)))
     learned = options.samples - options.samples // HELD_OUT
-    return 2 * COPIES * NUMBER * units * learned + matrices * units**2
+    copies = SAMPLES if space.stream is None else STREAM_SAMPLES
+    number = precision(width).itemsize
+    summed = number * (copies * width * learned + (BY_HEAD if space.parent else 1) * units**2)
+    return max(summed, (ASSIGNED if is_assigned(model, space, options) else MATRICES) * units**2)
+
+
+def _widths(model: Model, space: Space) -> Iterator[int]:
+    """Yield the widths of all modules that read or write an axis; those of fused modules are larger."""
+    for name, layout in model.architecture.tensors.items():
+        if layout.arrow is not None and space.stream is None:
+            for dim in (*layout.outputs[:1], *layout.inputs[:1]):
+                if space.id in names_in(layout.items[dim]):
+                    yield model.info(name).shape[dim]
 
 
 def is_assigned(model: Model, space: Space, options: FunctionalOptions) -> bool:

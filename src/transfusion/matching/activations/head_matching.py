@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -99,11 +100,7 @@ def match_heads(
         for child in spaces.values()
         if child.parent == id and child.group is not Symmetry.FIXED
     }
-    views = [
-        _HeadCovariances.of(_with_known(piece, known), members.get(piece.axes[-1], Symmetry.FIXED))
-        for piece in evidence.pieces(id)
-        if piece.axes[0] == id and len(piece.axes) in (2, 3)
-    ]
+    views = _summed(evidence.pieces(id), id, members, known)
     if not views:
         return {}
     maps: dict[str, Map] = {}
@@ -113,16 +110,30 @@ def match_heads(
     heads = order.index[0].tolist()
     queries = _query_maps(views, heads)
     maps.update({axis: map_ for axis, map_ in queries.items() if axis in members})
-    gradients = [
-        _HeadCovariances.of(piece, members.get(piece.axes[-1], Symmetry.FIXED))
-        for piece in (evidence.gradients(id) if options.gradients else ())
-        if piece.axes[0] == id and len(piece.axes) in (2, 3)
-    ]
+    gradients = _summed(evidence.gradients(id), id, members) if options.gradients else []
     for child in sorted(members.keys() - queries.keys()):
         mine, back = ([view for view in some if view.axes[-1] == child] for some in (views, gradients))
         if mine:
             maps[child] = _unit_rotation(mine, back, heads, queries, options)
     return maps
+
+
+def _summed(
+    pieces: Iterable[AxisPiece],
+    id: str,
+    members: Mapping[str, Symmetry],
+    known: Mapping[str, Map] = MappingProxyType({}),
+) -> list[_HeadCovariances]:
+    """Return the sums of all activations of heads; nobody holds samples while the next ones are read."""
+
+    def is_by_head(piece: AxisPiece) -> bool:
+        return piece.axes[0] == id and len(piece.axes) in (2, 3)
+
+    def summed(piece: AxisPiece) -> _HeadCovariances:
+        group = members.get(piece.axes[-1], Symmetry.FIXED)
+        return _HeadCovariances.of(_with_known(piece, known), group)
+
+    return list(map(summed, filter(is_by_head, pieces)))
 
 
 def _head_scores(views: Sequence[_HeadCovariances]) -> Tensor:

@@ -21,7 +21,8 @@ from transfusion.matching.solvers.polar import polar
 
 def covariance(b: Tensor, a: Tensor) -> Tensor:
     """Return the covariance of B's units and A's over the last dimension, with both normalised."""
-    return unit(b) @ unit(a).transpose(-1, -2)
+    sizes = [torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (b, a)]
+    return (b @ a.transpose(-1, -2)).div_(float(sizes[0] * sizes[1]))
 
 
 def nearest(covariances: Tensor, group: Symmetry) -> Tensor:
@@ -63,6 +64,7 @@ def solve_stream(
     a, b = (one.T for one in pair)
     produced, read = _sizes(evidence, id, norm_ratio(b, a))
     together = covariance(b, a)
+    del pair, a, b  # before matrices of the same size are needed
     if options.weights and (by_weights := evidence.weight_covariance(id, maps)) is not None:
         together = unit(together) + options.weights * unit(by_weights)
     writing = _writing(evidence, id, together, options)
@@ -97,6 +99,7 @@ def solve_axis(evidence: AxisActivations, id: str, options: FunctionalOptions) -
     sums = AxisSums()
     for piece in _own_pieces(evidence, id):
         sums.add(piece)
+        del piece  # before the next one is read
     if sums.covariance is None:
         return {}
     gated = sums.sides.count(OUTPUT) > 1 and INPUT in sums.sides  # unlike q and k, which no module reads
@@ -115,7 +118,7 @@ def solve_axis(evidence: AxisActivations, id: str, options: FunctionalOptions) -
 
 
 def _own_pieces(evidence: AxisActivations, id: str) -> Iterator[AxisPiece]:
-    return (piece for piece in evidence.pieces(id) if piece.axes == (id,))
+    return filter(lambda piece: piece.axes == (id,), evidence.pieces(id))
 
 
 @dataclass
@@ -170,6 +173,7 @@ def spans(pieces: Iterable[AxisPiece]) -> bool:
         seen = seen.to(piece.a) + torch.linalg.vector_norm(piece.a, dim=1)
         if size <= EXACT:
             parts.append(unit(piece.a))
+        del piece
     if count < size or not bool(seen.all()):
         return False
     return not parts or int(torch.linalg.matrix_rank(torch.cat(parts, dim=1))) == size

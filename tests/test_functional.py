@@ -23,15 +23,18 @@ from test_every_family import adapted, loaded, stored, with_adapter
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.architecture.architecture import HeadPolicy
+from transfusion.architecture.table import Symmetry
 from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.live import live_model, running
-from transfusion.live.activation_store import GRADIENT, HELD_OUT
+from transfusion.live.activation_store import GRADIENT, HELD_OUT, OUTPUT
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching import functional_choice
 from transfusion.matching.activations import correspondence, probed_pair
+from transfusion.matching.activations.axis_activations import AxisPiece
+from transfusion.matching.activations.head_matching import _HeadCovariances
 from transfusion.matching.activations.prediction_quality import PredictionQuality
-from transfusion.matching.activations.procrustes import writing_rotation
+from transfusion.matching.activations.procrustes import AxisSums, covariance, writing_rotation
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
 from transfusion.matching.solvers.polar import polar
@@ -834,3 +837,18 @@ def test_norms_of_a_damaged_file_are_missed(found, tmp_path):
 def test_only_permutations_are_applied(plants, found):
     with pytest.raises(AlignmentError, match="this π mixes the units of"):
         apply(found("vit"), plants("vit").a)
+
+
+def test_modules_that_compute_nothing_have_a_covariance_of_zero():
+    """In float32, where the product of two very small norms is no number."""
+    nothing = torch.zeros(3, 5)
+    assert not covariance(nothing, nothing).any()
+    sums = AxisSums()
+    for _ in range(2):
+        sums.add(AxisPiece(("x",), nothing, nothing, OUTPUT))
+    assert sums.covariance is not None
+    assert not sums.covariance.any()
+    heads = _HeadCovariances.of(
+        AxisPiece(("head", "x"), nothing[None], nothing[None], OUTPUT), Symmetry.FIXED
+    )
+    assert not heads.covariances.any()

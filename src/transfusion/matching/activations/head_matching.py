@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Index
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.procrustes import nearest, writing_rotation
+from transfusion.matching.activations.procrustes import nearest, product_of_norms, writing_rotation
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign
 
@@ -39,9 +38,8 @@ class _HeadCovariances:
     def of(cls, piece: AxisPiece, group: Symmetry) -> _HeadCovariances:
         a, b = (one if one.ndim == 4 else one.unsqueeze(1) for one in (piece.a, piece.b))
         sizes_a, sizes_b = (torch.linalg.vector_norm(one, dim=(1, 2, 3)) for one in (a, b))
-        whole = (torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (sizes_a, sizes_b))
-        covariances = torch.einsum("hrun,gsvn->hrgsuv", b, a)
-        return cls(piece.axes, covariances.div_(math.prod(map(float, whole))), sizes_a, sizes_b, group)
+        covariances = torch.einsum("hrun,gsvn->hrgsuv", b, a).div_(product_of_norms(sizes_b, sizes_a))
+        return cls(piece.axes, covariances, sizes_a, sizes_b, group)
 
     @property
     def sharing(self) -> str | None:

@@ -18,11 +18,19 @@ from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.matching.solvers.assignment import assign
 from transfusion.matching.solvers.polar import polar
 
+SMALLEST = 1e-18
+"""The smallest norm that is divided by: the product of two is still a number in float32."""
+
 
 def covariance(b: Tensor, a: Tensor) -> Tensor:
     """Return the covariance of B's units and A's over the last dimension, with both normalised."""
-    sizes = [torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (b, a)]
-    return (b @ a.transpose(-1, -2)).div_(float(sizes[0] * sizes[1]))
+    return (b @ a.transpose(-1, -2)).div_(product_of_norms(b, a))
+
+
+def product_of_norms(b: Tensor, a: Tensor) -> float:
+    """Return |B|·|A|; of zeros, a number that everything can be divided by."""
+    sizes = [torch.linalg.vector_norm(one).clamp(min=SMALLEST) for one in (b, a)]
+    return float(sizes[0] * sizes[1])
 
 
 def nearest(covariances: Tensor, group: Symmetry) -> Tensor:
@@ -135,7 +143,7 @@ class AxisSums:
 
     def add(self, piece: AxisPiece) -> None:
         b, a = piece.b, piece.a
-        sizes = [torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (b, a)]
+        sizes = [torch.linalg.vector_norm(one).clamp(min=SMALLEST) for one in (b, a)]
         squares = [
             (torch.linalg.vector_norm(one, dim=1) / size) ** 2
             for one, size in zip((b, a), sizes, strict=True)

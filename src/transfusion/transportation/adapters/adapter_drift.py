@@ -21,6 +21,7 @@ from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.errors import AdapterError
 from transfusion.layouts import Layout
 from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
+from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
 from transfusion.runtime.threads import Threads
 from transfusion.transportation.adapters.adapter_targets import as_matrix
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -151,12 +152,12 @@ def _undirected(folded: FoldedAdapter, name: str, change: Tensor | None) -> Drif
     sums = DriftSums()
     for outputs, inputs, of_a, of_b in _side_by_side(folded, name):
         drift, size = of_b - of_a, _squares(of_a)
-        here = torch.zeros_like(drift) if change is None else change[outputs, inputs]
+        here = torch.zeros_like(drift) if change is None else change[outputs, inputs].to(drift)
         sums += DriftSums(
             of_a=size,
             moved=_squares(drift),
             added=_squares(here),
-            overlap=_dot(here, drift),
+            overlap=sum_of(dot_by_row(here, drift)),
             response_a=size,
             response_b=_squares(of_b),
         )
@@ -182,7 +183,7 @@ def _directed(folded: FoldedAdapter, name: str, left: Tensor, sizes: Tensor, rig
         of_a=size,
         moved=moved,
         added=added,
-        overlap=float((sizes * torch.linalg.vecdot(written, right)).sum(dtype=torch.float64)),
+        overlap=sum_of(sizes * dot_by_row(written, right)),
         known=added,
         overwritten=_squares(sizes[lengths > sizes]),
         response_a=_squares(from_a * sizes),
@@ -242,8 +243,4 @@ def _directions(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor] | No
 
 
 def _squares(tensor: Tensor) -> float:
-    return _dot(tensor, tensor)
-
-
-def _dot(one: Tensor, other: Tensor) -> float:
-    return float(torch.linalg.vecdot(one, other).sum(dtype=torch.float64))  # short sums lose no digits
+    return sum_of(dot_by_row(tensor, tensor))

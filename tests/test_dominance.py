@@ -19,6 +19,7 @@ from transfusion.live.building import build
 from transfusion.matching.blocks import AxisBlock, BlockState, SearchContext
 from transfusion.matching.methods import preset
 from transfusion.matching.weights import dominance
+from transfusion.matching.weights.gain_products import GainProducts
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
@@ -29,9 +30,11 @@ AXES = ("layer.0.ffn", "layer.1.y", "layer.2.x")
 METHOD = preset("transfusion")
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
+@pytest.fixture(autouse=True, params=["float32", "bfloat16"])
+def small(request, monkeypatch):
+    """Small axes are tried, too; with products in both types, whatever this machine is faster in."""
     monkeypatch.setattr(dominance, "SMALLEST", 8)
+    monkeypatch.setattr(dominance, "multiplies_faster_in_bfloat16", lambda: request.param == "bfloat16")
 
 
 @pytest.fixture(scope="session")
@@ -124,7 +127,7 @@ def test_a_part_of_the_columns_is_enough_for_near_relatives(related, monkeypatch
     used = []
     needed = dominance._Units.parts_needed
     monkeypatch.setattr(
-        dominance._Units, "parts_needed", lambda self, width: used.append(needed(self, width)) or used[-1]
+        dominance._Units, "parts_needed", lambda *given: used.append(needed(*given)) or used[-1]
     )
     for noise in (0.01, 0.15):
         assert proven(related(noise), "layer.0.ffn", {}, Permutation.identity(192)), noise
@@ -140,3 +143,24 @@ def test_weights_in_memory_stay_as_they_are(id, drawn):
     assert proven(weights, id, {}, Permutation.identity(weights.architecture.sizes[id]))
     after = [parameter for module in modules for parameter in module.parameters()]
     assert all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize("id", AXES)
+def test_products_are_rounded_by_no_more_than_is_allowed_for(id, related, small):
+    weights = related(0.5)
+    rounded = dominance._rounded(weights)
+    exact, found = (
+        torch.zeros(1, weights.architecture.sizes[id], weights.architecture.sizes[id]) for _ in range(2)
+    )
+    norms = torch.zeros(2, exact.shape[1])
+    for section in weights.sections[id]:
+        columns = section.columns({})
+        for pair, total in ((weights, exact), (rounded, found)):
+            GainProducts(pair, ONE, range(total.shape[1])).add(total, section, None, columns)
+        for side, name in enumerate("ba"):
+            norms[side] += weights.matrix(name, section)[0].square().sum(1)
+    allowed = dominance.ROUNDING.get(rounded.place["dtype"], dominance.OTHERWISE) * norms.sqrt()
+    share = (found - exact)[0].abs() / (allowed[0][:, None] * norms[1].sqrt())
+    assert share.max() < 1
+    if rounded is not weights:
+        assert share.max() > 0.01, "they are rounded"

@@ -9,13 +9,16 @@ at least one minus the cosine of the units.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map, Permutation
-from transfusion.matching.weights.gain_products import BLOCK, GainProducts
+from transfusion.matching.weights.gain_products import BLOCK, GainProducts, run_of
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.threads import Threads
@@ -35,8 +38,13 @@ CHANCE = 6.0
 """Standard deviations that a product of unlike units is expected to stay within."""
 NEARLY_ALL = 0.999
 """The share of places for which a number of parts must be likely to suffice."""
-ROUNDING = 1e-5
-"""The share of two norms that rounding may change their product by."""
+ROUNDING = {torch.bfloat16: 2**-7}
+"""The share of two norms that rounding may change their product by. In bfloat16 both factors and the product
+are rounded, by at most 2⁻⁹ each; sums are made in float32."""
+OTHERWISE = 1e-5
+"""The same for all other types."""
+TRIED = 512
+"""The size of the matrices that tell how fast this machine multiplies."""
 
 
 @dataclass
@@ -53,12 +61,18 @@ class _Units:
         """Return the norms of B's and A's units without the first parts."""
         return self.of_b[parts:].sum(0).sqrt(), self.of_a[parts:].sum(0).sqrt()
 
-    def parts_needed(self, width: int) -> int | None:
+    def margin(self, rounding: float) -> Tensor:
+        """Return what rounding may add to the products of B's units."""
+        b, a = self.left(0)
+        return rounding * b * a.max()
+
+    def parts_needed(self, width: int, rounding: float) -> int | None:
         """Return how many parts are likely to prove dominance; None if too many."""
+        margin = self.margin(rounding)
         for parts in range(1, MOST + 1):
             b, a = self.left(parts)
             chance = (self.of_b[:parts].sum(0) * self.of_a[:parts].sum(0).max()).sqrt()
-            largest = b * a.max() + CHANCE * chance / (width * parts / PARTS) ** 0.5
+            largest = b * a.max() + CHANCE * chance / (width * parts / PARTS) ** 0.5 + margin
             if float((self.own > largest).double().mean()) >= NEARLY_ALL:
                 return parts
         return None
@@ -87,14 +101,43 @@ def is_dominant(
         lambda section: _measure(weights, section, columns[section.key][0], units), sections
     )
     found = _Units(*(torch.stack(list(some)).sum(0) for some in zip(*measured, strict=True)))
-    parts = found.parts_needed(sum(section.width for section in sections))
+    rounded = _rounded(weights)
+    rounding = ROUNDING.get(rounded.place["dtype"], OTHERWISE)
+    parts = found.parts_needed(sum(section.width for section in sections), rounding)
     if parts is None:
         return False
     gain = torch.zeros((1, size, size), **weights.place)
-    products = GainProducts(weights, workers, range(size))
+    products = GainProducts(rounded, workers, range(size))
     for section in sections:
         products.add(gain, section, None, columns[section.key][:, _parts(section) < parts])
-    return _is_proven(gain[0], found, parts, units, workers)
+    return _is_proven(gain[0], found, parts, units, workers, found.margin(rounding))
+
+
+def _rounded(weights: WeightPair) -> WeightPair:
+    """Return the same weights in the type that a proof is fastest in: it need not be exact."""
+    place = weights.place
+    on_cpu = torch.device(place["device"]).type == "cpu"
+    if place["dtype"] != torch.float32 or not on_cpu or not multiplies_faster_in_bfloat16():
+        return weights
+    rounded = copy(weights)
+    rounded.place = {**place, "dtype": torch.bfloat16}
+    return rounded
+
+
+@cache
+def multiplies_faster_in_bfloat16() -> bool:
+    """Return whether this processor has instructions for products in bfloat16, by trying them."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        matrix = torch.ones(TRIED, TRIED, dtype=dtype)
+        taken = []
+        for _ in range(3):
+            since = perf_counter()
+            matrix @ matrix
+            taken.append(perf_counter() - since)
+        return min(taken)
+
+    return 1.3 * seconds(torch.bfloat16) < seconds(torch.float32)
 
 
 def _cosine(weights: WeightPair, section: Section, columns: Tensor, units: Tensor) -> float:
@@ -123,7 +166,7 @@ def _measure(
         for start in range(0, len(units), BLOCK):
             places = slice(start, start + BLOCK)
             of_b = weights.read("b", name, places)
-            of_a = weights.read("a", name, units[places]).index_select(1, columns.to(device))
+            of_a = _select(weights.read("a", name, run_of(units[places])), columns)
             own[places] = torch.linalg.vecdot(of_a, of_b)
             squares[0, :, places] = (of_b.square() @ selecting).T
             squares[1, :, units[places]] = (of_a.square() @ selecting).T
@@ -131,11 +174,17 @@ def _measure(
         step = max(BLOCK, section.width // AT_A_TIME)
         for start in range(0, section.width, step):
             rows = slice(start, start + step)
-            of_b, of_a = weights.read("b", name, rows), weights.read("a", name, columns[rows])
-            own += (of_a.index_select(1, units.to(device)) * of_b).sum(0)
+            of_b, of_a = weights.read("b", name, rows), weights.read("a", name, run_of(columns[rows]))
+            own += (_select(of_a, units) * of_b).sum(0)
             squares[0].index_add_(0, part[rows], of_b.square())
             squares[1].index_add_(0, part[rows], of_a.square())
     return own, squares[0], squares[1]
+
+
+def _select(matrix: Tensor, columns: Tensor) -> Tensor:
+    """Return columns of a matrix; the matrix itself, if these are all of them in their order."""
+    every = len(columns) == matrix.shape[1] and isinstance(run_of(columns), slice)
+    return matrix if every else matrix.index_select(1, columns.to(matrix.device))
 
 
 def _parts(section: Section) -> Tensor:
@@ -143,11 +192,11 @@ def _parts(section: Section) -> Tensor:
     return torch.arange(section.width) * PARTS // section.width
 
 
-def _is_proven(gain: Tensor, found: _Units, parts: int, units: Tensor, workers: Threads) -> bool:
+def _is_proven(
+    gain: Tensor, found: _Units, parts: int, units: Tensor, workers: Threads, margin: Tensor
+) -> bool:
     """Return whether no unit can fit a place better than its own, whatever the other columns add."""
     left_b, left_a = found.left(parts)
-    norm_b, norm_a = found.left(0)
-    margin = ROUNDING * norm_b * norm_a.max()
 
     def proven(start: int) -> bool:
         places = slice(start, min(start + BLOCK, len(units)))

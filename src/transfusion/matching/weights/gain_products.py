@@ -62,8 +62,7 @@ class GainProducts:
                 left = self.weights.read("b", name, slice(*edge))[:, : new.shape[1]]
                 if old is not None:
                     left = left.index_select(1, moved.to(left.device))
-                into = total[edge[0] - self.first : edge[1] - self.first, units]
-                torch.addmm(into, left, right.T, out=into)
+                _add_product(total[edge[0] - self.first : edge[1] - self.first, units], left, right)
 
             self.workers.each(one, self.edges)
 
@@ -73,7 +72,7 @@ class GainProducts:
         for rows in torch.split(_moved(old, new), max(BLOCK, NUMBERS // size)):
             wanted = [("b", rows), ("a", new[0, rows]), *([("a", old[0, rows])] if old is not None else [])]
             of_b, moved, *before = self.workers.each(
-                lambda one: self.weights.read(one[0], name, _run(one[1])), wanted
+                lambda one: self.weights.read(one[0], name, run_of(one[1])), wanted
             )
             right = moved - before[0] if before else moved
             self._multiply(total, of_b.T, right.T)
@@ -120,10 +119,17 @@ class GainProducts:
         """Add left @ rightᵀ, in blocks of rows that are computed in parallel."""
 
         def one(edge: tuple[int, int]) -> None:
-            into = total[edge[0] - self.first : edge[1] - self.first]
-            torch.addmm(into, left[slice(*edge)], right.T, out=into)
+            _add_product(total[edge[0] - self.first : edge[1] - self.first], left[slice(*edge)], right)
 
         self.workers.each(one, self.edges)
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ rightᵀ. Products of weights in a shorter type are summed up in the type of the gain."""
+    if left.dtype == into.dtype:
+        torch.addmm(into, left, right.T, out=into)
+    else:
+        into += left @ right.T
 
 
 def _moved(old: Tensor | None, new: Tensor) -> Tensor:
@@ -131,7 +137,7 @@ def _moved(old: Tensor | None, new: Tensor) -> Tensor:
     return torch.arange(new.shape[1]) if old is None else (old[0] != new[0]).nonzero().squeeze(1)
 
 
-def _run(rows: Tensor) -> Tensor | slice:
+def run_of(rows: Tensor) -> Tensor | slice:
     """Return rows as a slice if they are consecutive: these are read at once."""
     first, count = int(rows[0]) if len(rows) else 0, len(rows)
     return slice(first, first + count) if torch.equal(rows, torch.arange(first, first + count)) else rows

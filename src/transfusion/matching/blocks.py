@@ -167,7 +167,8 @@ class SpectralBlock(Block):
         return (self.id,)
 
     def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        distance = spectral_distance(context.weights, context.counted(self.id, None))
+        sections = context.counted(self.id, None)
+        distance = spectral_distance(context.weights, sections, context.gains.workers)
         return BlockSolution({self.id: assign(-distance[None])})
 
 

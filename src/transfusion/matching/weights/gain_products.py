@@ -53,10 +53,11 @@ class GainProducts:
         step = max(BLOCK, NUMBERS // width // BLOCK * BLOCK)
         for start in range(0, size, step):
             units = slice(start, min(start + step, size))
-            of_a = self.weights.read("a", name, units)
-            right = _pick(of_a, new[0, moved], "new")
+            of_a, run = self.weights.read("a", name, units), run_of(new[0, moved])
             if old is not None:
-                right = right.sub_(_pick(of_a, old[0, moved], "old"))
+                right = _pick(of_a, new[0, moved], "new").sub_(_pick(of_a, old[0, moved], "old"))
+            else:
+                right = of_a[:, run] if isinstance(run, slice) else _pick(of_a, run, "new")
 
             def one(edge: tuple[int, int], units: slice = units, right: Tensor = right) -> None:
                 left = self.weights.read("b", name, slice(*edge))[:, : new.shape[1]]

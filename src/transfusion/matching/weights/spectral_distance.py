@@ -12,16 +12,19 @@ from torch import Tensor
 
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.threads import Threads
 
 
-def spectral_distance(weights: WeightPair, sections: Iterable[Section]) -> Tensor:
+def spectral_distance(weights: WeightPair, sections: Iterable[Section], workers: Threads) -> Tensor:
     """Return the distance of singular values between each unit of B and each of A, summed over tensors."""
-    return torch.stack([_distance(weights, section) for section in sections]).sum(0)
+    tasks = [(section, side) for section in sections for side in ("b", "a")]
+    values = workers.each(lambda task: _values(weights, *task), tasks)
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return torch.stack([torch.cdist(of_b, of_a) for of_b, of_a in pairs]).sum(0)
 
 
-def _distance(weights: WeightPair, section: Section) -> Tensor:
-    of_a, of_b = (singular_values(section.blocks(weights.read(side, section.tensor))) for side in ("a", "b"))
-    return torch.cdist(of_b, of_a)
+def _values(weights: WeightPair, section: Section, side: str) -> Tensor:
+    return singular_values(section.blocks(weights.read(side, section.tensor)))
 
 
 def singular_values(matrices: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ def test_exponents_are_fitted_beyond_the_start() -> None:
     assert points == 2, "runs that are hardly longer than the start do not count"
     assert exponent(runs[:2], start, "seconds") == (None, 0)
     assert exponent(runs, None, "seconds") == (None, 0)
+    near = [{"parameters": size, "seconds": 99.0} for size in (1.1e9, 1.4e9)]
+    assert exponent(near, start, "seconds") == (None, 2), "too near to each other"
 
 
 def test_the_page_has_room_for_all_tables() -> None:

@@ -31,6 +31,8 @@ GENERATED = 0.5
 """The share of all probes that a causal model writes itself, token by token."""
 BEYOND = 3.0
 """A run counts for an exponent if it takes more than so many times the same run of a tiny model."""
+SPAN = 2.0
+"""An exponent needs points of which the largest has so many times the parameters of the smallest."""
 
 Results = Mapping[str, Any]
 
@@ -116,4 +118,5 @@ def exponent(runs: Sequence[Results], start: Results | None, what: str) -> tuple
     points = [
         (one["parameters"], one[what] - start[what]) for one in runs if one[what] > BEYOND * start[what]
     ]
-    return growth(points), len(points)
+    sizes = [size for size, _ in points]
+    return growth(points) if points and max(sizes) >= SPAN * min(sizes) else None, len(points)

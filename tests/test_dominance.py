@@ -159,7 +159,7 @@ def test_products_are_rounded_by_no_more_than_is_allowed_for(id, related, small)
             GainProducts(pair, ONE, range(total.shape[1])).add(total, section, None, columns)
         for side, name in enumerate("ba"):
             norms[side] += weights.matrix(name, section)[0].square().sum(1)
-    allowed = dominance.ROUNDING.get(rounded.place["dtype"], dominance.OTHERWISE) * norms.sqrt()
+    allowed = dominance.ROUNDING[rounded.place["dtype"]] * norms.sqrt()
     share = (found - exact)[0].abs() / (allowed[0][:, None] * norms[1].sqrt())
     assert share.max() < 1
     if rounded is not weights:

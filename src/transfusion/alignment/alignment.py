@@ -123,7 +123,8 @@ class Alignment:
         if mover is None:
             here = {name: self.maps[name] for name in layout.names() if name in self.maps}
             while len(self._movers) >= _MOVERS:
-                self._movers.pop(next(iter(self._movers)), None)
+                oldest = next(iter(tuple(self._movers)))  # of a copy: other threads may change it meanwhile
+                self._movers.pop(oldest, None)
             mover = self._movers[layout] = RowMover(layout, here, self.sizes, self.parents)
         return mover(read, rows)
 

@@ -123,7 +123,8 @@ class AdapterTransport(AdapterOutput):
         if found is None:
             found = self._computed(factor)
             while len(self._stacks) >= _CACHED_STACKS:
-                self._stacks.pop(next(iter(self._stacks)), None)
+                oldest = next(iter(tuple(self._stacks)))  # of a copy: other threads may change it meanwhile
+                self._stacks.pop(oldest, None)
             self._stacks[factor.stack] = found
         return found[factor.stack.index(factor.key)]
 

@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from families import CASES
-from transfusion.errors import AdapterError
+from transfusion.errors import AdapterError, MismatchError
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.model.model import Model
 from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
 from transfusion.transportation.transport_run import transport
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Setting `save_embedding_layers`", "ignore:Model has `tie_word"
+)
 
 
 def adapted(base, folder, config, *, into="LlamaForCausalLM", **settings):
@@ -73,6 +77,70 @@ def test_alpha_acts_alike_in_the_adapter_and_in_the_model(shuffled, tmp_path):
     name = "layers.0.self_attn.q_proj.weight"
     wanted = FoldedAdapter(kept).merged(name, Model.open(b).read(name).double())
     assert torch.allclose(full[f"model.{name}"], wanted, atol=1e-6)
+
+
+EMBEDDINGS = {
+    "embedding": {"modules_to_save": ["embed_tokens"]},
+    "head": {"modules_to_save": ["lm_head"]},
+    "lora on the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "lora on the head": {"target_modules": ["q_proj", "lm_head"]},
+    "tokens of the head": {"trainable_token_indices": {"lm_head": [1, 5]}},
+    "both, kept tied": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "tokens of both": {"trainable_token_indices": [1, 5]},
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_tied_embeddings_that_an_adapter_changes_apart_become_two(name, shuffled, aligned, tmp_path):
+    """The whole model computes what B with the adapter computes, and its configuration says what is tied."""
+    import peft
+    import transformers
+
+    load = transformers.MistralForCausalLM.from_pretrained
+    a, b = shuffled("mistral-tied")
+    config = lora(**{"target_modules": ["q_proj"], **EMBEDDINGS[name]})
+    adapter = adapted(a, tmp_path / "adapter", config, into="MistralForCausalLM")
+    one = {"base": a, "onto": b, "via": aligned(a, b, residual="tied")}
+    kept = transport(adapter, **one).save(tmp_path / "kept")
+    full = transport(adapter, **one, full=True).save(tmp_path / "full")
+    ids = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        on_a = peft.PeftModel.from_pretrained(load(a), adapter).eval()(ids).logits
+        on_b = peft.PeftModel.from_pretrained(load(b), kept).eval()(ids).logits
+        whole = load(full)(ids).logits
+    assert (on_b - on_a).abs().max() < 1e-4
+    assert (whole - on_b).abs().max() < 1e-4 < 1e-2 < (whole - load(b)(ids).logits).abs().max()
+    tied = "both" in name
+    assert json.loads((full / "config.json").read_text())["tie_word_embeddings"] is tied
+    assert ("lm_head.weight" in Model.open(full).checkpoint.tensors) is not tied
+
+
+@pytest.mark.parametrize("case", ["gpt2", "bert-pretraining"])
+def test_embeddings_are_untied_in_other_families_too(case, shuffled, aligned, tmp_path):
+    import peft
+    import transformers
+
+    into = {"gpt2": "GPT2LMHeadModel", "bert-pretraining": "BertForPreTraining"}[case]
+    words = {"gpt2": "wte", "bert-pretraining": "word_embeddings"}[case]
+    a, b = shuffled(case)
+    adapter = adapted(a, tmp_path / "adapter", lora(target_modules=[words]), into=into)
+    one = {"base": a, "onto": b, "via": aligned(a, b, residual="tied")}
+    kept = transport(adapter, **one).save(tmp_path / "kept")
+    full = transport(adapter, **one, full=True).save(tmp_path / "full")
+    load = getattr(transformers, into).from_pretrained
+    ids = torch.randint(0, 29, (2, 7), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = peft.PeftModel.from_pretrained(load(b), kept).eval()(ids)[0]
+        assert (load(full).eval()(ids)[0] - wanted).abs().max() < 1e-4
+
+
+def test_embeddings_that_cannot_be_untied_are_refused(shuffled, tmp_path):
+    """T5 scales what a tied head reads: with a head of its own it computes something else."""
+    a, b = shuffled("t5-gated")
+    config = lora(target_modules=["q"], modules_to_save=["lm_head"])
+    adapter = adapted(a, tmp_path / "adapter", config, into="T5ForConditionalGeneration")
+    with pytest.raises(MismatchError, match="ties lm_head.weight to its embedding, and in the output"):
+        transport(adapter, base=a, onto=b, method="naive", full=True)
 
 
 @pytest.mark.parametrize("bare", [True, False])

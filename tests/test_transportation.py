@@ -144,6 +144,42 @@ def test_a_tied_language_model_of_a_bare_base_says_what_it_is(made, tmp_path):
     assert moved.config()["architectures"] == ["GPT2LMHeadModel"]
 
 
+@pytest.mark.parametrize("residual", ["untied", "tied"])
+@pytest.mark.parametrize("ties", [("tied", "untied"), ("untied", "tied")])
+def test_a_fine_tune_that_unties_or_ties_its_embeddings(ties, residual, tmp_path):
+    """The output has both tensors and says so, and is what the fine-tune is, whatever A and B tie."""
+    import transformers
+
+    def saved(model, folder, tie):
+        config = json.loads((model / "config.json").read_text())
+        state = load_file(model / "model.safetensors")
+        if tie:
+            state.pop("lm_head.weight", None)
+        else:
+            state.setdefault("lm_head.weight", state["model.embed_tokens.weight"].clone())
+        folder.mkdir()
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tie}))
+        return folder
+
+    base, tuned = (CASES["mistral-tied" if one == "tied" else "llama"] for one in ties)
+    a = base.save(tmp_path / "a", 1)
+    b = apply(align(a, a, method="random", residual="tied", seed=3), a).save(tmp_path / "b")
+    changed = finetuned(base, a, tmp_path / "changed")
+    tuned = saved(changed, tmp_path / "tuned", ties[1] == "tied")
+    if ties[1] == "untied":
+        state = load_file(tuned / "model.safetensors")
+        state["lm_head.weight"] += 0.1 * torch.randn(state["lm_head.weight"].shape)
+        save_file(state, tuned / "model.safetensors", {"format": "pt"})
+    moved = transport(tuned, base=a, onto=b, via=align(a, b, residual=residual)).save(tmp_path / "moved")
+    config = json.loads((moved / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    ids = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (load(moved)(ids).logits - load(tuned)(ids).logits).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("case", PRINCIPAL)
 def test_there_and_back_returns_the_task_vector_bit_for_bit(case, made, tmp_path):
     a, b = made(case, 1), made(case, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -114,6 +115,11 @@ class Table:
     that is in different spaces in different releases of the library, or serves training only, and is
     not compared."""
 
+    def has_head(self, name: str) -> bool:
+        """Whether a tensor of this name is a task head."""
+        rows = (line.split() for line in self.heads.splitlines())
+        return any(fnmatchcase(name, row[0]) for row in rows if row)
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -189,6 +195,8 @@ class Family:
     original: str = ""
     """The names in the files that a model's authors distribute, where these differ from the library's:
     see `original_names`."""
+    tied_scale: bool = False
+    """Whether a model with tied embeddings also scales what its head reads, so that untying changes more."""
     positions_after_padding: bool = False
     """Whether positions are counted from behind the row of the padding token."""
     whole_only: bool = False

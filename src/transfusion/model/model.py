@@ -34,6 +34,9 @@ Reference: TypeAlias = str | Path | InMemory
 
 
 _TOKEN_ID = re.compile(r".*_token_ids?")
+_BARE = re.compile(r".*(?<!LMHead)(?<!MT)Model")
+"""Names of classes without a task head."""
+_TEXT, _TIED = "text_config", "tie_word_embeddings"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ class Model:
     vocabulary: VocabularyMap | None = field(default=None, repr=False, compare=False)
     """Where the rows of the vocabulary come from, if the model is read in another one than its own."""
     original: Model | None = field(default=None, repr=False, compare=False)
-    """The model in its own vocabulary, if this is not it."""
+    """The model as it is stored, if this one has another vocabulary or other tied tensors."""
+    ties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Task heads that the configuration ties → the tensors that they share, such as the embedding."""
 
     @classmethod
     def open(cls, reference: Reference, *, config: str | Path | Mapping[str, Any] | None = None) -> Model:
@@ -91,7 +96,8 @@ class Model:
         _drop_second_names(checkpoint, names, table.ties)
         shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
         architecture = replace(bind(table, shapes, f"{checkpoint.label}: {family.name}"), family=family.name)
-        model = cls(checkpoint, family, config, architecture, names, why)
+        ties = {head: first for head, first in table.ties.items() if first in names and table.has_head(head)}
+        model = cls(checkpoint, family, config, architecture, names, why, ties=ties)
         model._refuse_quantised()
         return model
 
@@ -156,6 +162,41 @@ class Model:
         )
 
     @property
+    def is_tied(self) -> bool:
+        """Whether its output head is its embedding, and no tensor of its own."""
+        return any(head not in self.names for head in self.ties)
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether its class has a head with one unit per token, be it tied or not."""
+        heads = [self.architecture.tensors[name] for name in self.architecture.heads]
+        if heads or not self.ties:
+            return any(VOCABULARY in layout.names() for layout in heads)
+        return not _BARE.fullmatch((self.config.get("architectures") or [""])[0])
+
+    def untied(self) -> Model:
+        """Return the model with its tied heads as tensors of their own."""
+        if not self.is_tied:
+            return self
+        heads = {head: self.names[first] for head, first in self.ties.items()}
+        return self._bound_by(self.config, {**self.names, **heads})
+
+    def with_ties_of(self, base: Model) -> Model:
+        """Return a fine-tune with its base's axes: tied embeddings make both ends of the stream one space."""
+        own = self.untied() if self.writes_tokens and not base.is_tied else self
+        if own.architecture.backbone.items() <= base.architecture.backbone.items():
+            return own
+        return replace(own, ties=base.ties)._bound_by(_with_ties_of(self.config, base.config), own.names)
+
+    def _bound_by(self, config: Config, names: Mapping[str, TensorPieces]) -> Model:
+        """Return the model with the layouts that its family's table has for another configuration."""
+        table = _table(self.checkpoint, self.family, config, frozenset(names) - self.ties.keys())
+        shapes = {ours: stored.info(self.checkpoint.tensors).shape for ours, stored in names.items()}
+        bound = replace(bind(table, shapes, f"{self.label}: {self.family.name}"), family=self.family.name)
+        policy, original = self.architecture.policy, self.original or self
+        return replace(self, architecture=bound.under(policy), names=names, original=original)
+
+    @property
     def to_run(self) -> Model:
         """The model as it runs beside one of another shape: in its own vocabulary if B's is quite another."""
         other = self.vocabulary is not None and not self.vocabulary.nearly_same
@@ -164,6 +205,8 @@ class Model:
     @property
     def digest(self) -> str:
         """The BLAKE3 hash of all tensors, sorted by canonical name."""
+        if self.original is not None:
+            return self.original.digest
         total = blake3()
         for name in sorted(self.architecture.tensors):
             total.update(name.encode() + self.digest_of(name))
@@ -225,6 +268,31 @@ def _with_tokens_of(config: Config, other: Config, size: int) -> Config:
     return found
 
 
+def _with_ties_of(config: Config, other: Config) -> Config:
+    """Return a configuration that ties what another one ties."""
+    found = {key: value for key, value in config.items() if key != _TIED}
+    found |= {_TIED: other[_TIED]} if _TIED in other else {}
+    own, theirs = config.get(_TEXT), other.get(_TEXT)
+    if isinstance(own, Mapping) and isinstance(theirs, Mapping):
+        found[_TEXT] = _with_ties_of(own, theirs)
+    return found
+
+
+def untied_config(model: Model, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration for the model's family that does not tie its embeddings."""
+    found = {**config, _TIED: False}
+    if isinstance(text := config.get(_TEXT), Mapping) and _TIED in text:
+        found[_TEXT] = {**text, _TIED: False}
+    heads = frozenset({*model.names, *model.ties})
+    if model.family.tied_scale or model.family.table(found, heads).ties.keys() & model.ties.keys():
+        raise MismatchError(
+            f"{model.label} ties {listing(model.ties)} to its embedding, and in the output they would differ:"
+            f" a {model.family.name} with an output head of its own is another architecture",
+            hint="leave an adapter an adapter; train a fine-tune with tied embeddings",
+        )
+    return found
+
+
 def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:
     """Return the table of a family; refuse a configuration that lacks settings or has impossible ones."""
     file = checkpoint.config_label
@@ -269,6 +337,7 @@ def take_hashes(
     if engine is None:
         with open_engine(jobs=jobs) as threads:
             return take_hashes(*models, engine=threads, checked=checked)
+    models = tuple(model.original or model for model in models)
     tensors = [
         (number, name, checked)
         for number, model in enumerate(models)

@@ -21,7 +21,7 @@ from transfusion.checkpoint.tensor_content import row_blocks, tensor_digest
 from transfusion.checkpoint.tokenizer_files import VOCABULARIES
 from transfusion.errors import MismatchError, listing
 from transfusion.live.building import module_of
-from transfusion.model.model import Model
+from transfusion.model.model import Model, untied_config
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
@@ -121,8 +121,10 @@ class DenseTransport(OutputModel[TensorAction]):
         if self.has_class_of_lead:
             names = [name for name in names if name in lead.names]
             names += [name for name in lead.names if name not in {*names, *lead.buffers}]
+        names = [name for name in names if name not in onto.ties or name in onto.names or lead.owns(name)]
         stored = onto.names if all(name in onto.names for name in names) else lead.names
-        return [self._entry(name, stored[name]) for name in names]
+        own = {name: TensorPieces(((name,),)) for name in onto.ties}  # B stores them as its embedding
+        return [self._entry(name, own.get(name) or stored[name]) for name in names]
 
     def _require_tokens_of(self, lead: TaskVectorSource) -> None:
         """Refuse to keep the new tokens of any fine-tune but the lead."""
@@ -285,6 +287,8 @@ class DenseTransport(OutputModel[TensorAction]):
             if (name := named_in(config)) is not None:
                 types = theirs.get("model_type"), config.get("model_type")
                 config["architectures"] = [class_for_type(name, *types)]
+        if any(entry.name in self.onto.ties for entry in self.entries):
+            config = untied_config(self.onto, config)
         if self._grown and self.lead.composed_tokens is not None:
             size = self.lead.composed_tokens.vocabulary.size + self.lead.composed_tokens.growth
             for ours in (config, config.get("text_config")):

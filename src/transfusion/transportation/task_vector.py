@@ -13,6 +13,7 @@ from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import MismatchError, listing
 from transfusion.layouts import Name
 from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.threads import Threads
 
 RELATED = 0.5
@@ -47,7 +48,7 @@ class TaskVector:
         new_tokens: NewTokens = NewTokens.REFUSE,
     ) -> TaskVector:
         """Return the task vector; refuse a fine-tune of another base unless ``trust_base``."""
-        vector = cls(finetuned, base, new_tokens)
+        vector = cls(finetuned.with_ties_of(base), base, new_tokens)
         vector._require_one_architecture()
         if not trust_base:
             vector._require_descent()
@@ -99,6 +100,20 @@ class TaskVector:
                 )
             if (now := tuned.info(name).shape) != (was := base.info(name).shape):
                 self._require_choice(name, now, was)
+        self._require_one_structure()
+
+    def _require_one_structure(self) -> None:
+        """Refuse axes that the fine-tune divides otherwise than its base, such as another number of heads."""
+        ours, theirs = self.finetuned.architecture, self.base.architecture
+        differing = [
+            id for id in ours.backbone_spaces if id != VOCABULARY and ours.spaces[id] != theirs.spaces.get(id)
+        ]
+        if differing:
+            raise MismatchError(
+                f"{self.finetuned.label} and its base {self.base.label} have axes of different sizes or"
+                f" structure: {listing(differing)}",
+                hint="their configurations differ, for instance in the number of heads",
+            )
 
     def _require_choice(self, name: str, now: tuple[int, ...], was: tuple[int, ...]) -> None:
         """Refuse another shape, except that of new tokens which the user keeps or drops."""

@@ -21,7 +21,7 @@ from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.live.live_model import expected_outputs
 from transfusion.live.running import HowToRun
 from transfusion.model.bases import open_bases, with_common_tokens
-from transfusion.model.model import Model, Reference, take_hashes
+from transfusion.model.model import Model, Reference, take_hashes, untied_config
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter_drift import with_drift
@@ -156,6 +156,21 @@ class TransportPlan:
         composed = self._composed(tuned, lot) if self.a.vocabulary is not None else None
         return DenseSource(vector, self.alignment, self.b, alpha, composed)
 
+    def untied_for(self, finetuned: Sequence[Finetune]) -> TransportPlan:
+        """Return the plan of an output in which all of these have a place: if one of them changes the output
+        head apart from the embedding that it is tied to, both become tensors of their own.
+        """
+        if not (self.a.is_tied and any(map(self._unties, finetuned))):
+            return self
+        a, b = self.a.untied(), self.b.untied()
+        untied_config(b, b.checkpoint.config or {})
+        return replace(self, a=a, b=b)
+
+    def _unties(self, finetuned: Finetune) -> bool:
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            return self.b.writes_tokens and self.alone.adapter(finetuned, Alpha(), trust_base=True).unties
+        return any(head in self.opened(finetuned).architecture.tensors for head in self.a.ties)
+
     def _composed(self, tuned: Model, new_tokens: NewTokens) -> ComposedTokens | None:
         """Return the new tokens of a fine-tune to be composed for B; refuse them if nothing was said."""
         grown = tuned.architecture.sizes[VOCABULARY] > self.a.architecture.sizes[VOCABULARY]
@@ -191,9 +206,8 @@ class TransportPlan:
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
         adapter = adapter_in_vocabulary(adapter, self.a)
-        return AdapterTransport(
-            adapter, self.a, self.b, self.alignment, alpha, dtype, output_record or OutputRecord()
-        )
+        a, b = (self.a.untied(), self.b.untied()) if self.b.writes_tokens else (self.a, self.b)
+        return AdapterTransport(adapter, a, b, self.alignment, alpha, dtype, output_record or OutputRecord())
 
     def _require_named_base(self, label: str, root: Path) -> None:
         """Refuse a fine-tune whose own metadata names a base with other weights."""
@@ -237,8 +251,9 @@ class TransportPlan:
             if not self._compares_weights:
                 return moved
             return with_drift(moved, keep_strength=by_weights, jobs=self.resources.jobs)
-        source = self.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
-        return self._output((source,), MergeRule(), dtype, output_record)
+        plan = self.untied_for((finetuned,))
+        source = plan.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
+        return plan._output((source,), MergeRule(), dtype, output_record)
 
     def alpha_search(
         self,
@@ -358,10 +373,11 @@ class TransportPlan:
             raise SettingError("`rank`: the result is a model", hint="only merged adapters have a rank")
         if full and not adapters:
             raise SettingError("`full`: the fine-tunes are whole models already", hint="leave it out")
+        plan = self.untied_for(finetuned)
         sources = tuple(
-            self.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
+            plan.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
         )
-        return self._output(sources, merging, dtype, info, head)
+        return plan._output(sources, merging, dtype, info, head)
 
     def _output(
         self,

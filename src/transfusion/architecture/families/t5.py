@@ -181,6 +181,7 @@ FAMILIES = (
         model_types=("t5", "mt5", "umt5"),
         inputs=("tokens",),
         prefixes=("transformer.",),
+        tied_scale=True,
         known_keys=HARMLESS
         | {"d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "n_positions"}
         | {"relative_attention_num_buckets", "relative_attention_max_distance", "dropout_rate"}

@@ -138,7 +138,8 @@ WHOLE = AdapterPart("", "", WeightReference.WHOLE)
 PROMPT = "prompt_embeddings"
 """The key of a prompt's tensor, also its name among a model's tensors."""
 
-_TOKENS = AdapterPart("trainable_tokens_delta", "_ row", WeightReference.ROWS)
+TOKENS = AdapterPart("trainable_tokens_delta", "_ row", WeightReference.ROWS)
+"""The trained rows of an embedding."""
 _VIRTUAL = AdapterPart(PROMPT, "")
 _LORA = words(
     """
@@ -168,7 +169,7 @@ LORA = AdapterKind(
         *_low_rank("lora_A", "lora_B"),
         AdapterPart("lora_B.bias", "O", WeightReference.ZERO, of="bias"),
         *_low_rank("lora_embedding_A", "lora_embedding_B"),
-        _TOKENS,
+        TOKENS,
     ),
     together=_sets("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
     settings=_LORA | {"use_dora"},
@@ -196,7 +197,7 @@ _ALL = (
     LORA,
     AdapterKind(
         "ADALORA",
-        parts=(*_low_rank("lora_A", "lora_B"), AdapterPart("lora_E", "rank 1"), _TOKENS),
+        parts=(*_low_rank("lora_A", "lora_B"), AdapterPart("lora_E", "rank 1"), TOKENS),
         together=_sets("lora_A lora_B lora_E"),
         settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
         added=adapter_formulas.adalora_added,
@@ -263,7 +264,7 @@ _ALL = (
         bias=adapter_formulas.beft_bias,
     ),
     AdapterKind("LN_TUNING"),
-    AdapterKind("TRAINABLE_TOKENS", parts=(_TOKENS,), settings=words("token_indices")),
+    AdapterKind("TRAINABLE_TOKENS", parts=(TOKENS,), settings=words("token_indices")),
     *(
         AdapterKind(name, parts=(_VIRTUAL,), settings=_PROMPTS | words(settings), scalable=False, prompt=True)
         for name, settings in {

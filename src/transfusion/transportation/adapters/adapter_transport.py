@@ -15,10 +15,10 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
 from transfusion.errors import AdapterError, SettingError
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transportation.adapters.adapter import LABEL, Adapter
 from transfusion.transportation.adapters.adapter_files import AdapterFiles
 from transfusion.transportation.adapters.adapter_formulas import row_norms
-from transfusion.transportation.adapters.adapter_kinds import WeightReference
+from transfusion.transportation.adapters.adapter_kinds import TOKENS, WHOLE, WeightReference
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
 from transfusion.transportation.adapters.adapter_targets import TensorSlice, as_matrix, share_of
 from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
@@ -80,6 +80,21 @@ class AdapterTransport(AdapterOutput):
     def carried(self) -> list[str]:
         """The canonical names of tensors that only the adapter has, mostly task heads."""
         return sorted(factor.tensor for factor in self.factors if factor.whole and not self.in_both(factor))
+
+    @property
+    def unties(self) -> bool:
+        """Whether it changes an output head and the embedding that the head is tied to differently."""
+        if any(LABEL in factor.layout.names() for factor in self.factors if factor.whole):
+            return False  # a task head of its own takes the place of the tied one
+        return any(self._differ(head, first) for head, first in self.onto.ties.items())
+
+    def _differ(self, head: str, first: str) -> bool:
+        ours, theirs = ([one for one in self.factors if one.tensor == name] for name in (head, first))
+        if not ours and all(one.part.reference is WeightReference.ROWS for one in theirs):
+            return False  # PEFT ties the trained tokens of an embedding itself
+        parts = [{one.part: self.adapter.read(one) for one in some} for some in (ours, theirs)]
+        alike = parts[0].keys() == parts[1].keys() <= {WHOLE, TOKENS}
+        return not (alike and all(torch.equal(parts[0][part], parts[1][part]) for part in parts[0]))
 
     @property
     def notes(self) -> list[str]:

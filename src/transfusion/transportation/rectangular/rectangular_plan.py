@@ -18,7 +18,7 @@ from transfusion.checkpoint.tensor_files import as_dtype
 from transfusion.data.probes.input_translation import InputTranslation, input_translation
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.random_inputs import logits_name
-from transfusion.errors import AdapterError, SettingError
+from transfusion.errors import AdapterError, MismatchError, SettingError, listing
 from transfusion.layouts import size_of
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.model.bases import open_bases
@@ -129,8 +129,17 @@ class RectangularPlan(TransportPlan):
         tuned = self.opened(finetuned)
         if not trust_base:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
+        if self.a.is_tied and any(head in tuned.names for head in self.a.ties):
+            raise MismatchError(
+                f"{tuned.label} has {listing(self.a.ties)} apart from its embedding, and {self.a.label} ties"
+                " them: this cannot be moved between models of different shapes",
+                hint="leave the embedding as it is, or train it with the output head tied to it",
+            )
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
         return RectangularSource(vector, self.alignment, self.b, alpha)
+
+    def untied_for(self, finetuned: Sequence[Finetune]) -> RectangularPlan:
+        return self
 
     def transport(self, finetuned: Finetune, *, full: bool = False, **asked: Any) -> Any:
         """Prepare B + α·π(τ); refuse adapters of other kinds than LoRA."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from transfusion.runtime.resources import Resources
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import Action
 from transfusion.transportation.task_vector import TaskVector, added, wide
-from transfusion.transportation.transport_run import transport
+from transfusion.transportation.transport_run import merge, transport
 
 WITH_HEADS = (
     ("vit", "vit-classifier"),
@@ -178,6 +180,79 @@ def test_a_fine_tune_that_unties_or_ties_its_embeddings(ties, residual, tmp_path
     ids = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert (load(moved)(ids).logits - load(tuned)(ids).logits).abs().max() < 1e-4
+
+
+def with_settings(model: Path, folder: Path, **changed) -> Path:
+    """The same model with other settings in its config.json; null removes one."""
+    shutil.copytree(model, folder)
+    config = {**json.loads((model / "config.json").read_text()), **changed}
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+SETTINGS = {
+    "yarn": {"rope_parameters": {**YARN, "rope_theta": 10000.0}, "max_position_embeddings": 64},
+    "yarn, in older keys": {
+        "rope_parameters": None,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    },
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}},
+    "activation": {"hidden_act": "gelu"},
+    "epsilon": {"rms_norm_eps": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_the_fine_tune_changed_come_along(name, shuffled, aligned, tmp_path):
+    """A long-context fine-tune has other rotary positions: without them its weights compute something else."""
+    import transformers
+
+    a, b = shuffled("llama")
+    changed = finetuned(CASES["llama"], a, tmp_path / "changed")
+    tuned = with_settings(changed, tmp_path / "tuned", **SETTINGS[name])
+    notes = []
+    progress = MagicMock(note=notes.append)
+    moved = transport(tuned, base=a, onto=b, via=aligned(a, b), output=tmp_path / "moved", progress=progress)
+    load = transformers.LlamaForCausalLM.from_pretrained
+    ids = torch.randint(0, 31, (2, 15), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted, found = load(tuned)(ids).logits, load(tmp_path / "moved")(ids).logits
+        assert (found - wanted).abs().max() < 1e-4
+        assert (load(changed)(ids).logits - wanted).abs().max() > 1e-3, "the setting does nothing"
+    key = "rope_parameters" if "rope_parameters" in SETTINGS[name] else next(iter(SETTINGS[name]))
+    assert key in moved.metadata()["changed_settings"]["carried"]
+    assert any(key in note for note in notes)
+    assert (
+        load(tmp_path / "moved").config.max_position_embeddings == load(tuned).config.max_position_embeddings
+    )
+
+
+def test_settings_that_b_has_otherwise_are_refused_and_lengths_are_kept(shuffled, aligned, tmp_path):
+    a, b = shuffled("llama")
+    changed = finetuned(CASES["llama"], a, tmp_path / "changed")
+    one = with_settings(changed, tmp_path / "one", rms_norm_eps=0.3, max_position_embeddings=64)
+    other = with_settings(b, tmp_path / "other", rms_norm_eps=0.1)
+    with pytest.raises(MismatchError, match=r"changed settings .* rms_norm_eps \(.* → 0.3; B has 0.1\)"):
+        transport(one, base=a, onto=other, via=aligned(a, b))
+    longer = with_settings(b, tmp_path / "longer", max_position_embeddings=96)
+    moved = transport(one, base=a, onto=longer, via=aligned(a, b))
+    assert moved.config()["max_position_embeddings"] == 96
+    assert moved.metadata()["changed_settings"]["kept"] == {"max_position_embeddings": 96}
+    assert moved.config()["rms_norm_eps"] == 0.3
+    with pytest.raises(MismatchError, match="different settings in config.json: rms_norm_eps"):
+        merge([one, with_settings(changed, tmp_path / "two")], base=a, onto=b, via=aligned(a, b))
+
+
+def test_a_fine_tune_with_another_number_of_heads_is_refused(shuffled, aligned, tmp_path):
+    a, b = shuffled("gpt2")
+    changed = finetuned(CASES["gpt2"], a, tmp_path / "changed")
+    heads = json.loads((a / "config.json").read_text())["n_head"]
+    tuned = with_settings(changed, tmp_path / "tuned", n_head=2 * heads if heads != 4 else 2)
+    with pytest.raises(MismatchError, match="axes of different sizes or structure: .*head"):
+        transport(tuned, base=a, onto=b, via=aligned(a, b))
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)

@@ -6,6 +6,7 @@ is not followed, and it cannot ask for kernels that the library would fetch from
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
@@ -16,7 +17,7 @@ from torch import nn
 
 from transfusion.architecture.families import all_families
 from transfusion.architecture.table import Config
-from transfusion.errors import ArchitectureError, listing
+from transfusion.errors import ArchitectureError, LibraryError, listing
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.untrusted_files import read_json
 
@@ -44,6 +45,23 @@ def class_of_transformers(config: Config, label: str) -> Any:
             hint="correct 'architectures' in config.json: it is a list with one name, such as BertModel",
         )
     return made_by
+
+
+def with_defaults(config: Config) -> Config:
+    """Return a configuration of transformers with the settings that its file leaves out, under the names of
+    the installed release; as it is, where the library is not installed or does not know it.
+    """
+    kind = config.get("model_type")
+    try:
+        transformers = require_library("transformers")
+        if kind not in transformers.CONFIG_MAPPING:
+            return config
+        with quiet_transformers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found: dict[str, Any] = transformers.CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
+    except (LibraryError, TypeError, ValueError, AttributeError, KeyError, ArithmeticError):
+        return config
+    return found
 
 
 def class_of_diffusers(config: Config, label: str) -> Any:

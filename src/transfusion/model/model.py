@@ -15,6 +15,7 @@ from torch import Tensor
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.binding import bind
 from transfusion.architecture.config_schema import WRONG_FILE, settings_of
+from transfusion.architecture.families._shared import BOOKKEEPING
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.checkpoint.checkpoint import Checkpoint
@@ -426,8 +427,13 @@ def differing_settings(a: Model, b: Model) -> list[str]:
     return [
         f"{key} ({first[key]}, {second[key]})"
         for key in first
-        if key in second and first[key] != second[key] and not _BOOKKEEPING.fullmatch(key)
+        if key in second and first[key] != second[key] and not is_bookkeeping(key)
     ]
+
+
+def is_bookkeeping(key: str) -> bool:
+    """Whether a setting cannot change what a model computes."""
+    return key in BOOKKEEPING or _BOOKKEEPING.fullmatch(key) is not None
 
 
 def shared_tensors(a: Model, b: Model) -> list[str]:

@@ -26,6 +26,7 @@ from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter_classes import class_for_type, named_in
+from transfusion.transportation.changed_settings import ChangedSettings
 from transfusion.transportation.composed_tokens import TOKENIZER
 from transfusion.transportation.magnitude_counts import count_magnitudes
 from transfusion.transportation.merge_rules import MergeRule
@@ -71,6 +72,8 @@ class DenseTransport(OutputModel[TensorAction]):
     head: int | None = None
     """The index of the fine-tune that the task heads come from."""
     output_record: OutputRecord = field(default_factory=OutputRecord)
+    settings: ChangedSettings = field(default_factory=ChangedSettings)
+    """The settings that the fine-tunes changed."""
     changed: set[str] = field(default_factory=set)
     """Tensors computed so far that differ from B's."""
 
@@ -279,6 +282,7 @@ class DenseTransport(OutputModel[TensorAction]):
         theirs = self.lead.config or {}
         if not config:
             return None
+        config = self.settings.into(config, theirs)
         if theirs and self.has_class_of_lead:
             for key in _HEAD_KEYS:
                 config.pop(key, None)  # a key that the fine-tune lacks has its default there
@@ -303,6 +307,12 @@ class DenseTransport(OutputModel[TensorAction]):
                 if key in config:
                     config[key] = str(self.dtype).removeprefix("torch.")
         return config
+
+    @property
+    def notes(self) -> list[str]:
+        untied = sorted({entry.name for entry in self.entries} & self.onto.ties.keys())
+        tie = f"the output's embedding and {listing(untied)} are tensors of their own; B ties them"
+        return [*self.settings.notes(), *([tie] if untied else [])]
 
     @property
     def _grown(self) -> bool:
@@ -360,6 +370,7 @@ class DenseTransport(OutputModel[TensorAction]):
             "carried": self.names(Action.CARRIED),
             "dropped": self.dropped,
             "left_out": self.lead.left_out,
+            "changed_settings": self.settings.about(),
             "new_tokens": self._new_tokens,
             "lost_tokens": max((source.dropped_tokens() for source in self.sources), default=0),
         }

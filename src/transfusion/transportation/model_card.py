@@ -175,6 +175,9 @@ def _settings(metadata: Metadata) -> list[tuple[str, ...]]:
         "BLAKE3 of π": _code(pi.get("blake3")),
         "α": _code(json.dumps(alpha)) if isinstance(alpha, Mapping) else _plain(alpha),
         "change of B's outputs, compared with A's": _output_shift(metadata.get("output_shift") or {}),
+        "settings of the fine-tune": _plain(
+            ", ".join((metadata.get("changed_settings") or {}).get("carried") or ())
+        ),
         "vocabularies": _vocabulary(metadata.get("vocabulary") or {}),
         "refinement": _plain(describe_refinement(metadata.get("refinement"))),
         "dtype": _plain(metadata.get("dtype")),

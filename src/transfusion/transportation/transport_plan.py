@@ -34,6 +34,7 @@ from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.alpha import Alpha, AlphaArgument
 from transfusion.transportation.alpha_chooser import AlphaChooser
 from transfusion.transportation.balanced_alpha import AUTO, balanced_alpha
+from transfusion.transportation.changed_settings import ChangedSettings
 from transfusion.transportation.composed_tokens import ComposedTokens, added_tokens
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.finetunes import Finetune
@@ -387,8 +388,9 @@ class TransportPlan:
         output_record: OutputRecord,
         head: int | None = None,
     ) -> DenseTransport:
+        settings = ChangedSettings.of(sources, self.a, self.b)
         return DenseTransport(
-            sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, output_record
+            sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, output_record, settings
         )
 
 

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from transfusion.architecture.table import Axis, Config, fixed
 from transfusion.errors import ArchitectureError
 
-# Configuration keys of transformers that cannot change a symmetry: bookkeeping, dropout,
-# initialisation, generation, tokens, numerics that treat all units alike.
-HARMLESS = frozenset(
+BOOKKEEPING = frozenset(
     [
         "_attn_implementation",
         "_attn_implementation_autoset",
@@ -26,7 +24,6 @@ HARMLESS = frozenset(
         "bos_token_id",
         "chunk_size_feed_forward",
         "classifier_dropout",
-        "cross_attention_hidden_size",
         "decoder_start_token_id",
         "diversity_penalty",
         "do_sample",
@@ -35,29 +32,22 @@ HARMLESS = frozenset(
         "early_stopping",
         "embd_pdrop",
         "encoder_no_repeat_ngram_size",
-        "encoder_stride",
         "eos_token_id",
         "exponential_decay_length_penalty",
         "finetuning_task",
         "forced_bos_token_id",
         "forced_eos_token_id",
         "gradient_checkpointing",
-        "hidden_act",
-        "hidden_activation",
         "hidden_dropout",
         "hidden_dropout_prob",
         "id2label",
         "initializer_factor",
         "initializer_range",
-        "is_encoder_decoder",
         "label2id",
         "language",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
         "length_penalty",
         "max_length",
         "min_length",
-        "model_type",
         "no_repeat_ngram_size",
         "num_beam_groups",
         "num_beams",
@@ -70,20 +60,16 @@ HARMLESS = frozenset(
         "pad_token_id",
         "prefix",
         "problem_type",
-        "projection_dim",
         "remove_invalid_values",
         "repetition_penalty",
         "resid_pdrop",
         "return_dict",
         "return_dict_in_generate",
-        "rms_norm_eps",
         "sep_token_id",
         "suppress_tokens",
         "task_specific_params",
         "temperature",
         "tf_legacy_loss",
-        "tie_encoder_decoder",
-        "tie_word_embeddings",
         "tokenizer_class",
         "top_k",
         "top_p",
@@ -94,10 +80,30 @@ HARMLESS = frozenset(
         "typical_p",
         "use_bfloat16",
         "use_cache",
-        "vocab_size",
         "xla_device",
     ]
 )
+"""Configuration keys of transformers that cannot change what a model computes: dropout, initialisation,
+generation, tokens, labels."""
+
+HARMLESS = BOOKKEEPING | frozenset(
+    [
+        "cross_attention_hidden_size",
+        "encoder_stride",
+        "hidden_act",
+        "hidden_activation",
+        "is_encoder_decoder",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "model_type",
+        "projection_dim",
+        "rms_norm_eps",
+        "tie_encoder_decoder",
+        "tie_word_embeddings",
+        "vocab_size",
+    ]
+)
+"""Keys that cannot change a symmetry: the same, and numerics that treat all units alike."""
 
 BACKBONE = frozenset(
     [

@@ -128,6 +128,26 @@ def test_the_same_size_with_other_tokens_moves_rows(shuffled, tmp_path):
     assert not torch.allclose(outputs_on(blind, [order.index(row) for row in (1, 5, 9)]), wanted, atol=1e-1)
 
 
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_fine_tune_that_rearranged_its_vocabulary_is_refused(adapter, shuffled, tmp_path):
+    a, b = shuffled("gpt2")
+    words = [*WORDS, "last"]
+    base, onto = copied(a, tmp_path / "a", words), copied(b, tmp_path / "b", words)
+    order = [ROWS - 1, *range(ROWS - 1)]
+    if adapter:
+        tuned = adapter_on(base, tmp_path / "tuned", configs()["plain"])
+        tuned = with_tokenizer(tuned, [words[row] for row in order])
+    else:
+        changed = finetuned(CASES["gpt2"], base, tmp_path / "changed")
+        tuned = with_rows(changed, tmp_path / "tuned", order, [words[row] for row in order])
+    with pytest.raises(
+        MismatchError, match=f"has {ROWS} token.* of its base .* in other rows: 'last' .row 0"
+    ):
+        transport(tuned, base=base, onto=onto, residual="tied", trust_base=True)
+    renamed = with_tokenizer(tuned, [*WORDS, "<reserved, and now used>"])
+    transport(renamed, base=base, onto=onto, residual="tied", trust_base=True)
+
+
 def test_equal_tokenizers_change_nothing(shuffled, tmp_path):
     a, b = shuffled("llama")
     one, two = (copied(folder, tmp_path / name, WORDS) for folder, name in ((a, "a"), (b, "b")))

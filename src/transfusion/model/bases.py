@@ -167,6 +167,24 @@ def compare_vocabularies(a: Model, b: Model, *, families: bool = False) -> tuple
     return VocabularyMap.between(of_a, of_b, b.tokenizer_folder), ""
 
 
+def require_rows_of(base: Model, label: str, folder: Path | None) -> None:
+    """Refuse a fine-tune whose tokenizer has tokens of its base in other rows, as far as both are known."""
+    (ours, _), (known, _) = tokens_in(folder), tokens_in((base.original or base).tokenizer_folder)
+    if ours is None or known is None:
+        return
+    places = {token: row for row, token in enumerate(known.tokens) if token is not None}
+    moved = [
+        f"{token!r:.40} (row {row}, and {places[token]} in the base)"
+        for row, token in enumerate(ours.tokens)
+        if token in places and token not in known.tokens[row : row + 1]
+    ]
+    if moved:
+        raise MismatchError(
+            f"{label} has {len(moved)} token(s) of its base {base.label} in other rows: {listing(moved, 3)}",
+            hint="the fine-tune rearranged its vocabulary: its token ids mean other tokens",
+        )
+
+
 def _require_share(a: Model, b: Model, found: VocabularyMap, least: float) -> None:
     """Refuse vocabularies that have little in common."""
     if found.share >= least and found.common:

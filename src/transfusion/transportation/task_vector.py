@@ -12,6 +12,7 @@ from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import MismatchError, listing
 from transfusion.layouts import Name
+from transfusion.model.bases import require_rows_of
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.threads import Threads
@@ -101,6 +102,7 @@ class TaskVector:
             if (now := tuned.info(name).shape) != (was := base.info(name).shape):
                 self._require_choice(name, now, was)
         self._require_one_structure()
+        require_rows_of(base, tuned.label, (tuned.original or tuned).tokenizer_folder)
 
     def _require_one_structure(self) -> None:
         """Refuse axes that the fine-tune divides otherwise than its base, such as another number of heads."""

@@ -20,7 +20,7 @@ from transfusion.data.probes.input_translation import InputTranslation, SameInpu
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.live.live_model import expected_outputs
 from transfusion.live.running import HowToRun
-from transfusion.model.bases import open_bases, with_common_tokens
+from transfusion.model.bases import open_bases, require_rows_of, with_common_tokens
 from transfusion.model.model import Model, Reference, take_hashes, untied_config
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.resources import LOCAL, Resources
@@ -206,6 +206,8 @@ class TransportPlan:
         adapter = open_adapter(reference, self.other_parts)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
+        if adapter.checkpoint.root.is_dir():
+            require_rows_of(self.a, adapter.label, adapter.checkpoint.root)
         adapter = adapter_in_vocabulary(adapter, self.a)
         a, b = (self.a.untied(), self.b.untied()) if self.b.writes_tokens else (self.a, self.b)
         return AdapterTransport(adapter, a, b, self.alignment, alpha, dtype, output_record or OutputRecord())

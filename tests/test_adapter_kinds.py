@@ -68,6 +68,7 @@ ON_WEIGHTS = {
     ),
     "lora with biases": lora("bert", ["query", "value"], lora_bias=True),
     "lora, biases of the base trained": lora("bert", ["query"], bias="all"),
+    "lora, biases and a head trained": lora("bert-classifier", ["query"], bias="all", task_type="SEQ_CLS"),
     "lora, transposed": lora("gpt2", ["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
     "lora on embeddings": lora("bert-pretraining", ["word_embeddings", "query"]),
     "lora on a convolution": lora("vit-classifier", ["projection"]),

@@ -20,6 +20,7 @@ from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError, CheckpointError, MismatchError, SettingError
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.rerun import rerun
 from transfusion.transportation.transport_run import merge, transport
 
@@ -389,6 +390,23 @@ def test_whole_differences_move(shuffled, aligned, tmp_path):
     assert largest_difference(wanted, changed(moved, b)) < 1e-5
     merged = transport(lora, base=a, onto=b, via=aligned(a, b), full=True).save(tmp_path / "merged")
     assert largest_difference(wanted, outputs_with(merged)) < 1e-5
+    assert largest_difference(wanted, changed(lora, b)) > 1e-3
+
+
+def test_a_file_of_differences_alone_is_a_lora_file(shuffled, aligned, tmp_path):
+    a, b = shuffled("wan")
+    weights, lora = weights_of(a), tmp_path / "lora.safetensors"
+    names = {f"diffusion_model.{key}": name for key, name in DIFFERENCES.items()}
+    save_file({key: drawn(*weights[name].shape, seed=len(key)) for key, name in names.items()}, lora)
+    moved = transport(lora, base=a, onto=b, via=aligned(a, b), output=tmp_path / "moved.safetensors")
+    assert isinstance(moved, AdapterTransport)
+
+    def changed(file: Path, folder: Path) -> dict[str, Tensor]:
+        tensors = load_file(file)
+        return outputs_with(folder, [(name, tensors[key]) for key, name in names.items()])
+
+    wanted = changed(lora, a)
+    assert largest_difference(wanted, changed(tmp_path / "moved.safetensors", b)) < 1e-5
     assert largest_difference(wanted, changed(lora, b)) > 1e-3
 
 

@@ -89,7 +89,7 @@ _ENDINGS = (
 )
 _SIGNATURE = re.compile(
     r".*(?:[._]lora_(?:A|B|down|up)(?:\.|$)|[._]lora\d?\.(?:down|up)\.|\.lora_linear_layer\.|\.hada_w|\.lokr_w"
-    r"|\.oft_blocks|\.dora_scale)"
+    r"|\.oft_blocks|\.dora_scale|\.(?:diff|diff_b|w_norm|b_norm)$)"
 )
 
 

@@ -52,6 +52,8 @@ from transfusion.transportation.adapters.module_settings import ModuleSettings
 from transfusion.transportation.adapters.prompt_layouts import prompt_layout
 
 MERGED_FULL = "save them in one format; or `full=True` merges the weights, and writes a model"
+_REPLACED = ".original_module."
+"""In a key: a module of the base that one of `modules_to_save` replaces. PEFT stores it without using it."""
 LABEL = "label"
 """The name in tables for the axis of a task head with one unit per label."""
 
@@ -142,12 +144,12 @@ class Adapter:
     def factors(self, base: Model) -> list[AdapterTensor]:
         """Return every stored tensor with its layout on a base; refuse an adapter that does not fit."""
         place = self._place_on(base)
-        found = self._stacked([self._factor(key, place) for key in self.checkpoint.tensors], place)
-        return self._checked(found, base, place)
+        keys = [key for key in self.checkpoint.tensors if _REPLACED not in key]
+        return self._checked(self._stacked([self._factor(key, place) for key in keys], place), base, place)
 
     def kept(self, base: Model) -> list[str]:
         """Return the names of stored tensors that do not change the base, and stay as they are."""
-        return []
+        return [key for key in self.checkpoint.tensors if _REPLACED in key]
 
     def _checked(self, found: list[AdapterTensor], base: Model, place: TargetWeight) -> list[AdapterTensor]:
         """Return the stored tensors; refuse missing parts, ranks that disagree, and wrong shapes."""
@@ -193,7 +195,7 @@ class Adapter:
         return {
             naming.canonical(self._plain(key)): info.shape
             for key, info in self.checkpoint.tensors.items()
-            if not (self._keys.fullmatch(key) or self._is_prompt(key))
+            if not (self._keys.fullmatch(key) or self._is_prompt(key) or _REPLACED in key)
         }
 
     def read_through(self, base: Model, own: Iterable[str]) -> frozenset[str]:

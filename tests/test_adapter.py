@@ -202,7 +202,6 @@ def move(adapter: Path, made, case: str = "llama"):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("LOKR", "a Kronecker product depends on the order of the units"),
         ("OFT", "it acts on blocks of neighbouring units"),
         ("VERA", "it scales random projections"),
         ("FOURIERFT", "coefficients of a transform over the order of the units"),

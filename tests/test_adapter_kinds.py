@@ -21,6 +21,7 @@ from transfusion.errors import AdapterError, SettingError
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.transportation.adapters import adapter as adapter_module
 from transfusion.transportation.adapters import adapter_drift as adapter_drift_module
 from transfusion.transportation.adapters.adapter_drift import adapter_drift
 from transfusion.transportation.adapters.adapter_targets import as_matrix
@@ -252,6 +253,41 @@ def test_merging_gives_what_peft_merges_on_b(name, aligned, adapters, tmp_path):
             assert (ours - weight).abs().max() > 1e-3, f"{tensor} is called changed, and is not"
             assert torch.allclose(FoldedAdapter(moved).delta(tensor), ours - weight, atol=1e-5)
         assert torch.allclose(ours.double(), peft_says[tensor], atol=1e-5), tensor
+
+
+LOKR = {
+    "lokr": of("LoKr", "llama", r=2, alpha=5, target_modules=LAYER, alpha_pattern={"down_proj": 3}),
+    "lokr, both decomposed": of("LoKr", "llama", r=2, alpha=3, decompose_both=True, target_modules=LAYER),
+    "lokr, whole": of("LoKr", "llama", r=9, alpha=2, target_modules=LAYER),
+    "lokr on a convolution": of("LoKr", "vit-classifier", r=9, target_modules=["projection", "q_proj"]),
+}
+
+
+@pytest.mark.parametrize("name", LOKR)
+def test_a_lokr_becomes_a_lora(name, aligned, made, tmp_path, monkeypatch):
+    """Exactly, if the rank is high enough; what a cut costs is said."""
+    a, b, pi = aligned(LOKR[name].case)
+    adapter = make(LOKR[name], made(LOKR[name].case), tmp_path / "lokr")
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    moved.save(tmp_path / "moved")
+    live = LiveModel.of(Model.open(a).under(pi.provenance.policy))
+    wanted = live.expected(pi, outputs(loaded(adapter, a), a))
+    assert largest_difference(wanted, outputs(loaded(tmp_path / "moved", b), b)) < 1e-5
+    bare = outputs(LiveModel.of(Model.open(b)).module, b)
+    assert largest_difference(wanted, bare) > 1e-3, "the adapter did nothing"
+    about = moved.metadata()
+    assert (about["peft_type"], about["converted_from"], about["kept"]) == ("LORA", "LOKR", 1.0)
+    config = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA"
+    monkeypatch.setattr(adapter_module, "MOST", 3)
+    cut = transport(adapter, base=a, onto=b, via=pi)
+    info = cut.metadata()
+    assert info["rank"] == 3 < about["rank"]
+    assert 0 < info["kept"] < 1
+    assert f"a LoRA of rank 3, which holds at least {info['kept']:.1%}" in cut.notes[0]
+    full = transport(adapter, base=a, onto=b, via=pi, full=True).save(tmp_path / "full")
+    merged = outputs(LiveModel.of(Model.open(full)).module, full)
+    assert largest_difference(wanted, merged) < 1e-5, "a model gets all of it"
 
 
 LOW_RANK = [name for name in ON_WEIGHTS if "lora" in name and not name.startswith("delora")]

@@ -461,6 +461,60 @@ def test_other_kinds_move_too(kind, shuffled, aligned, tmp_path):
     assert largest_difference(wanted, outputs_with(a)) > 1e-3
 
 
+LOKR = {
+    "one low": {".lokr_w1": (10, 5), ".lokr_w2_a": (21, 2), ".lokr_w2_b": (2, 6), ".alpha": ()},
+    "both low": {
+        ".lokr_w1_a": (10, 2),
+        ".lokr_w1_b": (2, 5),
+        ".lokr_w2_a": (21, 2),
+        ".lokr_w2_b": (2, 6),
+        ".alpha": (),
+    },
+    "both whole, whose alpha does nothing": {".lokr_w1": (10, 5), ".lokr_w2": (21, 6), ".alpha": ()},
+}
+
+
+@pytest.mark.parametrize("kind", LOKR)
+@pytest.mark.parametrize(
+    "stem", ["lycoris_single_blocks_1_linear1", "diffusion_model.single_blocks.1.linear1"]
+)
+def test_a_lokr_becomes_a_lora_of_its_format(kind, stem, shuffled, aligned, tmp_path):
+    a, b = shuffled("flux")
+    rows = [30, 30, 30, 120]
+    parts = {
+        end: drawn(*shape, seed=len(end)) if shape else torch.tensor(3.0) for end, shape in LOKR[kind].items()
+    }
+    lora, moved = tmp_path / "lora.safetensors", tmp_path / "moved.safetensors"
+    header = {
+        "ss_network_dim": "2",
+        "ss_network_args": '{"algo": "lokr"}',
+        "ss_network_module": "lycoris.kohya",
+    }
+    save_file({stem + ending: one for ending, one in parts.items()}, lora, header)
+    done = transport(lora, base=a, onto=b, via=aligned(a, b), output=moved)
+    assert done.metadata()["converted_from"] == "LOKR"
+    names = [f"single_transformer_blocks.1.{one}.weight" for one in ("attn.to_q", "attn.to_k", "attn.to_v")]
+    names.append("single_transformer_blocks.1.proj_mlp.weight")
+
+    def whole(name: str) -> Tensor:
+        low = f".lokr_{name}_a" in parts
+        return parts[f".lokr_{name}_a"] @ parts[f".lokr_{name}_b"] if low else parts[f".lokr_{name}"]
+
+    def with_change(folder: Path, change: Tensor) -> dict[str, Tensor]:
+        return outputs_with(folder, zip(names, change.double().split(rows), strict=True))
+
+    scale = 1.0 if "whole" in kind else 3.0 / 2
+    wanted = with_change(a, scale * torch.kron(whole("w1"), whole("w2")))
+    now = load_file(moved)
+    assert now.keys() == {stem + end for end in KOHYA}, "a plain LoRA without an alpha, whose scale is 1"
+    found = with_change(b, now[stem + KOHYA[1]] @ now[stem + KOHYA[0]])
+    assert largest_difference(wanted, found) < 1e-5
+    assert header_of(moved)["ss_network_dim"] == str(len(now[stem + KOHYA[0]]))
+    assert "ss_network_args" not in header_of(moved)
+    merged = transport(lora, base=a, onto=b, via=aligned(a, b), full=True).save(tmp_path / "merged")
+    assert largest_difference(wanted, outputs_with(merged)) < 1e-5
+
+
 # ── several LoRAs ────────────────────────────────────────────────────────────────────────────
 
 
@@ -549,7 +603,8 @@ REFUSED = {
     "two names of one part": (odd(f"{QKV}.lora_A.weight", torch.ones(3, 30)), "are the same part of"),
     "an empty factor": (odd(f"{QKV}.lora_up.weight", torch.ones(90, 0)), "is empty"),
     "another type": (odd(f"{QKV}.lora_up.weight", torch.ones(90, 3, dtype=torch.int8)), "stored as int8"),
-    "LoKr": (odd(f"{QKV}.lokr_w1", torch.ones(2, 2)), "of kind LoKr, .* a Kronecker product"),
+    "LoKr alone": (odd("lora_unet_img_in.lokr_w1", torch.ones(2, 2)), "img_in has the parts w1 of a LoKr"),
+    "a core": (odd(f"{QKV}.lokr_t2", torch.ones(2, 2)), "of kind LoKr, .* Tucker"),
     "Tucker": (odd(f"{QKV}.lora_mid.weight", torch.ones(2, 2)), "of kind LoCon, .* Tucker"),
     "OFT": (odd(f"{QKV}.oft_blocks", torch.ones(2, 2)), "of kind OFT, .* neighbouring units"),
     "XLabs": (

@@ -19,7 +19,6 @@ DENOISER = "transformer"
 
 _OTHER = "TransFusion does not know this kind of change"
 _PROCESSOR = "XLabs' names of attention processors are not known; convert the file to diffusers' format"
-_KRONECKER = "a Kronecker product depends on the order of the units, which π changes"
 _TUCKER = "a Tucker decomposition, with a core tensor that TransFusion does not know"
 _BLOCKS = "it acts on blocks of neighbouring units, and π separates neighbours"
 _GLORA = "a sum and a product at once, which TransFusion does not know"
@@ -65,6 +64,7 @@ class LoraEnding:
 
 _NAMED = r"(?:\.default(?:_\d+)?)?"
 """PEFT's name of the adapter."""
+_LOKR = ("w1", "w2", "w1_a", "w1_b", "w2_a", "w2_b")
 _ENDINGS = (
     LoraEnding(rf"\.lora_(?:A{_NAMED}|down)(?:\.weight)?", "lora_A"),
     LoraEnding(rf"\.lora_(?:B{_NAMED}|up)(?:\.weight)?", "lora_B"),
@@ -78,7 +78,8 @@ _ENDINGS = (
     LoraEnding(r"\.(?:diff|w_norm)", "diff", "differences"),
     LoraEnding(r"\.(?:diff_b|b_norm)", "diff_b", "differences"),
     *(LoraEnding(rf"\.hada_{part}", f"hada_{part}", "LoHa") for part in ("w1_a", "w1_b", "w2_a", "w2_b")),
-    LoraEnding(r"\.lokr_\w+", "lokr", "LoKr", _KRONECKER),
+    *(LoraEnding(rf"\.lokr_{part}", f"lokr_{part}", "LoKr") for part in _LOKR),
+    LoraEnding(r"\.lokr_\w+", "lokr", "LoKr", _TUCKER),
     LoraEnding(r"\.lora_mid(?:\.weight)?", "lora_mid", "LoCon", _TUCKER),
     LoraEnding(r"\.hada_t[12]", "hada_t", "LoHa", _TUCKER),
     LoraEnding(r"\.(?:oft_blocks|oft_diag|oft_R\.weight|boft_\w+|rescale)", "oft", "OFT", _BLOCKS),

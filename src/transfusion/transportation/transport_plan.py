@@ -148,7 +148,7 @@ class TransportPlan:
     ) -> TaskVectorSource:
         """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-            return FoldedAdapter(self.alone.adapter(finetuned, alpha, trust_base=trust_base))
+            return FoldedAdapter(self.alone.adapter(finetuned, alpha, trust_base=trust_base, exact=True))
         tuned = self.opened(finetuned).under(self.alignment.provenance.policy)
         if not trust_base:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
@@ -201,9 +201,10 @@ class TransportPlan:
         output_record: OutputRecord | None = None,
         *,
         trust_base: bool = False,
+        exact: bool = False,
     ) -> AdapterTransport:
-        """Prepare the transport of an adapter."""
-        adapter = open_adapter(reference, self.other_parts)
+        """Prepare the transport of an adapter; ``exact``, if it becomes part of a model."""
+        adapter = open_adapter(reference, self.other_parts, exact=exact)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
         if adapter.checkpoint.root.is_dir():

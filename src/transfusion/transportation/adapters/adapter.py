@@ -40,6 +40,7 @@ from transfusion.transportation.adapters.adapter_classes import class_for
 from transfusion.transportation.adapters.adapter_config import CONFIG, WEIGHTS, require_sensible
 from transfusion.transportation.adapters.adapter_files import AdapterFiles, PeftFiles
 from transfusion.transportation.adapters.adapter_kinds import (
+    LORA,
     PROMPT,
     WHOLE,
     AdapterKind,
@@ -48,9 +49,17 @@ from transfusion.transportation.adapters.adapter_kinds import (
 )
 from transfusion.transportation.adapters.adapter_targets import TargetWeight, TensorSlice, joined_layout
 from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
+from transfusion.transportation.adapters.kronecker import (
+    LOKR,
+    MOST,
+    KroneckerCheckpoint,
+    as_lora,
+    lora_config,
+)
 from transfusion.transportation.adapters.module_settings import ModuleSettings
 from transfusion.transportation.adapters.prompt_layouts import prompt_layout
 
+_BOTH = "the configuration and the weights belong to different adapters; download both again"
 MERGED_FULL = "save them in one format; or `full=True` merges the weights, and writes a model"
 _REPLACED = ".original_module."
 """In a key: a module of the base that one of `modules_to_save` replaces. PEFT stores it without using it."""
@@ -66,7 +75,7 @@ class Adapter:
     config: Mapping[str, Any]
     kind: AdapterKind
     original: Adapter | None = None
-    """The adapter in the vocabulary that it was trained with, if this is not it."""
+    """The adapter as it is stored, if this one is of another kind or in another vocabulary."""
 
     @property
     def label(self) -> str:
@@ -95,8 +104,11 @@ class Adapter:
             )
 
     @classmethod
-    def open(cls, reference: str | Path) -> Adapter:
-        """Read the headers of an adapter; refuse kinds that cannot be moved."""
+    def open(cls, reference: str | Path, *, exact: bool = False) -> Adapter:
+        """Read the headers of an adapter; refuse kinds that cannot be moved.
+
+        A LoKr becomes a LoRA: of full rank if ``exact``.
+        """
         root = resolve(reference)
         config = read_json(require_closed(root) / CONFIG)
         require_sensible(str(reference), config)
@@ -107,8 +119,28 @@ class Adapter:
             raise CheckpointError(
                 f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="download the adapter's weights too"
             )
-        tensors = headers(file)
-        return cls(Checkpoint(str(reference), root, tensors, (file,)), config, kind)
+        found = cls(Checkpoint(str(reference), root, headers(file), (file,)), config, kind)
+        return found._as_lora(None if exact else MOST) if kind.name == LOKR else found
+
+    def _as_lora(self, most: int | None) -> Adapter:
+        """Return a LoKr as a LoRA of at most this rank."""
+        ends = (".lora_A.weight", ".lora_B.weight")
+        checkpoint = as_lora(
+            self.checkpoint,
+            lambda owner, _: self.settings(unwrapped(owner)).loha_scale,
+            lambda _: ends,
+            most,
+        )
+        if checkpoint is None:
+            raise AdapterError(f"{self.label}: the file has no tensor of a LOKR adapter", hint=_BOTH)
+        ranks = {unwrapped(key.removesuffix(ends[0])): rank for key, rank in checkpoint.ranks.items()}
+        config = lora_config(self.config, ranks)
+        return replace(self, checkpoint=checkpoint, config=config, kind=LORA, original=self)
+
+    @property
+    def converted(self) -> dict[str, Any]:
+        """What a kind that cannot move became, for records; empty if it is the stored kind."""
+        return self.checkpoint.about if isinstance(self.checkpoint, KroneckerCheckpoint) else {}
 
     def settings(self, module: str) -> ModuleSettings:
         """Return the settings for one module."""
@@ -125,9 +157,18 @@ class Adapter:
         name, _, revision = base.label.partition("@")
         trained = self.config.get("revision")
         same = self.config.get("base_model_name_or_path") == name
+        found = []
+        if about := self.converted:
+            share = "all" if about["kept"] == 1 else f"at least {about['kept']:.1%}"
+            found.append(
+                f"{self.label} is a LoKr, and becomes a LoRA of rank {about['rank']}, which holds {share} of"
+                " the change of every module; `full=True` merges all of it into the model"
+            )
         if same and revision and trained and trained != revision:
-            return [f"{self.label} was trained on revision {trained} of {name}, and the base is {revision}"]
-        return []
+            found.append(
+                f"{self.label} was trained on revision {trained} of {name}, and the base is {revision}"
+            )
+        return found
 
     @property
     def digest(self) -> str:
@@ -160,6 +201,8 @@ class Adapter:
         )
         for factor in found:
             self._require_fit(factor, place.architecture)
+            if isinstance(self.checkpoint, KroneckerCheckpoint) and factor.weight is not None:
+                self.checkpoint.require_kernel(factor.key, len(base.info(factor.weight.tensor).shape))
         return found
 
     @cached_property

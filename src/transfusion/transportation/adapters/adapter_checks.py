@@ -18,7 +18,7 @@ _AGAIN = "the adapter's file is damaged or incomplete; download or save it again
 _BOTH = "the configuration and the weights belong to different adapters; download both again"
 
 # Settings of all kinds that do not affect the layout of the stored tensors: any value is accepted.
-_COMMON = words(
+COMMON = words(
     """
     auto_mapping base_model_name_or_path bias exclude_modules fan_in_fan_out inference_mode init_weights
     layers_pattern layers_to_transform modules_to_save peft_type peft_version r rank_pattern revision
@@ -53,7 +53,6 @@ REFUSED = {
     "GLORA": _UNSUPPORTED,
     "GRALORA": _BLOCKS,
     "LILY": "modules share factors, and π moves each module differently",
-    "LOKR": "a Kronecker product depends on the order of the units, which π changes",
     "MISS": _BLOCKS,
     "MULTITASK_PROMPT_TUNING": _UNSUPPORTED,
     "OFT": _BLOCKS,
@@ -101,7 +100,7 @@ def refuse_odd_settings(label: str, kind: AdapterKind, config: Mapping[str, Any]
     odd = [
         f"{key}={reprlib.repr(value)}"
         for key, value in config.items()
-        if key not in _COMMON | kind.settings and value not in (None, False, {}, [], "")
+        if key not in COMMON | kind.settings and value not in (None, False, {}, [], "")
     ]
     if odd:
         raise AdapterError(

@@ -217,6 +217,16 @@ _ALL = (
         added=adapter_formulas.loha_added,
         rank=_rank,
     ),
+    # Read as a LoRA: see `kronecker`.
+    AdapterKind(
+        "LOKR",
+        settings=words(
+            """
+            alpha alpha_pattern decompose_both decompose_factor module_dropout rank_dropout
+            rank_dropout_scale
+            """
+        ),
+    ),
     AdapterKind(
         "DELORA",
         over_all_units=("delora",),

@@ -26,16 +26,19 @@ def is_adapter(reference: str | Path) -> bool:
     return (root / CONFIG).exists() or lora_file_in(root) is not None
 
 
-def open_adapter(reference: str | Path, others: OtherParts | str = OtherParts.REFUSE) -> Adapter:
+def open_adapter(
+    reference: str | Path, others: OtherParts | str = OtherParts.REFUSE, *, exact: bool = False
+) -> Adapter:
     """Read the headers of an adapter; refuse kinds that cannot be moved.
 
-    ``others`` says what becomes of the parts of a LoRA file that belong to another model than the base.
+    ``others`` says what becomes of the parts of a LoRA file that belong to another model than the base. A
+    LoKr becomes a LoRA: of full rank if ``exact``.
     """
     root = resolve(reference)
     file = None if (root / CONFIG).exists() else lora_file_in(root)
     if file is None:
-        return Adapter.open(reference)
-    return LoraFile.of_file(str(reference), root, file, OtherParts(others))
+        return Adapter.open(reference, exact=exact)
+    return LoraFile.of_file(str(reference), root, file, OtherParts(others), exact=exact)
 
 
 def is_lora_file(reference: str | Path) -> bool:

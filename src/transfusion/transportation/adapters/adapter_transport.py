@@ -216,6 +216,7 @@ class AdapterTransport(AdapterOutput):
             "kind": "adapter",
             "peft_type": self.adapter.kind.name,
             **self.adapter.stated_format,
+            **self.adapter.converted,
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "moved": len(self.factors) - len(self.carried),
             "carried": self.carried,

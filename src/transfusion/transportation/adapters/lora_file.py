@@ -28,6 +28,7 @@ from transfusion.transportation.adapters.adapter_files import HASHES, SINGLE, Lo
 from transfusion.transportation.adapters.adapter_kinds import LORA, kind_in_file
 from transfusion.transportation.adapters.adapter_targets import TargetWeight
 from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
+from transfusion.transportation.adapters.kronecker import MOST, as_lora
 from transfusion.transportation.adapters.lora_targets import LoraTargets, Places
 from transfusion.transportation.adapters.module_settings import ModuleSettings
 
@@ -75,8 +76,16 @@ class LoraFile(Adapter):
     others: OtherParts = field(default=OtherParts.REFUSE, kw_only=True)
 
     @classmethod
-    def of_file(cls, label: str, root: Path, file: Path, others: OtherParts = OtherParts.REFUSE) -> LoraFile:
-        """Read the header of a file; refuse parts that cannot be moved."""
+    def of_file(
+        cls,
+        label: str,
+        root: Path,
+        file: Path,
+        others: OtherParts = OtherParts.REFUSE,
+        *,
+        exact: bool = False,
+    ) -> LoraFile:
+        """Read the header of a file; refuse parts that cannot be moved. LoKr becomes LoRA."""
         tensors, header = headers(file), header_metadata(file)
         keys = read_keys(label, tensors)
         require_movable(label, keys)
@@ -85,7 +94,33 @@ class LoraFile(Adapter):
         config = _configuration(label, header, keys)
         kind = kind_in_file({one.part for one in keys.values()})
         checkpoint = Checkpoint(label, root, tensors, (file,))
-        return cls(checkpoint, config, kind, keys=keys, header=header, others=others)
+        found = cls(checkpoint, config, kind, keys=keys, header=header, others=others)
+        return found._as_lora(None if exact else MOST) if _has_lokr(keys) else found
+
+    def _as_lora(self, most: int | None) -> LoraFile:
+        """Return the file with LoRAs of at most this rank in place of its LoKr."""
+        owners = {one.owner: one for one in self.keys.values() if one.part.startswith("lokr")}
+        alphas = [key for key, one in self.keys.items() if one.part == "alpha" and one.owner in owners]
+
+        def scale(owner: str, parts: Mapping[str, TensorInfo]) -> float:
+            inner = next((parts[name].shape[0] for name in ("w1_b", "w2_b") if name in parts), None)
+            return self._alphas.get(owner, float(inner or 1)) / inner if inner else 1.0
+
+        def endings(owner: str) -> tuple[str, str]:
+            dotted = owners[owner].format in ("diffusers", "PEFT")
+            return (
+                (".lora_A.weight", ".lora_B.weight") if dotted else (".lora_down.weight", ".lora_up.weight")
+            )
+
+        checkpoint = as_lora(self.checkpoint, scale, endings, most, alphas)
+        assert checkpoint is not None
+        keys = read_keys(self.label, checkpoint.tensors)
+        _require_once(self.label, keys)
+        rank = str(max(checkpoint.ranks.values()))
+        now = {"ss_network_dim": rank, "ss_network_alpha": rank, "ss_network_module": "networks.lora"}
+        header = {key: now.get(key, text) for key, text in self.header.items() if key != "ss_network_args"}
+        kind = kind_in_file({one.part for one in keys.values()})
+        return replace(self, checkpoint=checkpoint, kind=kind, keys=keys, header=header, original=self)
 
     @property
     def format(self) -> str:
@@ -230,6 +265,10 @@ class LoraFile(Adapter):
 def _belongs(component: str, base: Model) -> bool:
     """Whether a component is the model that is given: a diffusion model, or else a text encoder."""
     return (component == DENOISER) == (base.family.library == "diffusers")
+
+
+def _has_lokr(keys: Mapping[str, LoraKey]) -> bool:
+    return any(one.part.startswith("lokr") for one in keys.values())
 
 
 def _require_once(label: str, keys: Mapping[str, LoraKey]) -> None:

@@ -226,6 +226,62 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, adapters, tmp
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}
 
 
+TRAINED = {
+    "prompt_tuning": of("PromptTuning", "llama", num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "p_tuning, encoder of linear maps": of(
+        "PromptEncoder", "llama", num_virtual_tokens=4, task_type="CAUSAL_LM", encoder_hidden_size=9
+    ),
+    "p_tuning, recurrent encoder": of(
+        "PromptEncoder",
+        "mistral-tied",
+        num_virtual_tokens=4,
+        task_type="CAUSAL_LM",
+        encoder_hidden_size=9,
+        encoder_reparameterization_type="LSTM",
+    ),
+    "prompt_tuning of an encoder with a decoder": of(
+        "PromptTuning", "t5-generation", num_virtual_tokens=4, task_type="SEQ_2_SEQ_LM"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Position ids are not supported")
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_prompt_does_its_task_on_b(name, shuffled, tmp_path):
+    """PEFT trains it on A, with its encoder; moved, it has the same logits, loss and generated text on B."""
+    import peft
+
+    one = TRAINED[name]
+    a, b = shuffled(one.case)
+    tuned = peft.get_peft_model(
+        LiveModel.of(Model.open(a)).module.float(), getattr(peft, one.config)(**one.settings)
+    ).eval()  # without dropout
+    ids = torch.randint(2, 31, (3, 6), generator=torch.Generator().manual_seed(4))
+    task = {"input_ids": ids, "labels": torch.full_like(ids, 7), "attention_mask": torch.ones_like(ids)}
+    optimizer = torch.optim.Adam((p for p in tuned.parameters() if p.requires_grad), lr=0.05)
+    for _ in range(30):
+        optimizer.zero_grad()
+        tuned(**task).loss.backward()
+        optimizer.step()
+    tuned.save_pretrained(tmp_path / "prompt")
+    transport(tmp_path / "prompt", base=a, onto=b, via=align(a, b, advice=False)).save(tmp_path / "moved")
+
+    def on(base: Path, adapter: Path | None) -> Any:
+        module = LiveModel.of(Model.open(base)).module.float()
+        return (module if adapter is None else peft.PeftModel.from_pretrained(module, adapter)).eval()
+
+    with torch.no_grad():
+        wanted, found = tuned(**task), on(b, tmp_path / "moved")(**task)
+        assert (found.logits - wanted.logits).abs().max() < 1e-4
+        without, astray = on(b, None)(**task).loss, on(b, tmp_path / "prompt")(**task).loss
+        assert found.loss < 0.85 * without, "the task arrived"
+        assert astray > found.loss + 0.1, "it need not have been moved"
+        if one.settings["task_type"] == "CAUSAL_LM":  # PEFT's own generation fails with T5
+            some = {"input_ids": ids, "attention_mask": task["attention_mask"], "max_new_tokens": 3}
+            both = (tuned, on(b, tmp_path / "moved"))
+            assert torch.equal(*(model.generate(**some, do_sample=False) for model in both))
+
+
 def by_canonical_name(module: Any, model: Model) -> dict[str, torch.Tensor]:
     """The parameters of a live module, what files keep as one tensor joined again."""
     naming = Naming(model.family, live=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned, often
 from test_adapter import train_adapter
@@ -306,6 +306,25 @@ def test_a_rank_leaves_b_alone_and_writes_a_lora(inputs, tmp_path):
     assert any("lora_B" in name and one.abs().max() > 0 for name, one in loaded.named_parameters())
     base = {name.replace(".base_layer", ""): one for name, one in loaded.get_base_model().named_parameters()}
     assert all(torch.equal(base[name], one) for name, one in own.items()), "B is as it was"
+
+
+def test_changed_settings_and_ties_come_along_and_are_refused_for_a_lora(made, aligned, tmp_path):
+    """Of an untied head, too: the fine-tune is trained with a head of its own."""
+    a, b = made("mistral-tied"), made("mistral-tied", 2)
+    tuned = finetuned(CASES["mistral-tied"], a, tmp_path / "tuned")
+    state = load_file(tuned / "model.safetensors")
+    state["lm_head.weight"] = 1.2 * state["model.embed_tokens.weight"]
+    save_file(state, tuned / "model.safetensors", {"format": "pt"})
+    config = json.loads((tuned / "config.json").read_text())
+    changed = {"tie_word_embeddings": False, "rms_norm_eps": 0.3}
+    (tuned / "config.json").write_text(json.dumps({**config, **changed}))
+    given = {"base": a, "onto": b, "via": aligned(a, b, method="naive"), "refine": True, "refine_steps": 2}
+    transport(tuned, **given, output=tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {key: found[key] for key in changed} == changed
+    assert "lm_head.weight" in tensors(tmp_path / "out")
+    with pytest.raises(MismatchError, match="an adapter cannot have: rms_norm_eps, lm_head.weight"):
+        transport(tuned, **given, refine_rank=2)
 
 
 def test_a_head_that_b_lacks_goes_with_the_lora(inputs, tmp_path):

@@ -70,6 +70,11 @@ class ChangedSettings:
                 part[key] = deepcopy(value)
         return found
 
+    @property
+    def decisive(self) -> list[str]:
+        """The settings that decide what the output computes."""
+        return [key for key in self.carried if not _is_length(key)]
+
     def notes(self) -> list[str]:
         """Return one line for the user about each kind."""
         lines = []

@@ -291,7 +291,7 @@ class DenseTransport(OutputModel[TensorAction]):
             if (name := named_in(config)) is not None:
                 types = theirs.get("model_type"), config.get("model_type")
                 config["architectures"] = [class_for_type(name, *types)]
-        if any(entry.name in self.onto.ties for entry in self.entries):
+        if self._untied:
             config = untied_config(self.onto, config)
         if self._grown and self.lead.composed_tokens is not None:
             size = self.lead.composed_tokens.vocabulary.size + self.lead.composed_tokens.growth
@@ -310,9 +310,22 @@ class DenseTransport(OutputModel[TensorAction]):
 
     @property
     def notes(self) -> list[str]:
-        untied = sorted({entry.name for entry in self.entries} & self.onto.ties.keys())
-        tie = f"the output's embedding and {listing(untied)} are tensors of their own; B ties them"
-        return [*self.settings.notes(), *([tie] if untied else [])]
+        tie = f"the output's embedding and {listing(self._untied)} are tensors of their own; B ties them"
+        return [*self.settings.notes(), *([tie] if self._untied else [])]
+
+    @property
+    def _untied(self) -> list[str]:
+        """The heads that B ties, and the output does not."""
+        return sorted({entry.name for entry in self.entries} & self.onto.ties.keys())
+
+    def require_config_of_b(self) -> None:
+        """Refuse fine-tunes that need another configuration than B's, where the output is no model."""
+        if changed := [*self.settings.decisive, *self._untied]:
+            raise MismatchError(
+                f"{self.lead.label} has other settings or ties than its base {self.base.label}, which an"
+                f" adapter cannot have: {listing(changed)}",
+                hint="leave out `refine_rank`, and write a model",
+            )
 
     @property
     def _grown(self) -> bool:

@@ -92,6 +92,7 @@ class RefineTransport:
         targets: Collection[str] | None = None,
     ) -> RefinedLora:
         """Refine a LoRA; ``targets`` are the tensors that it changes, all linear layers if it is None."""
+        moved.require_config_of_b()
         refiner, starts = self._refiner(moved), self._dense_starts(moved)
         start = self._chosen(refiner, starts)
         naming = Naming(moved.onto.family, live=True)

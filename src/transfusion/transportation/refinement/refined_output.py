@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,8 @@ class RefinedModel(DenseTransport):
     @classmethod
     def of(cls, moved: DenseTransport, student: Model, refinement: RefinementRecord) -> RefinedModel:
         """Return the output of a transport with the tensors of its student."""
-        names = ("sources", "base", "onto", "alignment", "merging", "dtype", "head", "output_record")
-        parts: dict[str, Any] = {name: getattr(moved, name) for name in names}
+        own = [one.name for one in fields(DenseTransport) if one.name != "changed"]
+        parts: dict[str, Any] = {name: getattr(moved, name) for name in own}
         return cls(**parts, student=student, refinement=refinement)
 
     def by_rows(self, entry: TensorAction) -> bool:

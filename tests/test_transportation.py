@@ -19,8 +19,10 @@ from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.runtime.resources import Resources
+from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import Action
+from transfusion.transportation.rectangular.rectangular_plan import RectangularPlan
 from transfusion.transportation.task_vector import TaskVector, added, wide
 from transfusion.transportation.transport_run import merge, transport
 
@@ -182,6 +184,13 @@ def test_a_fine_tune_that_unties_or_ties_its_embeddings(ties, residual, tmp_path
         assert (load(moved)(ids).logits - load(tuned)(ids).logits).abs().max() < 1e-4
 
 
+def test_a_head_apart_from_a_tied_embedding_is_refused_between_shapes(made, tmp_path):
+    a, b = (Model.open(made("mistral-tied", seed)) for seed in (1, 2))
+    tuned = Model.open(a.checkpoint.root).untied()
+    with pytest.raises(MismatchError, match="lm_head.weight apart from its embedding, and .* ties them"):
+        RectangularPlan.assumed(a, b).source(tuned, Alpha())
+
+
 def with_settings(model: Path, folder: Path, **changed) -> Path:
     """The same model with other settings in its config.json; null removes one."""
     shutil.copytree(model, folder)
@@ -251,7 +260,7 @@ def test_a_fine_tune_with_another_number_of_heads_is_refused(shuffled, aligned, 
     changed = finetuned(CASES["gpt2"], a, tmp_path / "changed")
     heads = json.loads((a / "config.json").read_text())["n_head"]
     tuned = with_settings(changed, tmp_path / "tuned", n_head=2 * heads if heads != 4 else 2)
-    with pytest.raises(MismatchError, match="axes of different sizes or structure: .*head"):
+    with pytest.raises(MismatchError, match=r"other settings: layer\.head \(\d+ and 4\)"):
         transport(tuned, base=a, onto=b, via=aligned(a, b))
 
 

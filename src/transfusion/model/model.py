@@ -185,7 +185,7 @@ class Model:
     def with_ties_of(self, base: Model) -> Model:
         """Return a fine-tune with its base's axes: tied embeddings make both ends of the stream one space."""
         own = self.untied() if self.writes_tokens and not base.is_tied else self
-        if own.architecture.backbone.items() <= base.architecture.backbone.items():
+        if bool(own.ties) is bool(base.ties):
             return own
         return replace(own, ties=base.ties)._bound_by(_with_ties_of(self.config, base.config), own.names)
 

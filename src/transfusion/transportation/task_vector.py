@@ -14,7 +14,6 @@ from transfusion.errors import MismatchError, listing
 from transfusion.layouts import Name
 from transfusion.model.bases import require_rows_of
 from transfusion.model.model import Model
-from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.threads import Threads
 
 RELATED = 0.5
@@ -105,16 +104,18 @@ class TaskVector:
         require_rows_of(base, tuned.label, (tuned.original or tuned).tokenizer_folder)
 
     def _require_one_structure(self) -> None:
-        """Refuse axes that the fine-tune divides otherwise than its base, such as another number of heads."""
-        ours, theirs = self.finetuned.architecture, self.base.architecture
+        """Refuse a configuration that divides the blocks otherwise than the base's, as into more heads."""
+        ours, theirs = _blocks(self.finetuned), _blocks(self.base)
         differing = [
-            id for id in ours.backbone_spaces if id != VOCABULARY and ours.spaces[id] != theirs.spaces.get(id)
+            f"{key} ({value} and {theirs[key]})"
+            for key, value in ours.items()
+            if key in theirs and value != theirs[key]
         ]
         if differing:
             raise MismatchError(
-                f"{self.finetuned.label} and its base {self.base.label} have axes of different sizes or"
-                f" structure: {listing(differing)}",
-                hint="their configurations differ, for instance in the number of heads",
+                f"{self.finetuned.label} and its base {self.base.label} have the same tensors and other"
+                f" settings: {listing(differing)}",
+                hint="give the base that was fine-tuned as `base`, or the config.json of the fine-tune",
             )
 
     def _require_choice(self, name: str, now: tuple[int, ...], was: tuple[int, ...]) -> None:
@@ -158,6 +159,19 @@ class TaskVector:
         rows = next(row_blocks(self.base.info(name).shape))
         one, other = (working(model.read(name, rows)).flatten() for model in (self.finetuned, self.base))
         return float(torch.cosine_similarity(one, other, dim=0))
+
+
+def _blocks(model: Model) -> dict[str, object]:
+    """Return what the configuration says about the blocks of every stack: their number, sizes, and axes."""
+    table = model.family.table(model.config, frozenset(model.architecture.backbone))
+    found: dict[str, object] = {}
+    for stack in table.stacks:
+        found |= {f"{stack.name}.{axis}": size for axis, size in stack.sizes.items()}
+        free = {axis.name: str(axis.group) for axis in stack.axes}
+        kinds = {kind: sorted(numbers) for kind, numbers in stack.kinds.items()}
+        for key, value in (("depth", stack.depth), ("axes", free), ("kinds", kinds)):
+            found[f"{stack.name}.{key}"] = value
+    return found
 
 
 def added(values: Tensor, change: Tensor, sign: int = 1) -> Tensor:

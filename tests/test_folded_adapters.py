@@ -134,12 +134,18 @@ def test_embeddings_are_untied_in_other_families_too(case, shuffled, aligned, tm
         assert (load(full).eval()(ids)[0] - wanted).abs().max() < 1e-4
 
 
-def test_embeddings_that_cannot_be_untied_are_refused(shuffled, tmp_path):
-    """T5 scales what a tied head reads: with a head of its own it computes something else."""
-    a, b = shuffled("t5-gated")
-    config = lora(target_modules=["q"], modules_to_save=["lm_head"])
-    adapter = adapted(a, tmp_path / "adapter", config, into="T5ForConditionalGeneration")
-    with pytest.raises(MismatchError, match="ties lm_head.weight to its embedding, and in the output"):
+@pytest.mark.parametrize(
+    ("case", "into", "words"),
+    [
+        ("t5-gated", "T5ForConditionalGeneration", "shared"),  # it scales what a tied head reads
+        ("bart-generation", "BartForConditionalGeneration", "shared"),
+        ("deberta-masked", "DebertaV2ForMaskedLM", "word_embeddings"),  # its head has no matrix
+    ],
+)
+def test_embeddings_that_cannot_be_untied_are_refused(case, into, words, shuffled, tmp_path):
+    a, b = shuffled(case)
+    adapter = adapted(a, tmp_path / "adapter", lora(target_modules=[words]), into=into)
+    with pytest.raises(MismatchError, match="weight to its embedding, and in the output they would differ"):
         transport(adapter, base=a, onto=b, method="naive", full=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, often
 from transfusion.architecture.families import timm_vit
+from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.model.model import Model, differing_settings
+from transfusion.live.building import build
+from transfusion.model.model import Model, differing_settings, untied_config
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -287,6 +290,35 @@ def test_ties_that_are_not_equal_are_refused(made, tmp_path):
     (tmp_path / "config.json").write_text((made("gpt2") / "config.json").read_text())
     with pytest.raises(ArchitectureError, match=r"ties lm_head\.weight to transformer\.wte\.weight, but"):
         Model.open(tmp_path)
+
+
+TIED = """
+whisper-generation gemma gemma2 gemma3 starcoder2 opt bloom falcon-7b roberta-masked distilbert-masked
+electra-wide mpnet-masked modernbert-masked albert-pretraining nomic-bert-masked bert-pretraining gpt2
+mistral-tied mixtral-tied ernie4_5 smollm3 cohere cohere2 gte jina llava-siglip mistral3 paligemma
+gemma3-vision smolvlm qwen2_5_vl
+"""
+
+
+@pytest.mark.parametrize("case", often(TIED.split(), ["gemma", "bloom", "roberta-masked"]))
+def test_the_library_loads_a_model_that_was_untied(case, made, tmp_path):
+    """With both matrices, under the same names and axes."""
+    model = Model.open(made(case))
+    untied = model.untied()
+    assert untied.architecture.digest() == model.architecture.digest()
+    assert untied.digest == model.digest
+    state = {name: model.checkpoint.read(name).clone() for name in model.checkpoint.tensors}
+    state |= {head: 1.3 * model.read(first) for head, first in model.ties.items()}
+    shutil.copytree(made(case), tmp_path / "untied", ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file(state, tmp_path / "untied" / "model.safetensors", {"format": "pt"})
+    config = untied_config(untied, model.checkpoint.config)
+    (tmp_path / "untied" / "config.json").write_text(json.dumps(config))
+    module = build(Model.open(tmp_path / "untied"), torch.float32)
+    naming = Naming(model.family, live=True)
+    live = {naming.canonical(name): one for name, one in module.named_parameters(remove_duplicate=False)}
+    for head, first in model.ties.items():
+        assert torch.equal(live[head], 1.3 * model.read(first))
+        assert torch.equal(live[first], model.read(first))
 
 
 def test_norms_called_gamma_and_beta_are_weight_and_bias(folder):

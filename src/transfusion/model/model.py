@@ -284,14 +284,21 @@ def untied_config(model: Model, config: dict[str, Any]) -> dict[str, Any]:
     found = {**config, _TIED: False}
     if isinstance(text := config.get(_TEXT), Mapping) and _TIED in text:
         found[_TEXT] = {**text, _TIED: False}
-    heads = frozenset({*model.names, *model.ties})
-    if model.family.tied_scale or model.family.table(found, heads).ties.keys() & model.ties.keys():
+    names, known = frozenset({*model.names, *model.ties}), model.architecture
+    still = model.family.table(found, names).ties.keys() & model.ties.keys()
+    others = {name for name in known.heads - model.ties.keys() if VOCABULARY in known.tensors[name].names()}
+    elsewhere = others and not {_module(name) for name in others} & {_module(name) for name in model.ties}
+    if still or elsewhere or model.family.tied_scale:
         raise MismatchError(
             f"{model.label} ties {listing(model.ties)} to its embedding, and in the output they would differ:"
             f" a {model.family.name} with an output head of its own is another architecture",
             hint="leave an adapter an adapter; train a fine-tune with tied embeddings",
         )
     return found
+
+
+def _module(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozenset[str]) -> Table:

@@ -110,6 +110,22 @@ def test_a_head_with_labels_of_its_own_replaces_that_of_the_base(case, labels, m
     assert loaded.classifier.weight.shape[0] == labels
 
 
+def test_a_classifier_of_timm_has_the_classes_of_the_fine_tune(made, tmp_path):
+    a, b = made("timm-vit", 1), made("timm-vit", 2)
+    tuned = tmp_path / "tuned"
+    shutil.copytree(a, tuned)
+    state = {name: 1.1 * value for name, value in load_file(a / "model.safetensors").items()}
+    state |= {"head.weight": torch.randn(5, state["head.weight"].shape[1]), "head.bias": torch.randn(5)}
+    save_file(state, tuned / "model.safetensors", {"format": "pt"})
+    config = json.loads((a / "config.json").read_text())
+    config |= {"num_classes": 5, "label_names": list("abcde")}
+    config["model_args"]["num_classes"] = 5
+    (tuned / "config.json").write_text(json.dumps(config))
+    moved = transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "moved")
+    assert json.loads((moved / "config.json").read_text())["label_names"] == list("abcde")
+    assert LiveModel.of(Model.open(moved)).module.head.out_features == 5
+
+
 def _with_own_head(kind, base: Path, folder: Path) -> Path:
     """A fine-tune that shares all but the classifier with its base."""
     from transfusion.architecture.naming import Naming

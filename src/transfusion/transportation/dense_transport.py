@@ -36,7 +36,10 @@ from transfusion.transportation.output_record import OutputRecord
 from transfusion.transportation.task_vector import added
 from transfusion.transportation.task_vector_sources import TaskVectorSource
 
-_HEAD_KEYS = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
+_HEAD_KEYS = (
+    *("architectures", "id2label", "label2id", "num_labels", "problem_type"),
+    *("num_classes", "label_names", "label_descriptions"),  # of timm
+)
 
 
 class Action(StrEnum):
@@ -284,10 +287,12 @@ class DenseTransport(OutputModel[TensorAction]):
             return None
         config = self.settings.into(config, theirs)
         if theirs and self.has_class_of_lead:
-            for key in _HEAD_KEYS:
-                config.pop(key, None)  # a key that the fine-tune lacks has its default there
-                if key in theirs:
-                    config[key] = theirs[key]
+            inner, other = config.get("model_args") or {}, theirs.get("model_args") or {}
+            for part, origin in ((config, theirs), (inner, other)):
+                for key in _HEAD_KEYS:
+                    part.pop(key, None)  # a key that the fine-tune lacks has its default there
+                    if key in origin:
+                        part[key] = origin[key]
             if (name := named_in(config)) is not None:
                 types = theirs.get("model_type"), config.get("model_type")
                 config["architectures"] = [class_for_type(name, *types)]

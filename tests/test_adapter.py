@@ -213,6 +213,14 @@ def test_kinds_that_cannot_be_moved_are_refused_with_the_reason(kind, reason, ad
     assert "merge the adapter into its base" in str(refusal.value)
 
 
+def test_factors_in_another_type_are_refused(adapter, made):
+    def as_integers(tensors):
+        tensors.update({key: value.to(torch.int8) for key, value in tensors.items()})
+
+    with pytest.raises(AdapterError, match="is stored in a type that cannot be moved"):
+        move(rewrite(adapter, as_integers), made)
+
+
 def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):
     with pytest.raises(AdapterError, match="adapters of kind NEXT_YEAR are not known") as refusal:
         move(edit(adapter, peft_type="NEXT_YEAR"), made)

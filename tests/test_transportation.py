@@ -271,6 +271,13 @@ def test_settings_that_b_has_otherwise_are_refused_and_lengths_are_kept(shuffled
         merge([one, with_settings(changed, tmp_path / "two")], base=a, onto=b, via=aligned(a, b))
 
 
+def test_settings_that_the_library_does_not_accept_are_compared_as_they_are(shuffled, aligned, tmp_path):
+    a, b = shuffled("llama")
+    changed = finetuned(CASES["llama"], a, tmp_path / "changed")
+    tuned = with_settings(changed, tmp_path / "tuned", pretraining_tp={"x": 2})
+    assert transport(tuned, base=a, onto=b, via=aligned(a, b)).config()["pretraining_tp"] == {"x": 2}
+
+
 def test_a_fine_tune_with_another_number_of_heads_is_refused(shuffled, aligned, tmp_path):
     a, b = shuffled("gpt2")
     changed = finetuned(CASES["gpt2"], a, tmp_path / "changed")

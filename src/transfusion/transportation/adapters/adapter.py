@@ -21,7 +21,7 @@ from transfusion.architecture.table import Table
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.tensor_content import tensor_digest
-from transfusion.checkpoint.tensor_files import headers
+from transfusion.checkpoint.tensor_files import FLOATS, headers
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.model.model import Model
@@ -119,7 +119,13 @@ class Adapter:
             raise CheckpointError(
                 f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="download the adapter's weights too"
             )
-        found = cls(Checkpoint(str(reference), root, headers(file), (file,)), config, kind)
+        tensors = headers(file)
+        if odd := [name for name, info in tensors.items() if info.dtype not in FLOATS]:
+            raise AdapterError(
+                f"{reference}: {listing(odd)} is stored in a type that cannot be moved",
+                hint="save the adapter as float16, bfloat16 or float32",
+            )
+        found = cls(Checkpoint(str(reference), root, tensors, (file,)), config, kind)
         return found._as_lora(None if exact else MOST) if kind.name == LOKR else found
 
     def _as_lora(self, most: int | None) -> Adapter:

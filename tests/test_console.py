@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors import SafetensorError
 
 import transfusion
 from families import CASES, finetuned
+from transfusion.cli import console
 from transfusion.cli.console import in_options, one_line, printable
 
 
@@ -34,6 +37,36 @@ def test_names_are_shown_as_they_are_and_control_nothing(name, cli):
 def test_only_line_breaks_are_more_than_letters():
     assert printable("π\tand\nτ\x1b[2J\udcff") == "π\\tand\nτ\\x1b[2J\\udcff"
     assert one_line("one\r\ntwo") == "one two"
+
+
+def test_a_phase_within_a_phase_has_a_bar_below_it(monkeypatch):
+    terminal = Console(file=StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True, raising=False)
+    messages = console.Messages(quiet=False)
+    with messages.bar(4, "outside") as outside:
+        outside("outer work")
+        with messages.bar(2, "inside") as inside:
+            inside("inner work")
+            assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work", "inner work"]
+        assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work"]
+    assert messages._bars is None
+    with pytest.raises(KeyboardInterrupt), messages.bar(1, "interrupted"):
+        raise KeyboardInterrupt
+    assert messages._bars is None
+
+
+def test_without_a_terminal_a_long_phase_prints_a_line_now_and_then(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console, "err", Console(stderr=True, highlight=False, soft_wrap=True))
+    for quiet in (False, True):
+        with console.Messages(quiet=quiet).bar(600, "refining") as advance:
+            for step in range(100):
+                now[0] += 1.0
+                advance(f"refining, loss {step}")
+        lines = capsys.readouterr().err.splitlines()
+        assert lines == [] if quiet else [f"{n}/600 refining, loss {n - 1}, {n} s" for n in (30, 60, 90)]
 
 
 NAMES = [

@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 130 or 143 interrupted.
     """
     signals: list[int] = []
+    # Threads of torch wait for each other asleep: on a busy machine, spinning is many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)

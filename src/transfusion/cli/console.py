@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -38,6 +39,7 @@ class Messages(Progress):
     def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
         self._printed: set[str] = set()
+        self._bars: Bars | None = None
 
     def note(self, text: str) -> None:
         """Print a note, once: a run may open its models several times."""
@@ -52,20 +54,58 @@ class Messages(Progress):
 
     @contextmanager
     def bar(self, total: int | None = None, text: str = "") -> Iterator[Advance]:
-        """Draw a bar on a terminal."""
+        """Draw a bar, below that of the phase around it; without a terminal, print a line now and then."""
+        if self.quiet:
+            with super().bar(total, text) as advance:
+                yield advance
+        elif not sys.stderr.isatty():
+            yield _Lines(total)
+        else:
+            with self._opened() as bars:
+                task = bars.add_task("", total=total, what=text)
+
+                def advance_task(text: str, done: int | None = None, total: int | None = None) -> None:
+                    if done is None:
+                        bars.update(task, advance=1, what=text)
+                    else:
+                        bars.update(task, completed=done, total=total, what=text)
+
+                yield advance_task
+                bars.remove_task(task)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Bars]:
+        """Return the display that is open, or open one for the length of the block."""
+        if self._bars is not None:
+            yield self._bars
+            return
         columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         words = TextColumn("{task.completed}/{task.total} {task.fields[what]}", markup=False)
-        hidden = self.quiet or not sys.stderr.isatty()
-        with Bars(*columns, words, console=err, transient=True, disable=hidden) as bars:
-            task = bars.add_task("", total=total, what=text)
+        with Bars(*columns, words, console=err, transient=True) as self._bars:
+            try:
+                yield self._bars
+            finally:
+                self._bars = None
 
-            def advance(text: str, done: int | None = None, total: int | None = None) -> None:
-                if done is None:
-                    bars.update(task, advance=1, what=text)
-                else:
-                    bars.update(task, completed=done, total=total, what=text)
 
-            yield advance
+class _Lines:
+    """A phase without a terminal, as in a log: a line every half minute."""
+
+    EVERY = 30.0
+
+    def __init__(self, total: int | None) -> None:
+        self.total, self.done, self.begun = total, 0, monotonic()
+        self.printed = self.begun
+
+    def __call__(self, text: str, done: int | None = None, total: int | None = None) -> None:
+        """Count, and print a line if the last one is old."""
+        self.done = self.done + 1 if done is None else done
+        self.total = self.total if total is None else total
+        now = monotonic()
+        if now - self.printed >= self.EVERY:
+            self.printed = now
+            counted = f"{self.done}/{self.total}" if self.total else str(self.done)
+            err.print(one_line(f"{counted} {text}, {now - self.begun:.0f} s"), style="dim", markup=False)
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────

@@ -208,6 +208,11 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
         f" {format_bytes(plan['bytes_to_write'])}\n"
         f"{memory}: {format_bytes(plan['memory'])} for tensors, and the program"
     )
+    if "memory_to_align" in plan:
+        text += f"\nbefore that, finding π takes up to {format_bytes(plan['memory_to_align'])}"
+    if "memory_to_refine" in plan:
+        needed = format_bytes(plan["memory_to_refine"])
+        text += f"\nand --refine at least {needed}: A, its fine-tune, B and the student, in float32"
     show({"would_write": str(output), **plan}, as_json, text)
 
 

@@ -23,6 +23,7 @@ from transfusion.live.activations import on_module_calls
 from transfusion.live.running import RunningModel
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.runtime.progress import phase
 
 
 def record_activations(
@@ -48,8 +49,11 @@ def record_activations(
     def run(number: int) -> None:
         with recorder.batch(number) as batch:
             batch.end(running.outputs(probes[number], gradients=gradients))
+        advance(text)
 
+    text = f"batches of probes through {model.label}"
     with (
+        phase(text, len(probes)) as advance,
         on_module_calls(recorder.modules(running.module), recorder.keep_call),
         recorder.short_logits(running.module),
     ):

@@ -17,7 +17,7 @@ from transfusion.errors import CheckpointError, MismatchError, SettingError, Ver
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
 from transfusion.model.model import Model, take_hashes
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
@@ -36,6 +36,7 @@ from transfusion.transportation.refinement.refinement_settings import Refinement
 from transfusion.transportation.transport_plan import TransportPlan
 
 
+@followed
 def rerun(
     file: str | Path,
     *,
@@ -181,6 +182,7 @@ class Rerun:
         unmoved = partial(plan.transport, finetuned, alpha=0.0, **common)
         refinement = RefinementSettings(**asked)
         with resources.in_process():
+            plan = replace(plan, resources=resources)
             return RefineTransport(plan, finetuned, refinement, unmoved, progress).run(moved)
 
     def check(self, files: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from transfusion.errors import AdapterError
 from transfusion.layouts import Layout
 from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
 from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
+from transfusion.runtime.progress import phase
 from transfusion.runtime.threads import Threads
 from transfusion.transportation.adapters.adapter_targets import as_matrix
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -98,7 +99,7 @@ def adapter_drift(moved: AdapterTransport, jobs: int | None = None) -> dict[str,
         return None
     models = moved.base.architecture, moved.onto.architecture
     names = [name for name in changed if all(name in one.tensors for one in models)]
-    with Threads.opened(jobs) as threads:
+    with phase("comparing A and B where the adapter acts"), Threads.opened(jobs) as threads:
         found = threads.each(partial(_drift, folded), names)
     blocks: dict[str, DriftSums] = defaultdict(DriftSums)
     for name, sums in zip(names, found, strict=True):

@@ -43,7 +43,8 @@ class AdapterOutput(SavedOutput):
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
         """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
-        return {**self.amounts(), **self.bound().as_dict(replace(resources, engine="local", jobs=1))}
+        memory = self.bound().as_dict(replace(resources, engine="local", jobs=1))
+        return {**self.amounts(), **memory, **self.output_record.phases}
 
     def bound(self) -> OutputMemory:
         """Return the bound on the memory, for one thread."""

@@ -51,7 +51,7 @@ def record_activations(
             batch.end(running.outputs(probes[number], gradients=gradients))
         advance(text)
 
-    text = f"batches of probes through {model.label}"
+    text = f"batches of probes through {Path(model.label).name}"
     with (
         phase(text, len(probes)) as advance,
         on_module_calls(recorder.modules(running.module), recorder.keep_call),

@@ -206,7 +206,7 @@ def invert_inputs(inputs: RefinementInputs, loss: Callable[[Inputs, Tensor], Ten
             choices = torch.rand(len(given[name]), generator=generator)
 
             def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:
-                advance(f"steps to invert inputs of {inputs.model.label}")
+                advance(f"steps to invert inputs of {Path(inputs.model.label).name}")
                 return loss({**given, name: pixels}, choices)
 
             parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})

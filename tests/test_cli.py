@@ -17,7 +17,7 @@ def test_the_whole_job(cli, made, tmp_path):
     pi = tmp_path / "pi.safetensors"
 
     code, out, err = cli("align", a, b, "-o", pi)
-    assert (code, err.startswith("note: the vocabularies were not compared")) == (0, True)
+    assert (code, err.startswith("warning: the vocabularies were not compared")) == (0, True)
     verdict, written = out.splitlines()
     assert verdict.startswith("not alignable by permutation: ")
     assert written.startswith(f"π written to {pi}: ")
@@ -37,7 +37,10 @@ def test_the_whole_job(cli, made, tmp_path):
     code, out, err = cli(
         "transport", tuned, "--base", a, "--onto", b, "--via", pi, "-o", tmp_path / "moved", "-q"
     )
-    assert (code, err) == (0, "")
+    warning = "the vocabularies were not compared, and are taken to be the same"
+    assert (code, err.count("\n"), err.startswith(f"warning: {warning}")) == (0, 1, True), (
+        "-q hides no warning"
+    )
     assert f"tensors moved onto {b} with α = 1" in out
     assert (tmp_path / "moved" / "transfusion.json").exists()
 
@@ -245,8 +248,8 @@ def test_bases_that_compute_differently_are_noted(cli, made, tmp_path):
     shutil.copytree(made("llama", 2), tmp_path / "b")
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
-    _, _, err = cli("align", made("llama", 1), tmp_path / "b", "-o", tmp_path / "pi")
-    assert "the two bases have different settings: hidden_act (silu, relu)" in err
+    _, _, err = cli("align", made("llama", 1), tmp_path / "b", "-o", tmp_path / "pi", "-q")
+    assert "warning: the two bases have different settings: hidden_act (silu, relu)" in err
 
 
 def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
@@ -254,10 +257,10 @@ def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
 
     train_adapter(made("llama"), tmp_path / "adapter", ["q_proj"])
     edit(tmp_path / "adapter", base_model_name_or_path="org/other")
-    arguments = ("--base", made("llama", 1), "--onto", made("llama", 2), "-o", tmp_path / "moved")
+    arguments = ("--base", made("llama", 1), "--onto", made("llama", 2), "-o", tmp_path / "moved", "-q")
     code, _, err = cli("transport", tmp_path / "adapter", *arguments)
     assert code == 0
-    assert "says that it was trained on org/other" in err
+    assert f"warning: {tmp_path / 'adapter'} says that it was trained on org/other" in err
 
 
 @pytest.mark.parametrize("name", often(["SIGINT", "SIGTERM"], ["SIGTERM"]))  # SIGINT: test_journal

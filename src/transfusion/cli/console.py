@@ -34,7 +34,7 @@ VERB: ContextVar[str | None] = ContextVar("VERB", default=None)
 
 
 class Messages(Progress):
-    """Notes, details and bars on stderr: none of them, the usual, or all."""
+    """Notes, details and bars on stderr: none of them, the usual, or all. Warnings are always printed."""
 
     def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
@@ -43,9 +43,17 @@ class Messages(Progress):
 
     def note(self, text: str) -> None:
         """Print a note, once: a run may open its models several times."""
-        if not self.quiet and text not in self._printed:
+        if not self.quiet:
+            self._print_once(text, "dim")
+
+    def warn(self, text: str) -> None:
+        """Print a warning about the result, once."""
+        self._print_once(f"warning: {text}", "yellow")
+
+    def _print_once(self, text: str, style: str) -> None:
+        if text not in self._printed:
             self._printed.add(text)
-            err.print(one_line(in_options(text)), style="dim", markup=False)
+            err.print(one_line(in_options(text)), style=style, markup=False)
 
     def detail(self, text: str) -> None:
         """Print a note, if details were asked for."""

@@ -181,7 +181,7 @@ From = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors, warnings and results.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details.")]
 
 # ── resources ────────────────────────────────────────────────────────────────────────────────

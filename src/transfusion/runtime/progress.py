@@ -36,6 +36,10 @@ class Progress:
     def note(self, text: str) -> None:
         """Take a note that the user should see."""
 
+    def warn(self, text: str) -> None:
+        """Take a warning about the result, which no observer should hide; here, a note like others."""
+        self.note(f"warning: {text}")
+
     def detail(self, text: str) -> None:
         """Take a note for users who asked for details."""
 

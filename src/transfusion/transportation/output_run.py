@@ -59,7 +59,7 @@ class Destination:
     def write(self, moved: Output, staging: StagingFolder) -> None:
         """Write an output into its staging folder, with its notes and a bar."""
         for note in moved.notes:
-            self.progress.note(f"note: {note}")
+            self.progress.warn(note)
         with self.progress.bar(moved.plan()["tensors"]) as advance:
             moved.write(staging, advance, self.resources)
 

@@ -162,7 +162,7 @@ def transport(
     pi = load_alignment(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
-    tuned = open_finetune(finetuned, a, b, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
     to.require_writable([tuned], a, b, via)
     settings = _settings(
         via=via,
@@ -280,7 +280,7 @@ def merge(
     pi = load_alignment(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
-    tuned = [open_finetune(one, a, b, config, progress) for one in finetuned]
+    tuned = [open_finetune(one, a, b, config, progress, trust_base=trust_base) for one in finetuned]
     to.require_writable(tuned, a, b, via)
     settings = _settings(
         via=via,

@@ -174,8 +174,8 @@ class RefineTransport:
     def _chosen(self, refiner: Refiner, starts: dict[str, nn.Module]) -> str:
         chosen = refiner.choose(starts)
         if chosen == BASE:
-            self.progress.note(
-                "note: π takes B's answers away from the fine-tune's, so the refinement starts from B"
+            self.progress.warn(
+                "π takes B's answers away from the fine-tune's, so the refinement starts from B"
             )
         return chosen
 

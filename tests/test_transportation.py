@@ -193,7 +193,8 @@ def test_any_float_type_can_be_moved(dtype, made, tmp_path):
             model.model.norm.weight.data *= 1.5
         model.save_pretrained(tmp_path / role)
         folders[role] = tmp_path / role
-    state = transport(folders["tuned"], base=folders["a"], onto=folders["b"], residual="fixed").state_dict()
+    bases = {"base": folders["a"], "onto": folders["b"], "residual": "fixed", "anyway": True}
+    state = transport(folders["tuned"], **bases).state_dict()
     assert {value.dtype for value in state.values()} == {dtype}
     own = Model.open(folders["b"]).checkpoint.read("model.norm.weight").double()
     was = Model.open(folders["a"]).checkpoint.read("model.norm.weight").double()

@@ -20,7 +20,8 @@ class Interrupted(BaseException):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit.
 
-    0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 130 or 143 interrupted.
+    0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 4 nothing worth writing, 130 or 143
+    interrupted.
     """
     signals: list[int] = []
     # Threads of torch wait for each other asleep: on a busy machine, spinning is many times slower.

@@ -128,7 +128,7 @@ Anyway = Annotated[
     bool,
     typer.Option(
         "--anyway",
-        help="Insist where A and B, of different shapes, compute unrelated things.",
+        help="Insist where A and B have so little in common that the result would be of no use.",
         rich_help_panel=_MODELS,
     ),
 ]

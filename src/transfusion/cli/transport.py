@@ -217,7 +217,8 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the metadata of an output, line by line; the verdict on π last."""
+    """Return the metadata of an output, line by line; the verdict on π last, unless it was a warning."""
+    from transfusion.matching.advice import Verdict
     from transfusion.model.vocabulary_map import describe_vocabulary
     from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
     from transfusion.transportation.alpha import Alpha
@@ -246,7 +247,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
     lines += _named("not moved, because B has no counterpart", metadata.get("left_out", ()))
-    if advice := metadata["alignment"]["advice"]:
+    if (advice := metadata["alignment"]["advice"]) and advice["verdict"] != Verdict.DOUBT:
         lines.append(f"{advice['verdict']}: {advice['text']}")
     return lines
 

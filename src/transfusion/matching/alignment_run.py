@@ -115,7 +115,7 @@ def align(
 
     >>> pi = transfusion.align("models/a", "models/b", residual="tied", output="tied.safetensors")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
-    alignable: the units of A were found again in B: move the task vector by this π
+    alignable: the units of A were found again in B
     """
     record = RunRecord("align")
     chosen = method if isinstance(method, Method) else preset(method)

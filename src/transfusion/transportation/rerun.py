@@ -28,7 +28,7 @@ from transfusion.transportation.choose_plan import plan_through
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import FILE, HEADER, OutputRecord, read_metadata
-from transfusion.transportation.output_run import Destination
+from transfusion.transportation.output_run import Destination, warn_of_doubt
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refine_transport import RefineTransport
 from transfusion.transportation.refinement.refined_output import RefinedLora
@@ -141,6 +141,8 @@ class Rerun:
         for model, role in ((base, "base"), (onto, "onto")):
             self._require(model.label, model.digest, metadata[role])
         alignment = self._alignment(base, onto, resources, progress)
+        if settings.get("refinement") is None:
+            warn_of_doubt(alignment, progress)
         plan = plan_through(base, onto, alignment)
         plan = replace(plan, other_parts=OtherParts(settings.get("other_parts") or OtherParts.REFUSE))
         finetuned = [self._finetune(one, config) for one in metadata["finetuned"]]

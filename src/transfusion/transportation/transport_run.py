@@ -111,8 +111,8 @@ def transport(
     text encoder: ``"refuse"``, ``"keep"`` as they are, ``"drop"``.
     ``vocabulary_share`` is the least share of tokens that the vocabularies of A and B must have in common, if
     they differ; the default is 0.5.
-    ``anyway`` insists where A and B, of different shapes, compute unrelated things, or where B's outputs
-    would move in another direction than A's did.
+    ``anyway`` insists where the result would be of no use: the default method cannot align A and B, they
+    have different shapes and compute unrelated things, or B's outputs would not move as A's did.
     ``trust_base`` skips the check that the fine-tune descends from A.
     ``config`` is the configuration of weights that come without one.
     ``architecture`` is the file of your own table, to be recorded with the output.
@@ -149,10 +149,9 @@ def transport(
         refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
     )
     if refinement is not None:
-        trains_adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
-        if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
-            raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
-        _require_one_process(resources, progress, trains_adapter=trains_adapter)
+        _require_refinable(finetuned, resources, full=full)
+        if resources.device != "cpu":
+            progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
     parts = _require_parts(other_parts, full=full)
     bound = keep_support if refinement is None else None
     if refinement is not None and alpha is None:
@@ -211,7 +210,8 @@ def transport(
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
     once = not tried and _reads_once([tuned], pi, alpha)
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining)
+    refinable = _is_refinable(finetuned, resources, full=full)
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining, refinable)
     return run.run()
 
 
@@ -350,16 +350,26 @@ def _reads_once(
     return alpha != AUTO and (alpha is not None or not pi.rotates)
 
 
-def _require_one_process(resources: Resources, progress: Progress, *, trains_adapter: bool) -> None:
-    """Refuse resources that a refinement cannot use, before any work."""
+def _is_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> bool:
+    try:
+        _require_refinable(finetuned, resources, full=full)
+    except SettingError:
+        return False
+    return True
+
+
+def _require_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> None:
+    """Refuse a fine-tune that cannot be refined, and resources that a refinement cannot use."""
+    if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
+        raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
+    trains_adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
     if resources.memory is not None and not trains_adapter:
         raise SettingError(
             f"memory of {format_bytes(resources.memory)}: a refinement of all weights holds whole models",
             hint="leave out `memory`; only the refinement of an adapter keeps to a limit",
         )
     with resources.in_process(limited=trains_adapter):
-        if resources.device != "cpu":
-            progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
+        pass
 
 
 def _require_parts(other_parts: OtherParts | str, *, full: bool) -> OtherParts:

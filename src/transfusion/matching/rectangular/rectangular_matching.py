@@ -21,7 +21,7 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import PartPair, RectangularAlignment, RectangularMap
 from transfusion.data.probes.paired_probes import paired_probes
 from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.errors import AlignmentError
+from transfusion.errors import AlignmentError, UselessResultError
 from transfusion.live.activation_recorder import record_activations
 from transfusion.live.activation_store import INPUT, OUTPUT
 from transfusion.live.building import build
@@ -256,7 +256,7 @@ def align_rectangular(
         found = RectangularMatching(probed.a, probed.b, probed.about, on_axis).find(provenance)
     advice = found.provenance.advice
     if not anyway and advice["found"] < advice["null"] + MARGIN:
-        raise AlignmentError(
+        raise UselessResultError(
             f"{a.label} and {b.label} compute unrelated things: A's activations predict"
             f" {advice['found']:.1%} of B's, and {advice['null']:.1%} by chance",
             hint="fine-tune B anew; or insist with `anyway`",

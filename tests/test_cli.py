@@ -55,11 +55,8 @@ def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
     bases = ("--base", a, "--onto", b, "--anyway")
     code, out, _ = cli("transport", tuned, *bases, "-o", tmp_path / "moved", "--residual", "tied")
     assert code == 0
-    assert (
-        "carried over from the fine-tune, where B has nothing to add to: classifier.weight, classifier.bias"
-        in out
-    )
-    assert "left out, because the fine-tune does not have them: pooler.dense.weight" in out
+    assert "taken from the fine-tune, because B has none that fit: classifier.weight, classifier.bias" in out
+    assert "left out of B, because the fine-tune does not have them: pooler.dense.weight" in out
     metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     assert metadata["alignment"]["residual"] == "tied"
 

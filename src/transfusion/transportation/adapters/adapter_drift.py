@@ -120,15 +120,15 @@ def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
     """Return what B changed where an adapter acts, sentence by sentence."""
     moved = {name: block["moved"] for name, block in drift["blocks"].items()}
     first = f"where the adapter acts, {describe_drift(moved)}"
-    lines = [f"{first}; the adapter changes them by {drift['strength']:.1%}"]
+    lines = [f"{first}; the adapter changes A's by {drift['strength']:.1%}"]
     if drift["overwritten"] is None or not drift["moved"]:
         return lines
-    lines.append(
-        f"{drift['overwritten']:.0%} of the adapter is in directions that B changed by more than the adapter"
-        " does"
-    )
-    if abs(drift["contained"]) >= NOTABLE:
-        lines.append(f"B's own change contains {drift['contained']:.0%} of the adapter")
+    share, contained = f"{drift['overwritten']:.0%}", drift["contained"]
+    lines.append(f"B's own change outweighs {'no part' if share == '0%' else share} of the adapter")
+    if contained >= NOTABLE:
+        lines.append(f"B's own change already contains {contained:.0%} of the adapter")
+    elif contained <= -NOTABLE:
+        lines.append(f"B's own change goes the other way, and undoes {-contained:.0%} of the adapter")
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import resource
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -67,6 +69,30 @@ def test_without_a_terminal_a_long_phase_prints_a_line_now_and_then(monkeypatch,
                 advance(f"refining, loss {step}")
         lines = capsys.readouterr().err.splitlines()
         assert lines == [] if quiet else [f"{n}/600 refining, loss {n - 1}, {n} s" for n in (30, 60, 90)]
+
+
+STEERING = "x\x1b[2J\x07\x9b31m\x7f\u202ey"
+
+
+def test_strings_of_a_file_do_not_steer_the_terminal(cli, made, tmp_path):
+    """Wherever they are shown: tables, lines, JSON, notes and errors."""
+    a, b = made("vit", 1), made("vit", 2)
+    pi = transfusion.align(a, b, method="naive")
+    advice = {"verdict": STEERING, "text": STEERING, "instead": STEERING}
+    odd = replace(pi.provenance, method=STEERING, source=STEERING, target=STEERING, advice=advice)
+    replace(pi, provenance=odd).save(tmp_path / "pi.safetensors")
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    moving = ("transport", tuned, "--base", a, "--onto", b, "--via", tmp_path / "pi.safetensors", "--force")
+    said = ""
+    for more in ((), ("--json",)):
+        for command in (("inspect", tmp_path / "pi.safetensors"), (*moving, "-o", tmp_path / "moved")):
+            code, out, err = cli(*command, *more)
+            assert code == 0, err
+            said += out + err
+    moved = json.loads(out)
+    assert moved["alignment"]["advice"]["text"] == STEERING, "as data, it is what it was"
+    assert "\\x9b31m" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
 
 
 NAMES = [

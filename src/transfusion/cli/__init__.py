@@ -61,8 +61,10 @@ def _run(arguments: list[str] | None) -> None:
 
 
 def _stop(error: BaseException, signum: int) -> NoReturn:
+    from transfusion.cli.console import printable
+
     notes = getattr(error, "__notes__", [])
-    print("; ".join(["interrupted", "no output was written", *notes]), file=sys.stderr)
+    print(printable("; ".join(["interrupted", "no output was written", *notes])), file=sys.stderr)
     sys.exit(128 + signum)
 
 

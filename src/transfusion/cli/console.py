@@ -21,13 +21,24 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.text import Text
 
 from transfusion.errors import TransfusionError
 from transfusion.runtime.progress import Advance, Progress
 
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that escapes the control characters of all texts: strings from files may steer a terminal."""
+
+    def render(self, *given: Any, **options: Any) -> Iterator[Segment]:
+        """Render as usual, with printable texts alone."""
+        for segment in super().render(*given, **options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+out = SafeConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 VERB: ContextVar[str | None] = ContextVar("VERB", default=None)
 """The verb that is running."""
@@ -120,8 +131,9 @@ class _Lines:
 
 
 def print_json(value: Any) -> None:
-    """Print a result for another program."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print a result for another program; control characters are escaped as JSON does it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print("".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text))
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str) -> None:
@@ -196,6 +208,8 @@ def one_line(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text in which every unprintable letter except line breaks is escaped."""
+    if text.isprintable():
+        return text
     return "".join(
         letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
     )

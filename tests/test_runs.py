@@ -89,6 +89,21 @@ def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):
     assert (tmp_path / "moved" / "README.md").exists()
 
 
+def test_a_run_that_is_refused_leaves_nothing(inputs, tmp_path, monkeypatch):
+    """π was found and kept for a run that resumes; nobody resumes a run whose inputs are refused."""
+    kept = []
+
+    def refuse(self, entry, rows):
+        kept.extend((tmp_path / ".moved.partial" / "kept").iterdir())
+        raise MismatchError("the inputs are at fault", hint="give others")
+
+    monkeypatch.setattr(DenseTransport, "rows", refuse)
+    with pytest.raises(MismatchError, match="at fault"):
+        transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
+    assert kept
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
+
+
 def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr("transfusion.transportation.output_run.OutputRun._align", None)
     with pytest.raises(OutputError, match="is, or holds, an input"):

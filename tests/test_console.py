@@ -198,3 +198,16 @@ def test_hints_name_parameters_which_the_command_line_shows_as_options():
         command = any(word in hint for word in ("transfusion ", "ray ", "command line"))
         assert command or "--" not in hint, (module, hint)
         assert not re.search(r"`[a-z_]+(=[^`]*)?`", in_options(hint)), (module, hint)
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed, made, tmp_path):
+    """A service may start the program without them; the files of a run must not take their numbers."""
+    a, b = made("vit", 1), made("vit", 2)
+    command = f"align {a} {b} --method naive -o {tmp_path / 'pi.safetensors'}"
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m transfusion {command} {closed}"], capture_output=True, text=True
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert ("π written" in done.stdout) == (">&-" not in closed.split())
+    assert transfusion.Alignment.load(tmp_path / "pi.safetensors").provenance.method == "naive"

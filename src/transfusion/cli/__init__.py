@@ -23,6 +23,9 @@ def main(arguments: list[str] | None = None) -> None:
     0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 4 nothing worth writing, 130 or 143
     interrupted.
     """
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:  # closed, as by >&-; a file would be opened under its number
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     signals: list[int] = []
     # Threads of torch wait for each other asleep: on a busy machine, spinning is many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from transfusion.architecture.naming import block_of
 from transfusion.checkpoint.tensor_content import row_blocks
@@ -134,18 +135,25 @@ def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
 
 def _drift(folded: FoldedAdapter, name: str) -> DriftSums:
     """Return the sums of one weight, which is read some rows at a time."""
-    product = folded.factors(name)
-    if product is not None:
-        change, found = None, _directions_of_product(*product)
-    else:
-        layout = folded.moved.onto.architecture.tensors[name]
-        change = _as_matrix(folded.delta(name), layout)
-        found = _directions(change, _rank(folded, name))
-    sums = _undirected(folded, name, change) if found is None else _directed(folded, name, *found)
-    if not all(map(isfinite, astuple(sums))):
-        for model in (folded.moved.base, folded.moved.onto):
-            model.read(name)  # refuses it by name
-    return sums
+    product, change = folded.factors(name), None
+    try:
+        if product is not None:
+            found = _directions_of_product(*product)
+        else:
+            layout = folded.moved.onto.architecture.tensors[name]
+            change = _as_matrix(folded.delta(name), layout)
+            found = _directions(change, _rank(folded, name))
+        sums = _undirected(folded, name, change) if found is None else _directed(folded, name, *found)
+        if all(map(isfinite, astuple(sums))):
+            return sums
+    except LinAlgError:  # the change has infinite values
+        pass
+    for model in (folded.moved.base, folded.moved.onto):
+        model.read(name)  # refuses it by name
+    raise AdapterError(
+        f"{folded.moved.label}: its change of {name} is too large to compute with: look at its alpha",
+        hint="was it saved after a training that diverged? Save it again",
+    )
 
 
 def _undirected(folded: FoldedAdapter, name: str, change: Tensor | None) -> DriftSums:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from transfusion.checkpoint.staging import StagingFolder
-from transfusion.errors import AdapterError
+from transfusion.checkpoint.tensor_content import all_finite
+from transfusion.errors import AdapterError, OutputError
 from transfusion.model.model import Model
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter_files import AdapterFiles, PeftFiles
@@ -92,6 +93,11 @@ class AdapterOutput(SavedOutput):
         made: dict[str, Tensor] = {}
         for key, get in self.tensors().items():
             on_tensor(key)
-            made[key] = get()
+            made[key] = tensor = get()
+            if tensor.is_floating_point() and not all_finite(tensor):
+                raise OutputError(
+                    f"{key} has values that {str(tensor.dtype).removeprefix('torch.')} cannot hold",
+                    hint="choose a wider `dtype`, or a smaller `alpha`",
+                )
         staging.planned = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in made.items()}
         self.files.write(staging, made, self)

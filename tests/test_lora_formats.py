@@ -17,7 +17,14 @@ from torch import Tensor
 
 from families import often
 from transfusion.data.probes.random_inputs import random_inputs, run_model
-from transfusion.errors import AdapterError, CheckpointError, MismatchError, OutputError, SettingError
+from transfusion.errors import (
+    AdapterError,
+    CheckpointError,
+    MismatchError,
+    OutputError,
+    SettingError,
+    UselessResultError,
+)
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.model.model import Model
 from transfusion.transportation.rerun import rerun
@@ -187,6 +194,15 @@ def test_a_moved_lora_does_on_b_what_it_did_on_a(format, model, shuffled, aligne
     assert {key: (one.shape, one.dtype) for key, one in was.items()} == {
         key: (one.shape, one.dtype) for key, one in now.items()
     }
+
+
+def test_where_nothing_brings_more_no_command_is_named(made, tmp_path):
+    """A LoRA file cannot be refined, and the stream of Flux not be rotated."""
+    a, b = made("flux", 1), made("flux", 2)
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
+    with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
+        transport(lora, base=a, onto=b)
+    assert refused.value.hint == "`anyway` writes the result nevertheless; or fine-tune B itself"
 
 
 def with_alphas(lora: Path, alpha: Tensor, factor: float = 1.0) -> Path:

@@ -199,7 +199,7 @@ class AdapterTransport(AdapterOutput):
     def fits_as_it_is(self) -> bool:
         """Whether every tensor is the stored one: B has A's units in A's places."""
         stored = self.adapter.checkpoint
-        return all(
+        return self.adapter.original is None and all(
             self.dtype in (None, stored.tensors[factor.key].dtype)
             and torch.equal(self.tensor(factor), stored.read(factor.key))
             for factor in self.factors

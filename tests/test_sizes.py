@@ -142,7 +142,7 @@ def _scales(found: Alignment) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "how", [{"method": "functional"}, {"alpha": "auto"}, {"refine": True, "refine_steps": 2}]
+    "how", [{"method": "functional"}, {"alpha": "auto", "anyway": True}, {"refine": True, "refine_steps": 2}]
 )
 def test_calibration_with_huge_numbers_is_refused(how: dict, root: Path, tmp_path: Path) -> None:
     a, b = saved(root, vit(24, 40)), saved(root, vit(24, 40), 2)

@@ -177,7 +177,7 @@ def transport(
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
     if dry_run:
-        adapter = refinement is not None and (trains_adapter or refinement.rank is not None)
+        adapter = refinement is not None and (_trains_adapter(finetuned, full) or refinement.rank is not None)
         phases = _phases(a, b, via, aligning, resources, adapter=adapter if refinement else None)
         output_record = replace(output_record, phases=phases)
 
@@ -350,6 +350,10 @@ def _reads_once(
     return alpha != AUTO and (alpha is not None or not pi.rotates)
 
 
+def _trains_adapter(finetuned: Finetune, full: bool) -> bool:
+    return isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
+
+
 def _is_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> bool:
     try:
         _require_refinable(finetuned, resources, full=full)
@@ -362,7 +366,7 @@ def _require_refinable(finetuned: Finetune, resources: Resources, *, full: bool)
     """Refuse a fine-tune that cannot be refined, and resources that a refinement cannot use."""
     if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
         raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
-    trains_adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
+    trains_adapter = _trains_adapter(finetuned, full)
     if resources.memory is not None and not trains_adapter:
         raise SettingError(
             f"memory of {format_bytes(resources.memory)}: a refinement of all weights holds whole models",

@@ -108,6 +108,11 @@ def test_folders_that_cannot_be_shown(pictures, made, tmp_path):
     (tmp_path / "empty").mkdir()
     assert refusal(tmp_path / "empty", made("vit")) == f"{tmp_path / 'empty'}: no images in this folder"
     assert refusal(pictures, made("bert")) == f"{pictures}: a folder of images, and BertModel reads tokens"
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "0.png").symlink_to(pictures / "0.png")
+    assert refusal(tmp_path / "links", made("vit")).startswith(
+        f"{tmp_path / 'links' / '0.png'}: the link leads"
+    )
     (pictures / "0.png").write_bytes(b"no picture")
     assert refusal(pictures, made("vit")).startswith(f"{pictures / '0.png'}: cannot be read as an image (")
     for file in [*pictures.glob("*.png")][1:]:

@@ -12,7 +12,7 @@ from families import CASES, finetuned
 from test_adapter import train_adapter
 from transfusion import align, merge
 from transfusion.data.probes.probed_model import Probes
-from transfusion.errors import MismatchError
+from transfusion.errors import UselessResultError
 from transfusion.live.running import RunningModel
 from transfusion.transportation.checked_merge import merged_search
 from transfusion.transportation.merge_rules import MergeRule
@@ -129,7 +129,7 @@ def test_merged_adapters_are_checked_too(strange, seen, tmp_path):
 
 def test_a_change_without_relation_is_refused_unless_asked_for(strange, both, seen):
     seen(0.01, 0.5)
-    with pytest.raises(MismatchError, match="would not move as A's did") as refused:
+    with pytest.raises(UselessResultError, match="would not move as A's did") as refused:
         merge(both, **strange)
     assert "refine" not in refused.value.hint, "a merge has none"
     assert merge(both, anyway=True, **strange).metadata()["alpha"] == 1.0

@@ -341,6 +341,13 @@ def test_the_links_of_a_hub_cache_are_followed(copy, tmp_path):
         shutil.move(file, blobs / str(number))
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
     assert Model.open(snapshot).family.name == "llama"
+    shutil.copytree(snapshot, elsewhere := tmp_path / "models--org--other" / "snapshots" / "1", symlinks=True)
+    for link in elsewhere.iterdir():
+        target = snapshot.parent / "0123" / link.readlink()
+        link.unlink()
+        link.symlink_to(target)
+    with pytest.raises(CheckpointError, match="leads outside"):  # other repositories may be private
+        Model.open(elsewhere)
 
 
 @pytest.mark.parametrize("name", ["model-00009.safetensors", "tokenizer.json"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+import transfusion
 from families import CASES, finetuned, often
 from transfusion.cli import main
+from transfusion.errors import UselessResultError
 
 
 def test_the_whole_job(cli, made, tmp_path):
@@ -17,12 +20,13 @@ def test_the_whole_job(cli, made, tmp_path):
     pi = tmp_path / "pi.safetensors"
 
     code, out, err = cli("align", a, b, "-o", pi)
-    assert (code, err.startswith("note: the vocabularies were not compared")) == (0, True)
-    verdict, written = out.splitlines()
+    assert (code, err.startswith("warning: the vocabularies were not compared")) == (0, True)
+    verdict, better, written = out.splitlines()
     assert verdict.startswith("not alignable by permutation: ")
+    assert better == "better: transport with --method auto --refine"
     assert written.startswith(f"π written to {pi}: ")
     code, out, err = cli("align", a, b, "-o", pi, "--force", "-v")
-    assert "objective" in out.splitlines()[2]
+    assert "objective" in out.splitlines()[3]
 
     code, out, _ = cli("inspect", pi)
     assert code == 0
@@ -37,7 +41,10 @@ def test_the_whole_job(cli, made, tmp_path):
     code, out, err = cli(
         "transport", tuned, "--base", a, "--onto", b, "--via", pi, "-o", tmp_path / "moved", "-q"
     )
-    assert (code, err) == (0, "")
+    tokens, verdict = err.splitlines()
+    assert code == 0
+    assert tokens.startswith("warning: the vocabularies were not compared, and are taken to be the same")
+    assert verdict.startswith("warning: not alignable by permutation: "), "the user's own π"
     assert f"tensors moved onto {b} with α = 1" in out
     assert (tmp_path / "moved" / "transfusion.json").exists()
 
@@ -45,17 +52,58 @@ def test_the_whole_job(cli, made, tmp_path):
 def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
     a, b = made("vit", 1), made("vit", 2)
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
-    code, out, _ = cli(
-        "transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved", "--residual", "tied"
-    )
+    bases = ("--base", a, "--onto", b, "--anyway")
+    code, out, _ = cli("transport", tuned, *bases, "-o", tmp_path / "moved", "--residual", "tied")
     assert code == 0
-    assert (
-        "carried over from the fine-tune, where B has nothing to add to: classifier.weight, classifier.bias"
-        in out
-    )
-    assert "left out, because the fine-tune does not have them: pooler.dense.weight" in out
+    assert "taken from the fine-tune, because B has none that fit: classifier.weight, classifier.bias" in out
+    assert "left out of B, because the fine-tune does not have them: pooler.dense.weight" in out
     metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     assert metadata["alignment"]["residual"] == "tied"
+
+
+def test_bases_that_are_not_alignable_are_refused_with_the_command_to_type(cli, made, tmp_path):
+    """The default would write a result of no use; the command in the hint is accepted as it is."""
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned of A")
+    typed = ["transport", str(tuned), "--base", str(a), "--onto", str(b), "-o", str(tmp_path / "moved"), "-q"]
+    code, out, err = cli(*typed)
+    assert (code, out) == (4, "")
+    message, hint = err.splitlines()
+    assert message.startswith(f"error: nothing was written: {a} and {b} are not alignable by permutation: ")
+    before, command = hint.split("; type this instead: ")
+    assert before == "hint: --anyway writes the result nevertheless"
+    assert shlex.split(command) == ["transfusion", *typed, "--method", "auto", "--refine"]
+    assert cli(*shlex.split(command)[1:], "--dry-run")[0] == 0
+    assert not [path for path in tmp_path.iterdir() if "moved" in path.name]
+
+    for insisting in (["--anyway"], ["--method", "guarded"]):
+        code, _, err = cli(*typed, *insisting, "--force")
+        assert code == 0
+        assert err.startswith("warning: not alignable by permutation: "), "-q hides no warning"
+    code, out, err = cli(*typed, "--force", "--refine", "--refine-steps", 2)
+    assert (code, err, "not alignable" in out) == (0, "", False)
+
+
+@pytest.mark.parametrize("verb", ["transport", "merge"])
+def test_the_command_to_type_has_no_option_that_would_be_refused(verb, cli, made, tmp_path):
+    a, b = made("vit", 1), made("vit", 2)
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    limited = ["--memory", "2GB"] if verb == "transport" else []
+    bases = ["--base", a, "--onto", b, "-o", tmp_path / "moved", *limited]
+    code, _, err = cli(verb, *[tuned] * (1 + (verb == "merge")), *bases)
+    assert code == 4
+    assert err.endswith(" --method auto\n")
+
+
+def test_in_python_the_parameters_to_give_are_named(made, tmp_path):
+    tuned = finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
+    bases = {"base": made("vit", 1), "onto": made("vit", 2)}
+    with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
+        transfusion.transport(tuned, **bases)
+    assert refused.value.hint == (
+        '`anyway` writes the result nevertheless; give `method="auto"` and `refine=True`'
+    )
+    assert transfusion.transport(tuned, **bases, anyway=True).state_dict()
 
 
 def test_results_as_json_are_alone_on_stdout(cli, made, tmp_path):
@@ -125,11 +173,11 @@ def test_the_output_is_checked_before_any_work_even_in_a_dry_run(cli, made, tmp_
         assert info in err
 
 
-def test_a_transport_ends_with_the_advice(cli, made, tmp_path):
-    a, b = made("vit", 1), made("vit", 2)
+def test_a_transport_ends_with_the_advice(cli, made, shuffled, tmp_path):
+    a, b = shuffled("vit")
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
     _, out, _ = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved")
-    assert "not alignable by permutation: " in out
+    assert out.splitlines()[-2] == "alignable: the units of A were found again in B"
     code, _, err = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "no", "--merge")
     assert code == 2
     assert "whole model already" in err
@@ -245,8 +293,8 @@ def test_bases_that_compute_differently_are_noted(cli, made, tmp_path):
     shutil.copytree(made("llama", 2), tmp_path / "b")
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
-    _, _, err = cli("align", made("llama", 1), tmp_path / "b", "-o", tmp_path / "pi")
-    assert "the two bases have different settings: hidden_act (silu, relu)" in err
+    _, _, err = cli("align", made("llama", 1), tmp_path / "b", "-o", tmp_path / "pi", "-q")
+    assert "warning: the two bases have different settings: hidden_act (silu, relu)" in err
 
 
 def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
@@ -254,10 +302,10 @@ def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
 
     train_adapter(made("llama"), tmp_path / "adapter", ["q_proj"])
     edit(tmp_path / "adapter", base_model_name_or_path="org/other")
-    arguments = ("--base", made("llama", 1), "--onto", made("llama", 2), "-o", tmp_path / "moved")
-    code, _, err = cli("transport", tmp_path / "adapter", *arguments)
+    arguments = ("--base", made("llama", 1), "--onto", made("llama", 2), "-o", tmp_path / "moved", "-q")
+    code, _, err = cli("transport", tmp_path / "adapter", *arguments, "--anyway")
     assert code == 0
-    assert "says that it was trained on org/other" in err
+    assert f"warning: {tmp_path / 'adapter'} says that it was trained on org/other" in err
 
 
 @pytest.mark.parametrize("name", often(["SIGINT", "SIGTERM"], ["SIGTERM"]))  # SIGINT: test_journal
@@ -287,6 +335,7 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
         made("vit", 2),
         "-o",
         tmp_path / "moved",
+        "--anyway",
     ]
     found = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
@@ -294,12 +343,12 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
     assert found.returncode == 128 + getattr(signal, name)
     partial = tmp_path / ".moved.partial"
     kept = f"the same command resumes from {partial}"
-    assert found.stderr == f"interrupted; no output was written; {kept}\n"
+    assert found.stderr.splitlines()[-1] == f"interrupted; no output was written; {kept}"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".moved.partial", "tuned"]
     assert [path.suffix for path in (partial / "kept").iterdir()] == [".safetensors"], "π was lost"
     assert not list((partial / "output").iterdir())
     _, _, said = cli(*arguments)
-    assert said == "note: going on with the π that an interrupted run had found\n"
+    assert said.startswith("note: going on with the π that an interrupted run had found\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "tuned"]
 
 

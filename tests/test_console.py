@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import resource
@@ -10,13 +11,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors import SafetensorError
 
 import transfusion
 from families import CASES, finetuned
+from transfusion.cli import console
 from transfusion.cli.console import in_options, one_line, printable
 
 
@@ -34,6 +39,60 @@ def test_names_are_shown_as_they_are_and_control_nothing(name, cli):
 def test_only_line_breaks_are_more_than_letters():
     assert printable("π\tand\nτ\x1b[2J\udcff") == "π\\tand\nτ\\x1b[2J\\udcff"
     assert one_line("one\r\ntwo") == "one two"
+
+
+def test_a_phase_within_a_phase_has_a_bar_below_it(monkeypatch):
+    terminal = Console(file=StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True, raising=False)
+    messages = console.Messages(quiet=False)
+    with messages.bar(4, "outside") as outside:
+        outside("outer work")
+        with messages.bar(2, "inside") as inside:
+            inside("inner work")
+            assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work", "inner work"]
+        assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work"]
+    assert messages._bars is None
+    with pytest.raises(KeyboardInterrupt), messages.bar(1, "interrupted"):
+        raise KeyboardInterrupt
+    assert messages._bars is None
+
+
+def test_without_a_terminal_a_long_phase_prints_a_line_now_and_then(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console, "err", Console(stderr=True, highlight=False, soft_wrap=True))
+    for quiet in (False, True):
+        with console.Messages(quiet=quiet).bar(600, "refining") as advance:
+            for step in range(100):
+                now[0] += 1.0
+                advance(f"refining, loss {step}")
+        lines = capsys.readouterr().err.splitlines()
+        assert lines == [] if quiet else [f"{n}/600 refining, loss {n - 1}, {n} s" for n in (30, 60, 90)]
+
+
+STEERING = "x\x1b[2J\x07\x9b31m\x7f\u202ey"
+
+
+def test_strings_of_a_file_do_not_steer_the_terminal(cli, made, tmp_path):
+    """Wherever they are shown: tables, lines, JSON, notes and errors."""
+    a, b = made("vit", 1), made("vit", 2)
+    pi = transfusion.align(a, b, method="naive")
+    advice = {"verdict": STEERING, "text": STEERING, "instead": STEERING}
+    odd = replace(pi.provenance, method=STEERING, source=STEERING, target=STEERING, advice=advice)
+    replace(pi, provenance=odd).save(tmp_path / "pi.safetensors")
+    tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
+    moving = ("transport", tuned, "--base", a, "--onto", b, "--via", tmp_path / "pi.safetensors", "--force")
+    said = ""
+    for more in ((), ("--json",)):
+        for command in (("inspect", tmp_path / "pi.safetensors"), (*moving, "-o", tmp_path / "moved")):
+            code, out, err = cli(*command, *more)
+            assert code == 0, err
+            said += out + err
+    moved = json.loads(out)
+    assert moved["alignment"]["advice"]["text"] == STEERING, "as data, it is what it was"
+    assert "\\x9b31m" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
 
 
 NAMES = [
@@ -139,3 +198,16 @@ def test_hints_name_parameters_which_the_command_line_shows_as_options():
         command = any(word in hint for word in ("transfusion ", "ray ", "command line"))
         assert command or "--" not in hint, (module, hint)
         assert not re.search(r"`[a-z_]+(=[^`]*)?`", in_options(hint)), (module, hint)
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed, made, tmp_path):
+    """A service may start the program without them; the files of a run must not take their numbers."""
+    a, b = made("vit", 1), made("vit", 2)
+    command = f"align {a} {b} --method naive -o {tmp_path / 'pi.safetensors'}"
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m transfusion {command} {closed}"], capture_output=True, text=True
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert ("π written" in done.stdout) == (">&-" not in closed.split())
+    assert transfusion.Alignment.load(tmp_path / "pi.safetensors").provenance.method == "naive"

@@ -14,6 +14,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.matching.alignment_run import align
 from transfusion.matching.base_drift import OUTSIDE, describe_drift
 from transfusion.model.model import Model
+from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
 from transfusion.transportation.transport_run import transport
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
@@ -105,7 +106,43 @@ def test_align_tells_how_far_a_descendant_moved(made, tmp_path, cli):
     assert drift["layers.1"] == drift[OUTSIDE] == 0
     assert "most in layers.0" in describe_drift(drift)
     _, out, _ = cli("align", base, b, "-o", tmp_path / "again.safetensors")
-    assert "B moved from A by" in out
+    assert "B's weights differ from A's by" in out
+
+
+def test_an_adapter_whose_tensors_stay_as_they_are_fits_b_as_it_is(adapter, shuffled, tmp_path, cli):
+    base, lora = adapter
+    near = changed(base, tmp_path / "b", lambda name, value: value * 1.02)
+    _, out, _ = cli("transport", lora, "--base", base, "--onto", near, "-o", tmp_path / "moved")
+    was, is_now = (load_file(folder / "adapter_model.safetensors") for folder in (lora, tmp_path / "moved"))
+    assert all(bool((was[key] == is_now[key]).all()) for key in was)
+    first = out.splitlines()[0]
+    assert first == f"the fine-tune fits {near} as it is: all of its {len(was)} tensors are unchanged"
+    assert "B's weights differ from A's by 2.0% in every block; the adapter changes A's by" in out
+    _, far = shuffled("llama")
+    for b, more in ((far, ()), (near, ("--alpha", 0.5)), (near, ("--dtype", "float16"))):
+        _, out, _ = cli(
+            "transport", lora, "--base", base, "--onto", b, "-o", tmp_path / "x", "--force", *more
+        )
+        assert out.startswith(f"{len(was)} tensors moved onto {b} with α = "), more
+
+
+def test_what_b_changed_is_told_in_plain_sentences():
+    block = {"moved": 0.1, "strength": 0.02, "overwritten": 0.0, "contained": 0.0, "alpha": 1.0}
+    drift = {**block, "blocks": {"layers.0": {**block, "moved": 0.09999}, "layers.1": block}}
+    assert describe_adapter_drift(drift) == [
+        "where the adapter acts, B's weights differ from A's by 10.0% in every block; the adapter changes A's"
+        " by 2.0%",
+        "B's own change outweighs no part of the adapter",
+    ]
+    drift |= {"overwritten": 0.12, "contained": -0.3}
+    assert describe_adapter_drift(drift)[1:] == [
+        "B's own change outweighs 12% of the adapter",
+        "B's own change goes the other way, and undoes 30% of the adapter",
+    ]
+    assert describe_drift({"layers.0": 0.1}) == "B's weights differ from A's by 10.0%"
+    assert describe_drift({"layers.0": 0.1, "layers.1": 0.2}) == (
+        "B's weights differ from A's by 10.0% to 20.0%, most in layers.1"
+    )
 
 
 def test_kinds_without_directions_of_low_rank_go_by_the_size_of_weights(made, tmp_path):

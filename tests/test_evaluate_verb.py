@@ -49,7 +49,7 @@ def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path)
     command = ["evaluate", tuned, "--data", pictures, "--support", tensors, "--against", b]
     code, out, err = cli(*command, "-o", file)
     assert code == 0, err
-    assert f"note: {b}: nothing in its folder says how images are prepared" in err
+    assert f"warning: {b}: nothing in its folder says how images are prepared" in err
     assert "Task: class of every example of 2, on 6 examples" in out
     assert out.endswith(f"\nwritten to {file}\n")
     assert f"Gains are over {b}, in points for rates." in out

@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import os
+import re
 from io import BytesIO
 from pathlib import Path
 
@@ -369,6 +370,30 @@ def test_a_folder_of_classes_shows_only_regular_files_in_it(kind, tmp_path):
         os.mkfifo(place / "x.png")
     with pytest.raises(DataError, match=r"x\.png: (the link leads outside|not a regular file)"):
         read_examples(tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["train", "train.csv"])
+def test_a_split_that_leads_outside_is_not_followed(name, tmp_path):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "train" / "cat" / "x.png")
+    (tmp_path / "train.csv").write_text("text,label\na,0\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).symlink_to(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name}: the link leads outside"):
+        read_examples(tmp_path / "data")
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "BMP", "PNG", "JPEG", "MPO"])
+def test_every_kind_of_image_can_be_shown(kind, tmp_path):
+    place = tmp_path / f"x.{kind.lower()}"
+    picture = Image.new("RGB", (4, 4), (200, 200, 200))
+    picture.save(place, kind, **({"save_all": True, "append_images": [picture]} if kind == "MPO" else {}))
+    for one in (ImageFile.at(place), ImageFile("x", place.read_bytes())):
+        assert one.opened().getpixel((1, 1)) == (200, 200, 200)
+    place.write_bytes(place.read_bytes()[:12])
+    with pytest.raises(DataError, match="cannot be read as an image") as refused:
+        ImageFile("x", place.read_bytes()).opened()
+    assert not re.search("BytesIO|KeyError|'MPO'", str(refused.value))
 
 
 def test_no_other_program_is_started_to_show_a_picture(tmp_path, monkeypatch):

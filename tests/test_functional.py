@@ -456,7 +456,7 @@ def test_gradients_are_those_of_the_library(made):
         assert len(torch.unique(sent)) == sent.numel(), "and another one for every batch"
         norm = probed.evidence.pair("layernorm", GRADIENT)
         assert norm is not None
-        rows = norm[0][norm[0].abs().sum(1) > 0]
+        rows = norm[0][norm[0].abs().sum(1) > 0].double()
         reached = rows @ torch.linalg.pinv(model.read("classifier.weight").double())
         assert len(rows) > 0
         assert torch.allclose(reached @ model.read("classifier.weight").double(), rows, atol=1e-6)

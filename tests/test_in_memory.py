@@ -145,7 +145,8 @@ def test_from_checkpoints_to_a_module_in_two_lines(made, tmp_path):
     import transformers
 
     three = Three("llama", tmp_path)
-    moved = transfusion.transport(three.folders["tuned"], base=three.folders["a"], onto=three.folders["b"])
+    folders = three.folders
+    moved = transfusion.transport(folders["tuned"], base=folders["a"], onto=folders["b"], anyway=True)
     model = moved.module()
     assert isinstance(model, transformers.LlamaForCausalLM)
     assert model.config.vocab_size == 31
@@ -155,7 +156,8 @@ def test_from_checkpoints_to_a_module_in_two_lines(made, tmp_path):
 def test_from_modules_to_a_module(tmp_path):
     modules = Three("mistral-tied", tmp_path).modules
     before = {role: deepcopy(module.state_dict()) for role, module in modules.items()}
-    model = transfusion.transport(modules["tuned"], base=modules["a"], onto=modules["b"]).module()
+    bases = {"base": modules["a"], "onto": modules["b"]}
+    model = transfusion.transport(modules["tuned"], **bases, anyway=True).module()
     assert model.lm_head.weight is model.model.embed_tokens.weight, "what is tied stays tied"
     with torch.no_grad():
         for parameter in model.parameters():

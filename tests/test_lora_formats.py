@@ -17,7 +17,14 @@ from torch import Tensor
 
 from families import often
 from transfusion.data.probes.random_inputs import random_inputs, run_model
-from transfusion.errors import AdapterError, CheckpointError, MismatchError, SettingError
+from transfusion.errors import (
+    AdapterError,
+    CheckpointError,
+    MismatchError,
+    OutputError,
+    SettingError,
+    UselessResultError,
+)
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.model.model import Model
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -188,6 +195,50 @@ def test_a_moved_lora_does_on_b_what_it_did_on_a(format, model, shuffled, aligne
     assert {key: (one.shape, one.dtype) for key, one in was.items()} == {
         key: (one.shape, one.dtype) for key, one in now.items()
     }
+
+
+def test_where_nothing_brings_more_no_command_is_named(made, tmp_path):
+    """A LoRA file cannot be refined, and the stream of Flux not be rotated."""
+    a, b = made("flux", 1), made("flux", 2)
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
+    with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
+        transport(lora, base=a, onto=b)
+    assert refused.value.hint == "`anyway` writes the result nevertheless; or fine-tune B itself"
+
+
+def with_alphas(lora: Path, alpha: Tensor, factor: float = 1.0) -> Path:
+    """The same file with another alpha, and with all factors scaled."""
+    was = load_file(lora)
+    save_file(
+        {key: alpha.clone() if key.endswith(".alpha") else factor * one for key, one in was.items()}, lora
+    )
+    return lora
+
+
+def test_an_alpha_may_be_stored_in_eight_bits(shuffled, aligned, tmp_path):
+    a, b = shuffled("flux")
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
+    plain = transport(lora, base=a, onto=b, via=aligned(a, b), full=True).state_dict()
+    with_alphas(lora, torch.tensor(ALPHA).to(torch.float8_e4m3fn))
+    moved = tmp_path / "moved.safetensors"
+    transport(lora, base=a, onto=b, via=aligned(a, b), output=moved)
+    assert {one.dtype for key, one in load_file(moved).items() if key.endswith("alpha")} == {
+        torch.float8_e4m3fn
+    }
+    for name, tensor in transport(lora, base=a, onto=b, via=aligned(a, b), full=True).state_dict().items():
+        assert torch.equal(tensor, plain[name])
+
+
+def test_a_change_that_overflows_is_refused(shuffled, aligned, tmp_path):
+    a, b = shuffled("flux")
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
+    with_alphas(lora, torch.tensor(3e38), factor=1e20)
+    asked = {"base": a, "onto": b, "via": aligned(a, b), "output": tmp_path / "moved.safetensors"}
+    with pytest.raises(AdapterError, match="is too large to compute with: look at its alpha"):
+        transport(lora, **asked)
+    with pytest.raises(OutputError, match="has values that float32 cannot hold"):
+        merge([lora, lora], **asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["lora.safetensors"]
 
 
 def with_lora_of_diffusers(folder: Path, file: Path) -> dict[str, Tensor]:

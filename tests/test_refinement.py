@@ -17,7 +17,7 @@ from transfusion import align, rerun, transport
 from transfusion.data.probes.corruptions import corrupted_images, recombined_texts
 from transfusion.data.probes.gradient_inputs import REACH, adversarial, invert, roughness
 from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.errors import MismatchError, SettingError
+from transfusion.errors import MismatchError, SettingError, UselessResultError
 from transfusion.live.building import build
 from transfusion.model.model import Model
 from transfusion.runtime.memory_budget import PROGRAM
@@ -202,6 +202,73 @@ def test_an_interrupted_refinement_goes_on_to_the_same_bits(inputs, tmp_path):
     transport(**given, output=tmp_path / "out", progress=Counted())
     assert steps[0] == 13, "the first twelve steps were kept"
     assert equal(tmp_path / "whole", tmp_path / "out")
+
+
+class Phases(Progress):
+    """Remembers every bar, and how far it came."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, int] = {}
+        self.totals: dict[str, int | None] = {}
+
+    @contextmanager
+    def bar(self, total=None, text=""):
+        self.totals[text] = total
+        self.done.setdefault(text, 0)
+
+        def advance(_: str, done=None, total=None) -> None:
+            self.done[text] += 1
+
+        yield advance
+
+
+@pytest.mark.parametrize(("case", "preparing"), [(VIT, "inverting inputs"), ("gpt2", "writing texts")])
+def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing, inputs, tmp_path):
+    given = {**inputs(case), "refine": True, "refine_steps": 12}
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(3))
+    again = Phases()
+    transport(**given, output=tmp_path / "out", progress=again)
+    first = Phases()
+    transport(**given, output=tmp_path / "whole", progress=first)
+    assert {"reading", "building the models", "comparing starts with the fine-tune", "refining"} <= {
+        *first.done
+    }
+    assert first.done[preparing] >= first.totals[preparing] > 0
+    assert preparing not in again.done, "nothing is prepared twice"
+    assert equal(tmp_path / "whole", tmp_path / "out")
+
+
+def test_the_number_of_threads_is_tried_once_and_recorded(inputs, tmp_path, monkeypatch):
+    tried: list[int] = []
+    monkeypatch.setattr(refiner.Refiner, "fitting_threads", lambda self, most: tried.append(most) or 1)
+    given = {**inputs(VIT), "refine": True, "refine_steps": 12}
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(3))
+    moved = transport(**given, output=tmp_path / "out")
+    assert len(tried) == 1, "an interrupted run goes on with as many threads"
+    assert moved.metadata()["settings"]["refinement"]["threads"] == 1
+    rerun(tmp_path / "out", output=tmp_path / "again")
+    asked = transport(**given, resources=Resources(jobs=2)).metadata()
+    assert asked["settings"]["refinement"]["threads"] == 2, "whoever asks for a number gets it"
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("how", [{}, {"refine_rank": 4}])
+def test_a_dry_run_tells_the_memory_of_every_phase(how, inputs, cli, tmp_path):
+    given = inputs(VIT)
+    plain = transport(**given, dry_run=True).plan()
+    assert not {"memory_to_align", "memory_to_refine"} & plain.keys()
+    whole = transport(**given, refine=True, **how, dry_run=True).plan()
+    weights = Model.open(given["onto"]).checkpoint.parameters * 4
+    assert whole["memory_to_refine"] >= (5 if how else 8) * weights
+    options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
+    models = ("--base", given["base"], "--onto", given["onto"], "-o", tmp_path / "out")
+    auto = ("--method", "auto", "--refine", *options, "--dry-run")
+    code, out, _ = cli("transport", given["finetuned"], *models, *auto)
+    assert code == 0
+    assert "before that, finding π takes up to" in out
+    assert "and --refine at least" in out
 
 
 def test_no_run_goes_on_from_the_state_of_another(inputs, tmp_path):
@@ -538,7 +605,7 @@ def test_a_functional_pi_is_checked_unless_alpha_is_given(made, tmp_path_factory
     assert checked["output_shift"]["lowered"]["reach"] == 1.2
     assert plan.transport(tuned, alpha=1.0).metadata()["alpha"] == 1.0
     monkeypatch.setattr(plan.__class__, "alpha_search", lambda *args, **more: _named(0.01, 0.5))
-    with pytest.raises(MismatchError, match="would not move as A's did"):
+    with pytest.raises(UselessResultError, match="would not move as A's did"):
         plan.transport(tuned, alpha=None)
 
 

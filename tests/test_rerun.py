@@ -36,8 +36,8 @@ def run(cli, inputs, *more):
 @pytest.mark.parametrize(
     "settings",
     [
-        [],
-        ["--alpha", "0.5", "--dtype", "bfloat16", "--residual", "tied"],
+        ["--anyway"],
+        ["--alpha", "0.5", "--dtype", "bfloat16", "--residual", "tied", "--anyway"],
         ["--alpha", "auto", "--method", "transfusion"],
         ["--method", "ot"],
         ["--method", "random", "--seed", "4"],
@@ -229,7 +229,7 @@ def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):
 
 
 def test_the_card_tells_people(cli, inputs, tmp_path):
-    code, _, err = run(cli, inputs, "-o", tmp_path / "first")
+    code, _, err = run(cli, inputs, "-o", tmp_path / "first", "--anyway")
     assert code == 0, err
     text = (tmp_path / "first" / "README.md").read_text()
     card = ModelCard.load(tmp_path / "first" / "README.md")

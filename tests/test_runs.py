@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,16 +77,31 @@ def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):
 
     monkeypatch.setattr(DenseTransport, "rows", stop)
     with pytest.raises(KeyboardInterrupt):
-        transfusion.transport(**inputs, output=tmp_path / "moved")
+        transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
     monkeypatch.setattr(DenseTransport, "rows", rows)
     noted = Noted()
-    transfusion.transport(**inputs, output=tmp_path / "moved", progress=noted)
-    assert noted.notes == ["note: going on with the π that an interrupted run had found"]
+    transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True, progress=noted)
+    assert noted.notes[0] == "note: going on with the π that an interrupted run had found"
     metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     assert metadata["run"]["seconds"] > 0
     assert metadata["command"] is None
     assert metadata["settings"] == {"new_tokens": "refuse"}
     assert (tmp_path / "moved" / "README.md").exists()
+
+
+def test_a_run_that_is_refused_leaves_nothing(inputs, tmp_path, monkeypatch):
+    """π was found and kept for a run that resumes; nobody resumes a run whose inputs are refused."""
+    kept = []
+
+    def refuse(self, entry, rows):
+        kept.extend((tmp_path / ".moved.partial" / "kept").iterdir())
+        raise MismatchError("the inputs are at fault", hint="give others")
+
+    monkeypatch.setattr(DenseTransport, "rows", refuse)
+    with pytest.raises(MismatchError, match="at fault"):
+        transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
+    assert kept
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
 
 def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
@@ -163,13 +179,47 @@ def test_a_base_with_other_weights_is_noted(made, tmp_path):
     train_adapter(made("llama", 1), tmp_path / "lora", ["q_proj"])
     edit(tmp_path / "lora", base_model_name_or_path=os.fspath(made("llama", 2)))
     noted = Noted()
-    one, two, three = (Model.open(made("llama", seed)) for seed in (1, 2, 3))
+    one, three = (Model.open(made("llama", seed)) for seed in (1, 3))
     open_finetune(tmp_path / "lora", one, three, progress=noted)
     assert "says that it was trained on" in noted.notes[0]
     assert Adapter.open(tmp_path / "lora").label in noted.notes[0]
     assert "if that is another model, give it as `base`" in noted.notes[0]
-    open_finetune(tmp_path / "lora", one, two, progress=noted)
-    assert "are `base` and `onto` swapped?" in noted.notes[1]
+
+
+def test_an_adapter_of_b_is_refused(cli, made, tmp_path):
+    """A and B were swapped, or the adapter was moved already: nothing is written, and -q hides no warning."""
+    a, b = made("llama", 1), made("llama", 2)
+    train_adapter(b, tmp_path / "lora", ["q_proj"])
+    edit(tmp_path / "lora", base_model_name_or_path=os.fspath(b))
+    bases = ("--base", a, "--onto", b, "--method", "naive", "-q")
+    for verb, more in (("transport", ()), ("merge", (tmp_path / "lora",))):
+        out = ("-o", tmp_path / verb)
+        code, _, err = cli(verb, tmp_path / "lora", *more, *bases, *out)
+        assert (code, (tmp_path / verb).exists()) == (1, False)
+        assert f"says that it was trained on {b}, which is {b}, the model to move it onto" in err
+        assert "are --base and --onto swapped? If its record is wrong, insist with --trust-base" in err
+        code, _, err = cli(verb, tmp_path / "lora", *more, *bases, *out, "--trust-base")
+        assert (code, (tmp_path / verb).exists()) == (0, True)
+        assert f"warning: {tmp_path / 'lora'} says that it was trained on {b}, and the base is {a}" in err
+
+
+@pytest.mark.parametrize("revision", [None, "v1", "v2"])
+def test_a_revision_of_the_named_base_is_that_base(revision, made, tmp_path):
+    """An adapter names org/name, and --base org/name@v1 may be it: only another revision rules that out."""
+    train_adapter(made("llama", 1), tmp_path / "lora", ["q_proj"])
+    edit(tmp_path / "lora", base_model_name_or_path="org/name", revision=revision)
+    one, two = Model.open(made("llama", 1)), Model.open(made("llama", 2))
+    one, two = (
+        replace(model, checkpoint=replace(model.checkpoint, label=label))
+        for model, label in ((one, "org/name@v1"), (two, "org/name"))
+    )
+    noted = Noted()
+    if revision == "v2":
+        with pytest.raises(MismatchError, match="swapped"):
+            open_finetune(tmp_path / "lora", one, two, progress=noted)
+    else:
+        open_finetune(tmp_path / "lora", one, two, progress=noted)
+    assert noted.notes == []
 
 
 def test_a_moved_adapter_is_shown_by_its_name(made, tmp_path):

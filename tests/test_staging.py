@@ -542,3 +542,19 @@ def test_fifty_kills_at_random_moments(inputs, undisturbed, tmp_path):
     assert content(place) == content(undisturbed)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "pi.safetensors"]
     assert Model.open(place)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("target", ["loop", "nowhere"])
+def test_a_link_that_leads_nowhere_is_refused_before_any_work(target, inside, cli, inputs, tmp_path):
+    (place := tmp_path / "loop").symlink_to(target)
+    output = place / "moved" if inside else place
+    a, b, tuned = (inputs[name] for name in ("a", "b", "tuned"))
+    for command in (
+        ("align", a, b, "--method", "naive"),
+        ("transport", tuned, "--base", a, "--onto", b, "--method", "naive"),
+    ):
+        code, _, err = cli(*command, "-o", output)
+        assert code == 1
+        assert f"error: {place} is a link that leads nowhere" in err
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name]

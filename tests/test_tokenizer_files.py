@@ -66,12 +66,13 @@ def test_every_kind_of_file_is_read(tmp_path):
         ("[]", "a JSON object was expected"),
         ('{"model": 3}', "no vocabulary in it"),
         ('{"model": {"vocab": {}}}', "there is no token in it"),
-        ('{"model": {"vocab": {"a": "b"}}}', "has no row"),
+        ('{"model": {"vocab": {"a": "b"}}}', "'b' is no row"),
         ('{"model": {"vocab": {"a": -1}}}', "-1 is no row"),
         ('{"model": {"vocab": {"a": 99999999999}}}', "is no row"),
         ('{"model": {"vocab": [[3, 0.5]]}}', "a token is no text"),
         ('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "b"}]}', "an added token has no id"),
         ('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": true, "content": "b"}]}', "True is no row"),
+        ('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": [1], "content": "b"}]}', "[1] is no row"),
         ('{"model": {"vocab": {"a": 0}}, "added_tokens": 3}', "added_tokens is no list"),
     ],
 )
@@ -81,6 +82,24 @@ def test_damaged_files_are_named(text, reason, tmp_path):
     assert found is None
     assert reason in why
     assert str(tmp_path / "tokenizer.json") in why
+
+
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        ("added_tokens.json", {"x": [1]}),
+        ("added_tokens.json", {"x": {}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 12: {"content": "x"}}}),
+    ],
+)
+def test_rows_of_added_tokens_are_numbers(name, added, tmp_path):
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    (tmp_path / name).write_text(json.dumps(added))
+    found, why = tokens_in(tmp_path)
+    assert found is None
+    assert why.startswith(f"{tmp_path / name}: ")
+    assert "is no row of a vocabulary" in why
 
 
 def test_files_that_lead_outside_are_not_read(tmp_path):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from transfusion.errors import AlignmentError, MismatchError, OutputError, Setti
 from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.applied_model import apply
@@ -239,8 +239,12 @@ def test_settings_that_the_fine_tune_changed_come_along(name, shuffled, aligned,
     changed = finetuned(CASES["llama"], a, tmp_path / "changed")
     tuned = with_settings(changed, tmp_path / "tuned", **SETTINGS[name])
     notes = []
-    progress = MagicMock(note=notes.append)
-    moved = transport(tuned, base=a, onto=b, via=aligned(a, b), output=tmp_path / "moved", progress=progress)
+
+    class Noted(Progress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    moved = transport(tuned, base=a, onto=b, via=aligned(a, b), output=tmp_path / "moved", progress=Noted())
     load = transformers.LlamaForCausalLM.from_pretrained
     ids = torch.randint(0, 31, (2, 15), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -336,7 +340,8 @@ def test_any_float_type_can_be_moved(dtype, made, tmp_path):
             model.model.norm.weight.data *= 1.5
         model.save_pretrained(tmp_path / role)
         folders[role] = tmp_path / role
-    state = transport(folders["tuned"], base=folders["a"], onto=folders["b"], residual="fixed").state_dict()
+    bases = {"base": folders["a"], "onto": folders["b"], "residual": "fixed", "anyway": True}
+    state = transport(folders["tuned"], **bases).state_dict()
     assert {value.dtype for value in state.values()} == {dtype}
     own = Model.open(folders["b"]).checkpoint.read("model.norm.weight").double()
     was = Model.open(folders["a"]).checkpoint.read("model.norm.weight").double()

@@ -725,6 +725,25 @@ def test_a_result_is_checked_whole_before_a_page_is_made_of_it(name, tmp_path):
             assert str(file) in caught.value.message
 
 
+@pytest.mark.parametrize("name", results())
+def test_a_result_with_an_empty_list_is_refused_or_shown_without_a_warning(name, tmp_path):
+    from transfusion.reporting.build_report import report
+
+    refused = []
+    for path in keys_in(whole := results()[name]):
+        found = whole
+        for step in path:
+            found = found[step]
+        if isinstance(found, list):
+            put(*path, [])(info := results()[name], None)
+            (file := tmp_path / "result.json").write_text(json.dumps(info))
+            try:
+                str(report(file))
+            except DataError:
+                refused.append(path[-1])
+    assert name != "evaluate" or refused == ["models"]
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"verb": [1]}', '{"verb": {"a": 1}}', "5", '{"verb": "sweep"}', "{", "\0"]
 )

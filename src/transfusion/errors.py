@@ -12,7 +12,8 @@
     ├── SettingError       an argument that is wrong
     ├── LibraryError       an optional library that is needed and not installed
     ├── ClusterError       workers that cannot be started, or that died
-    └── VerificationError  two computations that should agree and do not
+    ├── VerificationError  two computations that should agree and do not
+    └── UselessResultError a result that would not be worth writing
 
 The command line prints the message and the hint, never a traceback (unless
 ``TRANSFUSION_DEBUG=1``), and exits with ``exit_code``.
@@ -95,6 +96,12 @@ class VerificationError(TransfusionError):
     """Two computations that should agree and do not."""
 
     exit_code = 3
+
+
+class UselessResultError(TransfusionError):
+    """A result that would not be worth writing, unless the user insists with ``anyway``."""
+
+    exit_code = 4
 
 
 def listing(items: Iterable[object], limit: int = 8) -> str:

@@ -147,12 +147,14 @@ def _manners(ran: Ran) -> list[str]:
     found = []
     if ran.error:
         found.append(f"raised {ran.error}")
-    elif ran.code not in (0, 1, 2, 3):
+    elif ran.code not in (0, 1, 2, 3, 4):
         found.append(f"exit code {ran.code}")
     if "unexpected:" in ran.err or "Traceback" in ran.err or "panicked" in ran.err:
         found.append("an unexpected error")
-    if ran.code == 1 and "hint:" not in ran.err:
+    if ran.code in (1, 4) and "hint:" not in ran.err:
         found.append("an error without a hint")
+    if odd := {letter for letter in ran.out + ran.err if not letter.isprintable() and letter != "\n"}:
+        found.append(f"characters that may steer a terminal: {sorted(odd)}")
     if ran.command.refused and ran.code == 0:
         found.append("not refused")
     if ran.command.done and ran.code != 0:

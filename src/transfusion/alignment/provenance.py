@@ -74,6 +74,7 @@ class AdviceInfo(TypedDict, total=False):
 
     verdict: Required[str]
     text: Required[str]
+    instead: str
     identity: Number
     found: Number
     null: Number | None

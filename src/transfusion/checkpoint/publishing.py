@@ -60,11 +60,15 @@ def require_writable(
 
 
 def _require_name(path: Path) -> None:
-    """Refuse a name that no file can have."""
+    """Refuse a name that no file can have, and a link to nothing or in a circle."""
     try:
         if not path.name or "\0" in str(path):
             raise OutputError(f"{path} cannot be an output", hint="give a name for the output")
-        path.exists()
+        for place in (path, *path.parents):
+            if not place.exists() and place.is_symlink():
+                raise OutputError(
+                    f"{place} is a link that leads nowhere", hint="remove it, or give another name"
+                )
         str(path).encode()
     except OSError as error:
         raise OutputError(

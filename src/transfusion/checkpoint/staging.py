@@ -230,21 +230,21 @@ def _locked(staging: StagingFolder) -> Iterator[None]:
 
 @contextmanager
 def _explained(staging: StagingFolder) -> Iterator[None]:
-    """Keep finished shards when a run is interrupted, but not when its inputs are refused."""
+    """Keep finished and kept files when a run is interrupted, but nothing when its inputs are refused."""
+    going_on = f"the same command resumes from {staging.root}"
     try:
         yield
-    except ClusterError as error:  # the inputs are not at fault
-        staging.tidy()
-        if staging.finished:
-            error.hint = f"{error.hint}; the same command resumes from {staging.root}"
-        raise
-    except TransfusionError:
-        staging.finished = {}
-        staging.tidy()
+    except TransfusionError as error:
+        full = isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
+        if isinstance(error, ClusterError) or full:  # the inputs are not at fault
+            staging.tidy()
+            if staging.root.exists():
+                error.hint = f"{error.hint}; {going_on}"
+        else:
+            shutil.rmtree(staging.root, ignore_errors=True)
         raise
     except BaseException as error:
         staging.tidy()
-        going_on = f"the same command resumes from {staging.root}"
         if isinstance(error, OSError) and staging.root.exists():
             raise OutputError(
                 f"{staging.path} could not be written ({error.strerror or error}); nothing was changed",

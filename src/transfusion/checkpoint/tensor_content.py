@@ -19,6 +19,8 @@ def all_finite(tensor: Tensor, stored_as: torch.dtype | None = None) -> bool:
     """
     if not tensor.numel():
         return True
+    if tensor.dtype.itemsize == 1:  # of float8, torch knows no minimum
+        tensor = tensor.float()
     ends = torch.stack(torch.aminmax(tensor))
     return bool(torch.isfinite(ends if stored_as is None else ends.to(stored_as)).all())
 

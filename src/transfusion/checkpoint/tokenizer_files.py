@@ -121,11 +121,11 @@ def _of_tokenizer_json(path: Path) -> TokenTable:
     listed = whole.get("added_tokens") or []
     if not isinstance(listed, list):
         raise CheckpointError(f"{path}: added_tokens is no list", hint=_AGAIN)
-    added: dict[Any, Any] = {}
+    added: dict[int, Any] = {}
     for one in listed:
         if not isinstance(one, dict) or "id" not in one:
             raise CheckpointError(f"{path}: an added token has no id", hint=_AGAIN)
-        added[one["id"]] = one.get("content")
+        added[_row(one["id"], path)] = one.get("content")
     return _table(vocabulary, added, _kind(whole, model or {}, vocabulary), path)
 
 
@@ -152,35 +152,38 @@ def _types(part: Any, depth: int = 0) -> Iterator[str]:
                 yield from _types(one, depth + 1)
 
 
-def _by_row(vocabulary: Mapping[str, Any], path: Path) -> dict[Any, Any]:
+def _row(value: object, path: Path) -> int:
+    """Return a row of a vocabulary; refuse what is none."""
+    if type(value) is not int or not 0 <= value < _MOST_ROWS:
+        raise CheckpointError(f"{path}: {value!r:.80} is no row of a vocabulary", hint=_AGAIN)
+    return value
+
+
+def _by_row(vocabulary: Mapping[str, Any], path: Path) -> dict[int, Any]:
     """Return the tokens of a vocabulary by row; refuse two tokens in one row."""
-    found: dict[Any, Any] = {}
+    found: dict[int, Any] = {}
     for token, row in vocabulary.items():
-        if not isinstance(row, int):
-            raise CheckpointError(f"{path}: {token!r:.80} has no row", hint=_AGAIN)
-        if row in found:
+        if _row(row, path) in found:
             raise CheckpointError(f"{path}: {token!r:.80} and {found[row]!r:.80} share a row", hint=_AGAIN)
         found[row] = token
     return found
 
 
-def _added_beside(folder: Path, names: set[str]) -> dict[Any, Any]:
+def _added_beside(folder: Path, names: set[str]) -> dict[int, Any]:
     """Return the tokens that were added to a vocabulary, from the files beside it."""
-    found: dict[Any, Any] = {}
-    if _ADDED[0] in names:
-        found |= {row: token for token, row in read_json(folder / _ADDED[0]).items()}
-    decoder = read_json(folder / _ADDED[1]).get("added_tokens_decoder") if _ADDED[1] in names else None
+    found: dict[int, Any] = {}
+    listed, settings = (folder / name for name in _ADDED)
+    if listed.name in names:
+        found |= {_row(row, listed): token for token, row in read_json(listed).items()}
+    decoder = read_json(settings).get("added_tokens_decoder") if settings.name in names else None
     for row, token in (decoder if isinstance(decoder, dict) else {}).items():
         if row.isdecimal() and isinstance(token, dict):
-            found[int(row)] = token.get("content")
+            found[_row(int(row) if len(row) < 20 else row, settings)] = token.get("content")
     return found
 
 
-def _table(vocabulary: Mapping[Any, Any], added: Mapping[Any, Any], kind: str, path: Path) -> TokenTable:
+def _table(vocabulary: Mapping[int, Any], added: Mapping[int, Any], kind: str, path: Path) -> TokenTable:
     found = {**vocabulary, **added}
-    odd = (row for row in found if type(row) is not int or not 0 <= row < _MOST_ROWS)
-    if (row := next(odd, None)) is not None:
-        raise CheckpointError(f"{path}: {row!r:.80} is no row of a vocabulary", hint=_AGAIN)
     if any(not isinstance(token, str) for token in found.values()):
         raise CheckpointError(f"{path}: a token is no text", hint=_AGAIN)
     if not found:

@@ -20,9 +20,15 @@ class Interrupted(BaseException):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit.
 
-    0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 130 or 143 interrupted.
+    0 done, 1 a known error, 2 wrong usage, 3 a failed verification, 4 nothing worth writing, 130 or 143
+    interrupted.
     """
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:  # closed, as by >&-; a file would be opened under its number
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     signals: list[int] = []
+    # Threads of torch wait for each other asleep: on a busy machine, spinning is many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
@@ -58,8 +64,10 @@ def _run(arguments: list[str] | None) -> None:
 
 
 def _stop(error: BaseException, signum: int) -> NoReturn:
+    from transfusion.cli.console import printable
+
     notes = getattr(error, "__notes__", [])
-    print("; ".join(["interrupted", "no output was written", *notes]), file=sys.stderr)
+    print(printable("; ".join(["interrupted", "no output was written", *notes])), file=sys.stderr)
     sys.exit(128 + signum)
 
 

@@ -79,7 +79,7 @@ def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
 
     metadata = pi.provenance
     trace = metadata.objective
-    moved = pi.moved_axes
+    moved, advice = pi.moved_axes, metadata.advice
     result = {
         "transfusion": __version__,
         "verb": "align",
@@ -93,12 +93,14 @@ def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
         "sweeps": max(0, len(trace) - 1),
         "objective": list(trace),
         "assignment_gap": metadata.gap,
-        "advice": dict(metadata.advice) or None,
+        "advice": dict(advice) or None,
         **({"vocabulary": dict(metadata.vocabulary)} if metadata.vocabulary else {}),
         "run": dict(metadata.run),
     }
-    lines = [f"{metadata.advice['verdict']}: {metadata.advice['text']}"] if metadata.advice else []
-    if drift := metadata.advice.get("drift"):
+    lines = [f"{advice['verdict']}: {advice['text']}"] if advice else []
+    if instead := advice.get("instead"):
+        lines.append(f"better: {instead}")
+    if drift := advice.get("drift"):
         lines.append(describe_drift(drift))
     lines.append(f"π written to {output}: {moved} of {len(pi.maps)} axes moved")
     if trace and verbose:

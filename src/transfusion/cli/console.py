@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -20,30 +21,50 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.text import Text
 
 from transfusion.errors import TransfusionError
 from transfusion.runtime.progress import Advance, Progress
 
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that escapes the control characters of all texts: strings from files may steer a terminal."""
+
+    def render(self, *given: Any, **options: Any) -> Iterator[Segment]:
+        """Render as usual, with printable texts alone."""
+        for segment in super().render(*given, **options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+out = SafeConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 VERB: ContextVar[str | None] = ContextVar("VERB", default=None)
 """The verb that is running."""
 
 
 class Messages(Progress):
-    """Notes, details and bars on stderr: none of them, the usual, or all."""
+    """Notes, details and bars on stderr: none of them, the usual, or all. Warnings are always printed."""
 
     def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
         self._printed: set[str] = set()
+        self._bars: Bars | None = None
 
     def note(self, text: str) -> None:
         """Print a note, once: a run may open its models several times."""
-        if not self.quiet and text not in self._printed:
+        if not self.quiet:
+            self._print_once(text, "dim")
+
+    def warn(self, text: str) -> None:
+        """Print a warning about the result, once."""
+        self._print_once(f"warning: {text}", "yellow")
+
+    def _print_once(self, text: str, style: str) -> None:
+        if text not in self._printed:
             self._printed.add(text)
-            err.print(one_line(in_options(text)), style="dim", markup=False)
+            err.print(one_line(in_options(text)), style=style, markup=False)
 
     def detail(self, text: str) -> None:
         """Print a note, if details were asked for."""
@@ -52,28 +73,67 @@ class Messages(Progress):
 
     @contextmanager
     def bar(self, total: int | None = None, text: str = "") -> Iterator[Advance]:
-        """Draw a bar on a terminal."""
+        """Draw a bar, below that of the phase around it; without a terminal, print a line now and then."""
+        if self.quiet:
+            with super().bar(total, text) as advance:
+                yield advance
+        elif not sys.stderr.isatty():
+            yield _Lines(total)
+        else:
+            with self._opened() as bars:
+                task = bars.add_task("", total=total, what=text)
+
+                def advance_task(text: str, done: int | None = None, total: int | None = None) -> None:
+                    if done is None:
+                        bars.update(task, advance=1, what=text)
+                    else:
+                        bars.update(task, completed=done, total=total, what=text)
+
+                yield advance_task
+                bars.remove_task(task)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Bars]:
+        """Return the display that is open, or open one for the length of the block."""
+        if self._bars is not None:
+            yield self._bars
+            return
         columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         words = TextColumn("{task.completed}/{task.total} {task.fields[what]}", markup=False)
-        hidden = self.quiet or not sys.stderr.isatty()
-        with Bars(*columns, words, console=err, transient=True, disable=hidden) as bars:
-            task = bars.add_task("", total=total, what=text)
+        with Bars(*columns, words, console=err, transient=True) as self._bars:
+            try:
+                yield self._bars
+            finally:
+                self._bars = None
 
-            def advance(text: str, done: int | None = None, total: int | None = None) -> None:
-                if done is None:
-                    bars.update(task, advance=1, what=text)
-                else:
-                    bars.update(task, completed=done, total=total, what=text)
 
-            yield advance
+class _Lines:
+    """A phase without a terminal, as in a log: a line every half minute."""
+
+    EVERY = 30.0
+
+    def __init__(self, total: int | None) -> None:
+        self.total, self.done, self.begun = total, 0, monotonic()
+        self.printed = self.begun
+
+    def __call__(self, text: str, done: int | None = None, total: int | None = None) -> None:
+        """Count, and print a line if the last one is old."""
+        self.done = self.done + 1 if done is None else done
+        self.total = self.total if total is None else total
+        now = monotonic()
+        if now - self.printed >= self.EVERY:
+            self.printed = now
+            counted = f"{self.done}/{self.total}" if self.total else str(self.done)
+            err.print(one_line(f"{counted} {text}, {now - self.begun:.0f} s"), style="dim", markup=False)
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────
 
 
 def print_json(value: Any) -> None:
-    """Print a result for another program."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print a result for another program; control characters are escaped as JSON does it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print("".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text))
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str) -> None:
@@ -148,6 +208,8 @@ def one_line(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text in which every unprintable letter except line breaks is escaped."""
+    if text.isprintable():
+        return text
     return "".join(
         letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
     )

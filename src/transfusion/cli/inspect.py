@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from transfusion.cli.console import err, out, print_json
+from transfusion.cli.console import err, out, print_json, printable
 from transfusion.cli.options import ArchitectureFile, Config, Force, Json
 
 
@@ -76,7 +76,7 @@ def _propose(model: str, config: Path | None, output: Path | None, force: bool, 
         print_json({**written, "certified_on": proposal.certified_on, "checks": info, "text": proposal.text})
         return
     if output is None:
-        print(proposal.text, end="")
+        print(printable(proposal.text), end="")
     messages = err if output is None else out
     for check in checks:
         messages.print(f"✓ {check}", markup=False)

@@ -128,7 +128,7 @@ Anyway = Annotated[
     bool,
     typer.Option(
         "--anyway",
-        help="Insist where A and B, of different shapes, compute unrelated things.",
+        help="Insist where A and B have so little in common that the result would be of no use.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -181,7 +181,7 @@ From = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors, warnings and results.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details.")]
 
 # ── resources ────────────────────────────────────────────────────────────────────────────────

@@ -208,25 +208,34 @@ def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_j
         f" {format_bytes(plan['bytes_to_write'])}\n"
         f"{memory}: {format_bytes(plan['memory'])} for tensors, and the program"
     )
+    if "memory_to_align" in plan:
+        text += f"\nbefore that, finding π takes up to {format_bytes(plan['memory_to_align'])}"
+    if "memory_to_refine" in plan:
+        needed = format_bytes(plan["memory_to_refine"])
+        text += f"\nand --refine at least {needed}: A, its fine-tune, B and the student, in float32"
     show({"would_write": str(output), **plan}, as_json, text)
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the metadata of an output, line by line; the verdict on π last."""
+    """Return the metadata of an output, line by line; the verdict on π last, unless it was a warning."""
+    from transfusion.matching.advice import Verdict
     from transfusion.model.vocabulary_map import describe_vocabulary
     from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
     from transfusion.transportation.alpha import Alpha
     from transfusion.transportation.refinement.refinement_settings import describe_refinement
 
-    first = f"{metadata['moved']} tensors moved onto {metadata['onto']['name']}"
-    first += f" with α = {Alpha.of(metadata['alpha'])}"
+    moved, onto = metadata["moved"], metadata["onto"]["name"]
+    if metadata.get("fits_as_it_is"):
+        first = f"the fine-tune fits {onto} as it is: all of its {moved} tensors are unchanged"
+    else:
+        first = f"{moved} tensors moved onto {onto} with α = {Alpha.of(metadata['alpha'])}"
     if metadata["verb"] == "merge":
         names = listing([one["name"] for one in metadata["finetuned"]], 3)
         first += f"; {len(metadata['finetuned'])} fine-tunes combined by {metadata['how']}: {names}"
     if metadata.get("unchanged"):
         first += f"; {metadata['unchanged']} more are as in B"
     lines = [first]
-    lines += _named("carried over from the fine-tune, where B has nothing to add to", metadata["carried"])
+    lines += _named("taken from the fine-tune, because B has none that fit", metadata["carried"])
     if metadata.get("kept") is not None:
         kept = f"keeps at least {metadata['kept']:.1%} of the change of every module"
         lines.append(f"factored to rank {metadata['rank']}, which {kept}")
@@ -239,9 +248,9 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     lines += _shift(metadata.get("output_shift") or {}, refinable=metadata["verb"] == "transport")
     lines += describe_adapter_drift(metadata["drift"]) if metadata.get("drift") else []
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
-    lines += _named("left out, because the fine-tune does not have them", metadata.get("dropped", ()))
+    lines += _named("left out of B, because the fine-tune does not have them", metadata.get("dropped", ()))
     lines += _named("not moved, because B has no counterpart", metadata.get("left_out", ()))
-    if advice := metadata["alignment"]["advice"]:
+    if (advice := metadata["alignment"]["advice"]) and advice["verdict"] != Verdict.DOUBT:
         lines.append(f"{advice['verdict']}: {advice['text']}")
     return lines
 
@@ -256,15 +265,14 @@ def _shift(output_shift: Mapping[str, Any], *, refinable: bool) -> list[str]:
     because = []
     if lowered := output_shift.get("lowered"):
         because.append(
-            f"α was lowered from {lowered['alpha']:g}, where B's outputs would move by"
-            f" {lowered['reach']:.2f} of their own spread,"
-            f" with a cosine of only {lowered['direction']:.2f}"
-            + ("; --refine brings more of the fine-tune" if refinable else "")
+            f"α was lowered from {lowered['alpha']:g}: there, B's outputs would move by"
+            f" {lowered['reach']:.2f} of their own spread, and in another direction than A's (cosine"
+            f" {lowered['direction']:.2f})" + ("; --refine brings more of the fine-tune" if refinable else "")
         )
     return [
         *because,
-        f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with that of"
-        f" A's, and {size:.2f} of its size",
+        f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with the change"
+        f" of A's, and is {size:.2f} times as large",
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from transfusion.cli.console import out, print_json
+from transfusion.cli.console import Messages, out, print_json
 from transfusion.cli.options import ArchitectureFile, Config, Force, Json, MemoryOption, Result
 from transfusion.cli.search_options import CalibrateOption
 from transfusion.errors import VerificationError
@@ -83,6 +83,7 @@ def _compare(
         output=output,
         force=force,
         resources=Resources(memory=memory),
+        progress=Messages(quiet=False),
     )
     if as_json:
         print_json(found.record)
@@ -122,6 +123,7 @@ def _predict(
         output=output,
         force=force,
         resources=Resources(memory=memory),
+        progress=Messages(quiet=False),
     )
     if as_json:
         print_json(found.record)

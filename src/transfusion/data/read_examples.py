@@ -73,10 +73,10 @@ def _folder(path: Path, split: str | None, asked: Columns) -> Examples:
     places = sorted(one.name for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
     tables = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in TABLES}
     if tables and not places:
-        return _file(tables[_split_of(path, list(tables), split)], asked)
+        return _file(path_inside(path, tables[_split_of(path, list(tables), split)], DataError), asked)
     splits = [name for name in places if name.lower() in SPLITS]
     if split is not None or (splits and len(splits) == len(places)):
-        path = path / _split_of(path, splits, split)
+        path = path_inside(path, path / _split_of(path, splits, split), DataError)
     return _classes(path)
 
 
@@ -95,7 +95,7 @@ def _split_of(path: Path, splits: list[str], asked: str | None) -> str:
 def _classes(path: Path) -> Examples:
     """Read one folder per class, in the order of the names."""
     places = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
-    found = {place.name: files for place in places if (files := find_images(place))}
+    found = {place.name: files for place in places if (files := find_images(place, path))}
     if not found:
         beside = ", only images without a folder" if find_images(path) else ""
         raise DataError(

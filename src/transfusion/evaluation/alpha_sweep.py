@@ -187,7 +187,7 @@ def sweep(
             hint="give the support without a task head, or sweep it on its own",
         )
     a, b = open_bases(base, onto, config, progress, vocabulary_share)
-    tuned = open_finetune(finetuned, a, b, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
     with resources.in_process():
         lines = AlphaLines.of(
             tuned,
@@ -204,7 +204,7 @@ def sweep(
         with progress.bar(len(chosen) * (len(found) + naive), "building the models") as advance:
             swept = _sweep(lines, chosen, asked, other, ways, batch, dtype, advance)
     for note in swept.notes:
-        progress.note(f"note: {note}")
+        progress.warn(note)
     return files.finish(swept, record)
 
 

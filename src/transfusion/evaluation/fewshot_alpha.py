@@ -195,7 +195,7 @@ def fewshot(
     learned = [Path(path) for path in (output, naive_output) if path is not None]
     require_places([*learned, *files.paths], read, force=force)
     a, b = open_bases(base, onto, config, progress, vocabulary_share)
-    tuned = open_finetune(finetuned, a, b, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
     with resources.in_process():
         lines = AlphaLines.of(
             tuned,
@@ -212,7 +212,7 @@ def fewshot(
         with progress.bar((epochs + 1) * (1 + naive), "building the models") as advance:
             result = _learn(lines, schedule, asked, asked_test, ways, shots, seed, batch, dtype, advance)
     for note in result.notes:
-        progress.note(f"note: {note}")
+        progress.warn(note)
     for path, curve in ((output, result.moved), (naive_output, result.naive)):
         if path is not None and curve is not None:
             write = partial(write_json, value=curve.learned.coefficients)

@@ -128,7 +128,7 @@ def evaluate(
     with resources.in_process(), progress.bar(text="building the models") as advance:
         found = _measure(opened, asked, against is not None, batch, dtype, resources.device, advance)
     for note in found.notes:
-        progress.note(f"note: {note}")
+        progress.warn(note)
     return files.finish(found, record)
 
 

@@ -14,13 +14,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from transfusion.architecture.architecture import Architecture, Space
 from transfusion.architecture.naming import Naming, without_part
+from transfusion.data.probes.calibration import LARGEST
 from transfusion.data.probes.places import EveryPlace, Places
+from transfusion.errors import AlignmentError
 from transfusion.layouts import Layout, Name
 from transfusion.live.activation_store import GRADIENT, INPUT, OUTPUT, ActivationStore, Segment, file_of
 from transfusion.live.activations import on_module_calls
 from transfusion.live.running import RunningModel
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.runtime.progress import phase
 
 
 def record_activations(
@@ -46,12 +49,20 @@ def record_activations(
     def run(number: int) -> None:
         with recorder.batch(number) as batch:
             batch.end(running.outputs(probes[number], gradients=gradients))
+        advance(text)
 
+    text = f"batches of probes through {Path(model.label).name}"
     with (
+        phase(text, len(probes)) as advance,
         on_module_calls(recorder.modules(running.module), recorder.keep_call),
         recorder.short_logits(running.module),
     ):
         running.each(run, len(probes))
+    if not recorder.active:
+        raise AlignmentError(
+            f"{model.label}: all activations are zero, so that its units cannot be compared with others",
+            hint="its weights may be zero: check the checkpoint",
+        )
     return recorder.store(len(probes))
 
 
@@ -67,7 +78,7 @@ class _Recorder:
         gradients: bool = False,
         branches: bool = False,
     ) -> None:
-        self.naming = Naming(model.family, live=True)
+        self.label, self.naming = model.label, Naming(model.family, live=True)
         self.architecture: Architecture = model.architecture
         self.per_batch, self.places = per_batch, places
         self.gradients, self.branches = gradients, branches
@@ -79,6 +90,8 @@ class _Recorder:
         self._short: frozenset[str] = frozenset()
         """Projections to the vocabulary that compute the last token alone."""
         self._segments: dict[str, list[Segment]] = {}
+        self.active = False
+        """Whether any module put out anything but zeros."""
 
     def store(self, batches: int) -> ActivationStore:
         return ActivationStore(
@@ -219,8 +232,8 @@ class _Batch:
             key = f"{name}/{INPUT}{number or ''}"
             if number == 0 and norm is not None and norm[1] == one.shape and not convolves:
                 self.of.same[key] = f"{norm[0]}/{OUTPUT}"
-            else:
-                self._keep(key, one.movedim(1, -1) if convolves else one)
+            else:  # of several inputs, the others may be masks
+                self._keep(key, one.movedim(1, -1) if convolves else one, bounded=number == 0)
 
     def keep_output(self, name: str, output: Any) -> None:
         whole, _ = without_part(name)
@@ -251,7 +264,7 @@ class _Batch:
         weight = self.of.weight(name)
         return weight is not None and len(weight.inputs) > 1
 
-    def _keep(self, key: str, value: Tensor) -> None:
+    def _keep(self, key: str, value: Tensor, *, bounded: bool = True) -> None:
         places = self.of.places[self.number] if self.of.places else EveryPlace()
         rows = places.rows(value.detach())
         if rows is None:
@@ -260,7 +273,20 @@ class _Batch:
             generator = torch.Generator().manual_seed(self.number)
             chosen = torch.randperm(len(rows), generator=generator)[: self.of.per_batch]
             rows = rows[chosen.to(rows.device)]
+        if bounded and rows.numel():
+            self._require_moderate(key, float(rows.abs().max()))
         self.of.write(key, self.number, rows)
+
+    def _require_moderate(self, key: str, largest: float) -> None:
+        """Refuse activations that cannot be compared: too large, infinite, or NaN."""
+        if not largest < LARGEST:
+            module = key.rpartition("/")[0]
+            raise AlignmentError(
+                f"{self.of.label}: the activations of {module} reach {largest:.0e}, which is too large to"
+                " compare",
+                hint="check its weights, and the inputs if they are your own",
+            )
+        self.of.active |= largest > 0 and key.endswith(OUTPUT)
 
 
 def _place(tensor: Tensor) -> StorageWeakRef:

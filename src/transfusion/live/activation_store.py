@@ -19,13 +19,21 @@ INPUT, OUTPUT, GRADIENT = "input", "output", "gradient"
 HELD_OUT = 5
 """One batch in this number is held out: the last ones."""
 EXACT = 512
-"""Activations of so many units or fewer are compared, and their matrices decomposed, in float64; others in
-float32."""
+"""Axes of at most so many units are compared and solved in float64, others in float32."""
 
 
 def precision(units: int) -> torch.dtype:
-    """Return the type in which activations of so many units are compared."""
+    """Return the type in which an axis of so many units is compared.
+
+    The axis decides, not the tensor that it was cut from: a fused projection is wider than its parts.
+    """
     return torch.float64 if units <= EXACT else torch.float32
+
+
+def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the samples of an axis of A and of B, (samples, units), in one type: that of the larger axis."""
+    exact = precision(max(a.shape[1], b.shape[1]))
+    return a.to(exact), b.to(exact)
 
 
 class Segment(NamedTuple):
@@ -67,7 +75,8 @@ class ActivationStore:
         return self._stored(f"{module}/{side}") is not None
 
     def samples(self, module: str, side: str) -> Tensor | None:
-        """Return the inputs or outputs of a module, or the gradients of its outputs: (samples, units).
+        """Return the inputs or outputs of a module, or the gradients of its outputs: (samples, units), in
+        float32 as they were recorded.
 
         Of a module that the library has in parts: the outputs of all parts, and the input of the first.
         """
@@ -81,8 +90,7 @@ class ActivationStore:
         if not keys:
             return None
         parts = [self._read(key) for key in keys]
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return found.to(precision(found.shape[1]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _stored(self, key: str) -> str | None:
         key = self.same.get(key, key)

@@ -40,15 +40,9 @@ MATERIAL = 0.1
 CERTAIN = 3.0
 """The standard deviations beyond the null that a correspondence must have as well."""
 
-_FUNCTIONAL = (
-    "Try the method functional, which goes by what both models compute, and refine its result (transport"
-    " --refine)"
-)
-_NO_ROTATION = "Refine the result (transport --refine), or fine-tune B itself"
-
 
 class Verdict(StrEnum):
-    """The conclusion: add the task vector as it is, move it, or expect little."""
+    """The conclusion: add the task vector as it is, move it, or do something else."""
 
     ADD = "same lineage"
     MOVE = "alignable"
@@ -77,6 +71,8 @@ class Advice:
 
     verdict: Verdict
     text: str
+    instead: str
+    """What to do instead of moving a task vector by this π, if anything."""
     identity: float
     """The objective of the identity."""
     found: float
@@ -214,20 +210,21 @@ def _conclude(
     share = fmean(shares) if shares else None
     certain = [m for m in compared if m.beyond is None or m.beyond > CERTAIN]
     unmoved = [m for m in margins.values() if m.identity > CHANCE]
+    instead = ""
     if identity >= LINEAGE * found and 2 * len(unmoved) > len(margins):
         verdict = Verdict.ADD
-        text = "the units of B are where A has them: B descends from A, and plain addition (naive) is right"
+        text = "the units of B are where A has them: B descends from A, and a change of A fits B as it is"
         if found < identity:
-            text += (
-                f"; this method went below it ({found:.6g} against {identity:.6g}): prefer guarded or naive"
-            )
+            text += f"; this method moved some of them ({found:.6g} against {identity:.6g})"
+            instead = "align with --method guarded, or add the task vector as it is (--method naive)"
     elif share is not None and share >= MATERIAL and 2 * len(certain) > len(compared):
         verdict = Verdict.MOVE
-        text = "the units of A were found again in B: move the task vector by this π"
+        text = "the units of A were found again in B"
     else:
         verdict = Verdict.DOUBT
         text = (
-            "the match is hardly better than between models that have nothing in common: expect little from"
-            f" moving a task vector by permutation. {_NO_ROTATION if permuted_only else _FUNCTIONAL}"
+            "the match is hardly better than between models that have nothing in common, and a permutation"
+            " brings little of a fine-tune"
         )
-    return Advice(verdict, text, identity, found, share, dict(margins))
+        instead = f"transport with {'--refine' if permuted_only else '--method auto --refine'}"
+    return Advice(verdict, text, instead, identity, found, share, dict(margins))

@@ -55,7 +55,7 @@ from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.weight_sample import weight_sample
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once, keep_blocks_only
@@ -67,6 +67,7 @@ MUCH = 2**32
 costs a share of the time that falls with the size, and would come to gigabytes."""
 
 
+@followed
 def align(
     a: Model | Reference,
     b: Model | Reference,
@@ -114,7 +115,7 @@ def align(
 
     >>> pi = transfusion.align("models/a", "models/b", residual="tied", output="tied.safetensors")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
-    alignable: the units of A were found again in B: move the task vector by this π
+    alignable: the units of A were found again in B
     """
     record = RunRecord("align")
     chosen = method if isinstance(method, Method) else preset(method)

@@ -35,12 +35,13 @@ def relative(change: float, whole: float) -> float:
 
 
 def describe_drift(drift: Mapping[str, float]) -> str:
-    """Return in one sentence how far B moved from A."""
+    """Return in one sentence how far B's weights are from A's."""
     blocks = {name: moved for name, moved in drift.items() if name != OUTSIDE} or dict(drift)
     most = max(blocks, key=blocks.__getitem__)
     least, largest = min(blocks.values()), blocks[most]
     if largest == 0:
         return "B's blocks are exactly A's"
-    if len(blocks) == 1:
-        return f"B moved from A by {largest:.1%} of A's weights"
-    return f"B moved from A by {least:.1%} to {largest:.1%} of A's weights, block by block; most in {most}"
+    first, last = f"{least:.1%}", f"{largest:.1%}"
+    if first == last:
+        return f"B's weights differ from A's by {last}" + " in every block" * (len(blocks) > 1)
+    return f"B's weights differ from A's by {first} to {last}, most in {most}"

@@ -114,7 +114,7 @@ def align_auto(
             info = {name: _advice_of(quality, probed) for name, quality in ways.items()}
             note = _gradient_note(found, probed, options)
     except (AlignmentError, ArchitectureError, LibraryError) as error:
-        text = f"{metadata.advice['text']}; functional was not tried: {error}"
+        text = f"{metadata.advice['text']}; functional was not tried: {error.message}"
         tried = {"chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}, "text": text}
         advice = {**metadata.advice, **tried}
         return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=advice))

@@ -57,7 +57,7 @@ def open_bases(
     models = in_one_vocabulary(*models, vocabulary_share, progress), models[1]
     require_same_shape(*models)
     if differing := differing_settings(*models):
-        progress.note(f"note: the two bases have different settings: {listing(differing)}")
+        progress.warn(f"the two bases have different settings: {listing(differing)}")
     return models
 
 
@@ -95,7 +95,7 @@ def in_rows_of(a: Model, b: Model, progress: Progress = SILENT) -> Model:
     found, reason = compare_vocabularies(own, b, families=True)
     if found is None or found.is_identity:
         if reason:
-            progress.note(f"note: the vocabularies were not compared: {reason}")
+            progress.warn(f"the vocabularies were not compared: {reason}")
         return own
     progress.note(f"note: the vocabularies differ: {describe_vocabulary(found.about())}")
     return own.in_vocabulary(found, b.checkpoint.config)
@@ -119,7 +119,7 @@ def in_one_vocabulary(
     if found is None:
         if reason:
             require_same_shape(own, b, uncompared=reason)
-            progress.note(f"note: the vocabularies were not compared, and are taken to be the same: {reason}")
+            progress.warn(f"the vocabularies were not compared, and are taken to be the same: {reason}")
         return own
     if found.is_identity:
         return own
@@ -129,8 +129,8 @@ def in_one_vocabulary(
     found = replace(found, digits=differing_digits(own.tokenizer_folder, b.tokenizer_folder))
     progress.note(f"note: the vocabularies differ: {describe_vocabulary(found.about())}")
     if found.digits:
-        progress.note(
-            f"note: digits are split differently: {found.digits}; what the fine-tune learned about numbers"
+        progress.warn(
+            f"digits are split differently: {found.digits}; what the fine-tune learned about numbers"
             " may not arrive"
         )
     _require_share(own, b, found, least)

@@ -29,6 +29,7 @@ from transfusion.model.recognition import recognise
 from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
 from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
 from transfusion.runtime.engines import Engine, open_engine
+from transfusion.runtime.progress import phase
 
 Reference: TypeAlias = str | Path | InMemory
 """A reference to a model: a path, a hub id, or the model itself in memory."""
@@ -352,7 +353,10 @@ def take_hashes(
         for name in model.architecture.tensors
         if name not in model._digests
     ]
-    digests = engine.each(_Read(models), _digest, tensors)
+    with phase("reading", len(tensors)) as advance:
+        digests = engine.each(
+            _Read(models), _digest, tensors, on_result=lambda *_: advance("tensors of A and B read")
+        )
     for (number, name, _), digest in zip(tensors, digests, strict=True):
         models[number]._digests[name] = digest
 

@@ -36,7 +36,7 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
         rows.append(("combined by", f"{metadata['how']}, of {len(metadata['finetuned'])} fine-tunes"))
     rows.append(("tensors", _tensors(metadata)))
     if (output_shift := metadata.get("output_shift") or {}).get("direction") is not None:
-        info = f"cosine {number(output_shift['direction'])}, {number(output_shift['size'])} of its size"
+        info = f"cosine {number(output_shift['direction'])}, {number(output_shift['size'])} times as large"
         rows.append(("change of B's outputs, compared with A's", f"{info}, on {output_shift['probes']}"))
     if drift := metadata.get("drift"):
         rows.append(("B's own change", "; ".join(describe_adapter_drift(drift))))

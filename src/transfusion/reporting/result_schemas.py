@@ -56,7 +56,7 @@ class RowSchema(TypedDict):
 
 class EvaluateSchema(ResultInfo):
     task: DataSchema
-    models: list[RowSchema]
+    models: Annotated[list[RowSchema], Field(min_length=1)]
     support: NotRequired[DataSchema | None]
     against: NotRequired[Place | None]
     ceiling: NotRequired[Place | None]

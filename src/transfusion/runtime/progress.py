@@ -1,10 +1,19 @@
-"""Progress of a run: notes for the user, and bars. The library is silent; the command line prints them."""
+"""Progress of a run: notes for the user, and bars. The library is silent; the command line prints them.
+
+Every verb takes a ``progress``. `followed` makes it known to whatever the verb calls, so that a phase deep
+inside shows a bar without an argument for it on the way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from contextvars import ContextVar
+from functools import wraps
+from typing import ParamSpec, Protocol, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 class Advance(Protocol):
@@ -27,6 +36,10 @@ class Progress:
     def note(self, text: str) -> None:
         """Take a note that the user should see."""
 
+    def warn(self, text: str) -> None:
+        """Take a warning about the result, which no observer should hide; here, a note like others."""
+        self.note(f"warning: {text}")
+
     def detail(self, text: str) -> None:
         """Take a note for users who asked for details."""
 
@@ -42,3 +55,27 @@ def _ignore(text: str, done: int | None = None, total: int | None = None) -> Non
 
 SILENT = Progress()
 """The default of every function: notes and bars are dropped."""
+
+_FOLLOWING: ContextVar[Progress] = ContextVar("progress", default=SILENT)
+
+
+def followed(verb: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Show the phases of a verb on its argument ``progress``, or on that of the verb that calls it."""
+
+    @wraps(verb)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        progress = kwargs.get("progress")
+        before = _FOLLOWING.set(progress if isinstance(progress, Progress) else _FOLLOWING.get())
+        try:
+            return verb(*args, **kwargs)
+        finally:
+            _FOLLOWING.reset(before)
+
+    return run
+
+
+@contextmanager
+def phase(text: str, total: int | None = None) -> Iterator[Advance]:
+    """Follow a part of the running verb that may take longer than a second."""
+    with _FOLLOWING.get().bar(total, text) as advance:
+        yield advance

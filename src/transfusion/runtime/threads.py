@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,36 @@ from transfusion.runtime.scratch import clear
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+CLEARLY = 0.8
+"""The share of the time that more threads must at most take, to be worth them."""
+
+
+def fitting_threads(work: Callable[[], object], most: int) -> int:
+    """Return how many threads of torch do some work fastest: one, if more are not clearly faster.
+
+    Threads that wait for each other cost more than they bring to a small model, or on a busy machine.
+    """
+    before = torch.get_num_threads()
+    try:
+        count, fastest = 1, _seconds(work, 1)
+        while 2 * count <= most and (seconds := _seconds(work, 2 * count)) < CLEARLY * fastest:
+            count, fastest = 2 * count, seconds
+        return count
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(work: Callable[[], object], threads: int) -> float:
+    """Return how long some work takes: the shortest of three times, after a first one."""
+    torch.set_num_threads(threads)
+    found = []
+    for _ in range(4):
+        start = perf_counter()
+        work()
+        found.append(perf_counter() - start)
+    return min(found[1:])
 
 
 class Threads:

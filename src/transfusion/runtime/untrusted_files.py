@@ -21,14 +21,16 @@ Value = TypeVar("Value")
 
 
 def path_inside(folder: Path, path: Path, error: type[TransfusionError] = CheckpointError) -> Path:
-    """Return the path, or refuse one that leads outside the folder. Links to a hub cache's blobs may."""
+    """Return the path, or refuse one that leads outside the folder, unless to a blob of its own repository
+    in the hub's cache.
+    """
     try:
-        target = path.resolve()
+        target, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError) as reason:  # such as a circle of links
         raise error(
             f"{path}: the link cannot be resolved ({_reason(reason)})", hint="put the file itself there"
         ) from reason
-    if not (target.is_relative_to(folder.resolve()) or _is_blob(target)):
+    if not (target.is_relative_to(home) or _is_own_blob(home, target)):
         raise error(
             f"{path}: the link leads outside {folder} (to {target}), and is not followed",
             hint="put the file itself into the folder, or give the path of the file that you mean",
@@ -44,9 +46,11 @@ def require_closed(folder: Path, error: type[TransfusionError] = CheckpointError
     return folder
 
 
-def _is_blob(target: Path) -> bool:
-    """Return whether a file is a blob of the cache of huggingface_hub."""
-    return target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
+def _is_own_blob(folder: Path, target: Path) -> bool:
+    """Return whether a folder is a snapshot in the hub's cache, and the file a blob of that repository."""
+    blobs, repository = target.parent, target.parent.parent
+    cached = blobs.name == "blobs" and repository.name.startswith("models--")
+    return cached and folder.is_relative_to(repository / "snapshots")
 
 
 def require_regular(path: Path, error: type[TransfusionError] = CheckpointError) -> Path:

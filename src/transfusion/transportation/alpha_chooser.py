@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transfusion.errors import ArchitectureError, LibraryError, MismatchError, SettingError
+from transfusion.errors import ArchitectureError, LibraryError, SettingError, UselessResultError
 from transfusion.transportation.alpha import Alpha, AlphaArgument
 from transfusion.transportation.balanced_alpha import AUTO
 from transfusion.transportation.output_shift import RELATED, SAME, UNRELATED, AlphaSearch
@@ -63,7 +63,7 @@ class AlphaChooser:
         if keep_support is not None:
             found = alpha_search.within(keep_support, found.alpha)
         if ours and found.direction < self.least_direction and not anyway:
-            raise MismatchError(
+            raise UselessResultError(
                 f"with this π, B's outputs would not move as A's did (cosine {found.direction:.2f}):"
                 " the fine-tune would not arrive, and B would lose some of what it can do",
                 hint=("add `refine`, which starts from B then; or " if refinable else "")

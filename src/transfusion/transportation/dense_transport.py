@@ -199,6 +199,7 @@ class DenseTransport(OutputModel[TensorAction]):
             "bytes_to_read": hashing + changes * self.merging.passes + own,
             "bytes_to_write": sum(entry.shape.nbytes for entry in self.entries),
             **self.bound().as_dict(resources),
+            **self.output_record.phases,
         }
 
     def bound(self) -> OutputMemory:

@@ -6,7 +6,7 @@ from os.path import exists, expanduser, samefile
 from pathlib import Path
 from typing import TypeAlias
 
-from transfusion.errors import TransfusionError
+from transfusion.errors import MismatchError, TransfusionError
 from transfusion.model.bases import ConfigArgument, open_model
 from transfusion.model.model import Model, Reference
 from transfusion.runtime.progress import SILENT, Progress
@@ -23,25 +23,27 @@ def open_finetune(
     onto: Model,
     config: ConfigArgument = None,
     progress: Progress = SILENT,
+    *,
+    trust_base: bool = False,
 ) -> Model | str | Path:
-    """Open a fine-tuned model. An adapter stays a reference; note if it names another base, or B."""
+    """Open a fine-tuned model. An adapter stays a reference; warn if it names another base, refuse B."""
     if isinstance(finetuned, str | Path) and is_adapter(finetuned):
         adapter = open_adapter(finetuned)
         if isinstance(adapter, LoraFile) and (other := adapter.other_base(base)):
-            progress.note(
-                f"note: {adapter.label} says that it was trained on {other}, and {base.label} is a"
+            progress.warn(
+                f"{adapter.label} says that it was trained on {other}, and {base.label} is a"
                 f" {base.family.name}: if that is another model, give it as `base`"
             )
         named = adapter.config.get("base_model_name_or_path")
         if named and not _is_base(str(named), adapter, base):
-            advice = (
-                "are `base` and `onto` swapped?"
-                if _is_base(str(named), adapter, onto)
-                else "if that is another model, give it as `base`"
-            )
-            progress.note(
-                f"note: {adapter.label} says that it was trained on {named}, and the base is {base.label}:"
-                f" {advice}"
+            recorded = f"{adapter.label} says that it was trained on {named}"
+            if not trust_base and _is_base(str(named), adapter, onto):
+                raise MismatchError(
+                    f"{recorded}, which is {onto.label}, the model to move it onto",
+                    hint="are `base` and `onto` swapped? If its record is wrong, insist with `trust_base`",
+                )
+            progress.warn(
+                f"{recorded}, and the base is {base.label}: if that is another model, give it as `base`"
             )
         return finetuned
     return open_model(finetuned, config)
@@ -49,7 +51,9 @@ def open_finetune(
 
 def _is_base(named: str, adapter: Adapter, base: Model) -> bool:
     """Whether the base that an adapter names is the given one: the same reference, path or content."""
-    if named == base.label:
+    name, _, revision = base.label.partition("@")
+    on_hub = named == name and not exists(expanduser(named))
+    if named == base.label or (on_hub and adapter.config.get("revision") in (None, revision)):
         return True
     if base.checkpoint.in_memory:
         return False

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,8 +80,12 @@ class MergeRule:
             )
         if not all(isfinite(weight) for weight in self.weights):
             raise SettingError(f"weights = {list(self.weights)}: a weight must be a number")
-        if self.how is MergeMethod.MEAN and self.weights and not sum(self.weights):
-            raise SettingError("the weights of a mean must not sum to 0", hint='choose `how="sum"`')
+        odd = min(self.weights, default=1) < 0 or not 0 < sum(self.weights or (1,)) < inf
+        if self.how is MergeMethod.MEAN and odd:
+            raise SettingError(
+                f"weights = {list(self.weights)}: those of a mean must not be negative, nor all 0",
+                hint='choose `how="sum"`, which adds each change times its weight',
+            )
 
     @property
     def passes(self) -> int:

@@ -62,6 +62,8 @@ class OutputRecord:
     """How much of the change was measured in B's outputs, if it was measured."""
     record: RunRecord | None = None
     """The record of the run, started before the work."""
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """The memory of phases before and after the transport itself, for a dry run."""
     drift: Mapping[str, Any] | None = None
     """What B changed where an adapter acts, if the weights of both bases can be compared."""
 
@@ -184,6 +186,7 @@ class RefinementInfo(TypedDict):
     rank: Count | None
     calibrate: str | None
     seed: Annotated[int, Field(ge=0)]
+    threads: NotRequired[Count | None]
 
 
 class RunSettingsInfo(TypedDict, total=False):

@@ -15,12 +15,14 @@ from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.checkpoint.publishing import require_writable
 from transfusion.checkpoint.references import resolve
 from transfusion.checkpoint.staging import StagingFolder, open_staging
-from transfusion.errors import SettingError
+from transfusion.errors import SettingError, UselessResultError
+from transfusion.matching.advice import Verdict
 from transfusion.matching.methods import DEFAULT, Method, preset
 from transfusion.model.bases import input_files
 from transfusion.model.model import Model, take_hashes
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import COMMAND
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.choose_plan import assumed_plan, plan_through
@@ -59,7 +61,7 @@ class Destination:
     def write(self, moved: Output, staging: StagingFolder) -> None:
         """Write an output into its staging folder, with its notes and a bar."""
         for note in moved.notes:
-            self.progress.note(f"note: {note}")
+            self.progress.warn(note)
         with self.progress.bar(moved.plan()["tensors"]) as advance:
             moved.write(staging, advance, self.resources)
 
@@ -81,6 +83,8 @@ class OutputRun(Generic[OutputT]):
     written, and a π for other weights is refused before the output appears."""
     refine: Callable[[TransportPlan, OutputT, Path | None], OutputT] | None = None
     """Refines what was prepared; the path is a file from which an interrupted refinement goes on."""
+    refinable: bool = False
+    """Whether the same run could be asked to refine its output."""
 
     def run(self) -> OutputT:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
@@ -109,6 +113,8 @@ class OutputRun(Generic[OutputT]):
         if not later:
             self._take_hashes()
         plan = plan_through(self.a, self.b, alignment, hashed=not later)
+        if self.refine is None:
+            warn_of_doubt(alignment, self.to.progress)
         moved = self.prepare(plan)
         if later and not (isinstance(moved, DenseTransport) and moved.reads_once):
             self._take_hashes()
@@ -120,7 +126,7 @@ class OutputRun(Generic[OutputT]):
     def _align(self, journal: Path | None = None) -> AnyAlignment:
         from transfusion.matching.alignment_run import align
 
-        return align(
+        found = align(
             self.a,
             self.b,
             vocabulary_share=0.0,  # compared when both were opened
@@ -128,6 +134,28 @@ class OutputRun(Generic[OutputT]):
             resources=self.to.resources,
             progress=self.to.progress,
             **self.aligning,
+        )
+        if "method" not in self.aligning and not self.aligning["anyway"]:
+            self._require_alignable(found.provenance.advice)
+        return found
+
+    def _require_alignable(self, advice: Mapping[str, Any]) -> None:
+        """Refuse models that the default method cannot align; name the command that brings more."""
+        if advice.get("verdict") != Verdict.DOUBT:
+            return
+        better = [] if self.a.architecture.unrotated else ['`method="auto"`']
+        better += ["`refine=True`"] if self.refinable else []
+        command = COMMAND.get()
+        if not better:
+            instead = "or fine-tune B itself"
+        elif command is None:
+            instead = f"give {' and '.join(better)}"
+        else:
+            instead = f"type this instead: {' '.join([command, *better])}"
+        verdict = f"{advice['verdict']}: {advice['text']}"
+        raise UselessResultError(
+            f"nothing was written: {self.a.label} and {self.b.label} are {verdict}",
+            hint=f"`anyway` writes the result nevertheless; {instead}",
         )
 
     def _resumed(self, staging: StagingFolder) -> AnyAlignment:
@@ -147,6 +175,13 @@ class OutputRun(Generic[OutputT]):
         vocabulary = self.a.vocabulary and [self.a.vocabulary.source, self.a.vocabulary.target]
         text = json.dumps([asked, self.a.digest, self.b.digest, *(vocabulary or ())], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def warn_of_doubt(alignment: AnyAlignment, progress: Progress) -> None:
+    """Warn of a π that brings little of a fine-tune."""
+    advice = alignment.provenance.advice
+    if advice.get("verdict") == Verdict.DOUBT:
+        progress.warn(f"{advice['verdict']}: {advice['text']}")
 
 
 def chosen_method(method: str | Method) -> Method:

@@ -25,6 +25,7 @@ from transfusion.errors import ArchitectureError
 from transfusion.live.meta_models import skeleton
 from transfusion.live.running import WHOLE, HowToRun, RunningModel
 from transfusion.model.model import Model
+from transfusion.runtime.progress import phase
 from transfusion.transportation.moved_model import MovedModel, StreamedMove, WholeMove
 from transfusion.transportation.runnable_finetune import RunnableFinetune
 
@@ -207,8 +208,10 @@ class AlphaSearch:
             if self.vocabulary is not None:
                 outputs = self.vocabulary.shared_logits(outputs)
             found[number] = {name: _thinned(one, len(batches)) for name, one in outputs.items()}
+            advance("batches of probes, to choose α")
 
-        running.each(run, len(batches))
+        with phase("choosing α", len(batches)) as advance:
+            running.each(run, len(batches))
         parts = [found[number] for number in range(len(batches))]
         sizes = [len(next(iter(inputs.values()))) for inputs in batches]
         return {

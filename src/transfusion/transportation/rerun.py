@@ -17,7 +17,7 @@ from transfusion.errors import CheckpointError, MismatchError, SettingError, Ver
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
 from transfusion.model.model import Model, take_hashes
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
@@ -28,7 +28,7 @@ from transfusion.transportation.choose_plan import plan_through
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
 from transfusion.transportation.output_record import FILE, HEADER, OutputRecord, read_metadata
-from transfusion.transportation.output_run import Destination
+from transfusion.transportation.output_run import Destination, warn_of_doubt
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refine_transport import RefineTransport
 from transfusion.transportation.refinement.refined_output import RefinedLora
@@ -36,6 +36,7 @@ from transfusion.transportation.refinement.refinement_settings import Refinement
 from transfusion.transportation.transport_plan import TransportPlan
 
 
+@followed
 def rerun(
     file: str | Path,
     *,
@@ -140,6 +141,8 @@ class Rerun:
         for model, role in ((base, "base"), (onto, "onto")):
             self._require(model.label, model.digest, metadata[role])
         alignment = self._alignment(base, onto, resources, progress)
+        if settings.get("refinement") is None:
+            warn_of_doubt(alignment, progress)
         plan = plan_through(base, onto, alignment)
         plan = replace(plan, other_parts=OtherParts(settings.get("other_parts") or OtherParts.REFUSE))
         finetuned = [self._finetune(one, config) for one in metadata["finetuned"]]
@@ -181,6 +184,7 @@ class Rerun:
         unmoved = partial(plan.transport, finetuned, alpha=0.0, **common)
         refinement = RefinementSettings(**asked)
         with resources.in_process():
+            plan = replace(plan, resources=resources)
             return RefineTransport(plan, finetuned, refinement, unmoved, progress).run(moved)
 
     def check(self, files: Mapping[str, str]) -> None:

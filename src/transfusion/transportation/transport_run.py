@@ -7,7 +7,7 @@ adapter for B. Tensors are computed when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
 from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import format_bytes
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.memory_budget import LIBRARY
+from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter_merging import MergedAdapters
@@ -43,7 +44,7 @@ from transfusion.transportation.output_run import (
 )
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refined_output import RefinedLora
-from transfusion.transportation.refinement.refinement_settings import refinement_settings
+from transfusion.transportation.refinement.refinement_settings import refinement_memory, refinement_settings
 from transfusion.transportation.task_vector import NewTokens
 from transfusion.transportation.transport_plan import Base, TransportPlan
 
@@ -53,6 +54,7 @@ Transported: TypeAlias = DenseTransport | AdapterTransport | RefinedLora | Recta
 """A moved fine-tune: a model, an adapter, or a model that became an adapter."""
 
 
+@followed
 def transport(
     finetuned: Finetune,
     *,
@@ -109,8 +111,8 @@ def transport(
     text encoder: ``"refuse"``, ``"keep"`` as they are, ``"drop"``.
     ``vocabulary_share`` is the least share of tokens that the vocabularies of A and B must have in common, if
     they differ; the default is 0.5.
-    ``anyway`` insists where A and B, of different shapes, compute unrelated things, or where B's outputs
-    would move in another direction than A's did.
+    ``anyway`` insists where the result would be of no use: the default method cannot align A and B, they
+    have different shapes and compute unrelated things, or B's outputs would not move as A's did.
     ``trust_base`` skips the check that the fine-tune descends from A.
     ``config`` is the configuration of weights that come without one.
     ``architecture`` is the file of your own table, to be recorded with the output.
@@ -147,10 +149,9 @@ def transport(
         refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
     )
     if refinement is not None:
-        trains_adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
-        if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
-            raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
-        _require_one_process(resources, progress, trains_adapter=trains_adapter)
+        _require_refinable(finetuned, resources, full=full)
+        if resources.device != "cpu":
+            progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
     parts = _require_parts(other_parts, full=full)
     bound = keep_support if refinement is None else None
     if refinement is not None and alpha is None:
@@ -160,7 +161,7 @@ def transport(
     pi = load_alignment(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
-    tuned = open_finetune(finetuned, a, b, config, progress)
+    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
     to.require_writable([tuned], a, b, via)
     settings = _settings(
         via=via,
@@ -175,6 +176,10 @@ def transport(
         vocabulary_share=vocabulary_share,
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
+    if dry_run:
+        adapter = refinement is not None and (_trains_adapter(finetuned, full) or refinement.rank is not None)
+        phases = _phases(a, b, via, aligning, resources, adapter=adapter if refinement else None)
+        output_record = replace(output_record, phases=phases)
 
     def prepare(
         plan: TransportPlan, alpha: AlphaArgument | None = alpha
@@ -205,10 +210,12 @@ def transport(
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
     once = not tried and _reads_once([tuned], pi, alpha)
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining)
+    refinable = _is_refinable(finetuned, resources, full=full)
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining, refinable)
     return run.run()
 
 
+@followed
 def merge(
     finetuned: Sequence[Finetune],
     *,
@@ -273,7 +280,7 @@ def merge(
     pi = load_alignment(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
-    tuned = [open_finetune(one, a, b, config, progress) for one in finetuned]
+    tuned = [open_finetune(one, a, b, config, progress, trust_base=trust_base) for one in finetuned]
     to.require_writable(tuned, a, b, via)
     settings = _settings(
         via=via,
@@ -310,6 +317,30 @@ def merge(
     return OutputRun(a, b, pi, prepare, to, aligning, _reads_once(tuned, pi, alpha)).run()
 
 
+def _phases(
+    a: Model,
+    b: Model,
+    via: object,
+    aligning: Mapping[str, Any],
+    resources: Resources,
+    *,
+    adapter: bool | None,
+) -> dict[str, int]:
+    """Return the memory of finding π, and of refining an adapter or a whole model (None: nothing)."""
+    from transfusion.matching.alignment_run import plan_align
+
+    found: dict[str, int] = {}
+    if via is None:
+        given = {name: aligning[name] for name in ("method", "residual", "inner") if aligning.get(name)}
+        planned = plan_align(a, b, **given, vocabulary_share=0.0, resources=resources)
+        if "memory" in planned:
+            found["memory_to_align"] = planned["memory"]
+    if adapter is not None and resources.memory is None:
+        weights = refinement_memory(a.checkpoint.parameters, b.checkpoint.parameters, adapter=adapter)
+        found["memory_to_refine"] = resources.budget.program + LIBRARY + weights
+    return found
+
+
 def _reads_once(
     tuned: Sequence[Model | str | Path], pi: AnyAlignment | None, alpha: AlphaArgument | None
 ) -> bool:
@@ -319,16 +350,30 @@ def _reads_once(
     return alpha != AUTO and (alpha is not None or not pi.rotates)
 
 
-def _require_one_process(resources: Resources, progress: Progress, *, trains_adapter: bool) -> None:
-    """Refuse resources that a refinement cannot use, before any work."""
+def _trains_adapter(finetuned: Finetune, full: bool) -> bool:
+    return isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
+
+
+def _is_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> bool:
+    try:
+        _require_refinable(finetuned, resources, full=full)
+    except SettingError:
+        return False
+    return True
+
+
+def _require_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> None:
+    """Refuse a fine-tune that cannot be refined, and resources that a refinement cannot use."""
+    if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
+        raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
+    trains_adapter = _trains_adapter(finetuned, full)
     if resources.memory is not None and not trains_adapter:
         raise SettingError(
             f"memory of {format_bytes(resources.memory)}: a refinement of all weights holds whole models",
             hint="leave out `memory`; only the refinement of an adapter keeps to a limit",
         )
     with resources.in_process(limited=trains_adapter):
-        if resources.device != "cpu":
-            progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
+        pass
 
 
 def _require_parts(other_parts: OtherParts | str, *, full: bool) -> OtherParts:

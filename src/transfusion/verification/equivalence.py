@@ -42,6 +42,7 @@ from transfusion.model.bases import ConfigArgument, open_bases, open_model, with
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
 from transfusion.runtime.memory_budget import LIBRARY
+from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once
@@ -90,6 +91,7 @@ class Verification:
             )
 
 
+@followed
 def verify(
     a: Model | Reference,
     *,
@@ -99,6 +101,7 @@ def verify(
     output: str | Path | None = None,
     force: bool = False,
     resources: Resources = LOCAL,
+    progress: Progress = SILENT,
 ) -> Verification:
     """Test whether π(A) computes the same as A, and find the first module that differs.
 
@@ -110,6 +113,7 @@ def verify(
         output: A file to write the result to, as JSON.
         force: Replace an existing file.
         resources: With a limit of memory, the model is run unit by unit.
+        progress: Follows the run.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
@@ -129,8 +133,9 @@ def verify(
     if resources.memory is not None:
         resources.budget.require(_bytes_by_unit(model), "a unit of the model in float64, moved by π,")
         give_back_at_once()
-    live = LiveModel.of(model, by_unit=resources.memory is not None)
-    found = compare(live, alignment, tolerance)
+    with phase("running A and π(A)"):
+        live = LiveModel.of(model, by_unit=resources.memory is not None)
+        found = compare(live, alignment, tolerance)
     return files.finish(found, record, _about(model.label, alignment, via))
 
 
@@ -227,6 +232,7 @@ def _about(a: str, alignment: AnyAlignment, via: AnyAlignment | str | Path) -> d
     return {"a": a, "via": str(via) if isinstance(via, str | Path) else None, "alignment": info}
 
 
+@followed
 def predict(
     a: Model | Reference,
     b: Model | Reference | None = None,
@@ -238,6 +244,7 @@ def predict(
     output: str | Path | None = None,
     force: bool = False,
     resources: Resources = LOCAL,
+    progress: Progress = SILENT,
 ) -> Prediction:
     """Measure the share of B's activations that π predicts from A's, on probes that it was not found on.
 
@@ -251,6 +258,7 @@ def predict(
         output: A file to write the result to, as JSON.
         force: Replace an existing file.
         resources: With a limit of memory, the models are run unit by unit.
+        progress: Follows the run.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]

@@ -23,6 +23,8 @@ from transfusion.errors import DataError, listing
 TENSORS = (".safetensors", ".npz")
 FEWEST = 8
 """The fewest examples from which units can be compared."""
+LARGEST = 1e15
+"""Numbers beyond this are refused, in inputs and in activations: their products do not fit into float32."""
 _HOW = "give a folder of images, a .txt, .jsonl, .csv or .parquet of texts, or a file of tensors"
 
 
@@ -142,7 +144,7 @@ def _tensors(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[d
         image=tuple(template["pixel_values"].shape[1:]) if subject.takes("image") else None,
         vocabulary=subject.vocabulary,
     )
-    _require_shapes(data, subject, template)
+    _require_fitting(data, subject, template)
     _require_enough(path, len(data), "example(s)")
     chosen = _some(len(data), count, seed)
     inputs = {name: tensor[chosen] for name, tensor in data.inputs.items()}
@@ -152,13 +154,20 @@ def _tensors(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[d
     return in_dtype(whole, torch.float32), f"{len(chosen)} examples of {path}"
 
 
-def _require_shapes(data: Dataset, subject: ProbedModel, template: dict[str, Tensor]) -> None:
-    """Refuse inputs with another number of dimensions, or another size where the size is fixed."""
+def _require_fitting(data: Dataset, subject: ProbedModel, template: dict[str, Tensor]) -> None:
+    """Refuse inputs with another number of dimensions, with another size where the size is fixed, and with
+    numbers that are too large.
+    """
     fixed = ("input_features",) if subject.takes("spectrogram") else ()
     for name, tensor in data.inputs.items():
         wanted = template.get(name)
         if wanted is None:
             continue
+        if tensor.is_floating_point() and (tensor.abs() > LARGEST).any():
+            raise DataError(
+                f"{data.label}: {name} has numbers beyond {LARGEST:g}, too large for a model to compute with",
+                hint="store it as the model's own library prepares it",
+            )
         same = tensor.shape[1:] == wanted.shape[1:] if name in fixed else tensor.ndim == wanted.ndim
         if not same:
             raise DataError(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.random_inputs import plain_experts
+from transfusion.runtime.progress import Advance, phase
 
 AT_ONCE = 256
 """Texts that are generated in parallel: every step reads all weights."""
@@ -25,11 +26,10 @@ CLS, SEP = 101, 102
 
 def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator) -> Tensor:
     """Sample texts (count, length) from a language model at temperature 1, without special tokens."""
-    parts = [
-        _continued(subject, _first(subject, min(AT_ONCE, count - start), generator), generator)
-        for start in range(0, count, AT_ONCE)
-    ]
-    return torch.cat(parts)
+    rounds = range(0, count, AT_ONCE)
+    with phase("writing texts", len(rounds) * (subject.length - 1)) as advance:
+        firsts = (_first(subject, min(AT_ONCE, count - start), generator) for start in rounds)
+        return torch.cat([_continued(subject, first, generator, advance) for first in firsts])
 
 
 def memory_of_texts(subject: ProbedModel, count: int) -> int:
@@ -50,7 +50,7 @@ def _first(subject: ProbedModel, count: int, generator: torch.Generator) -> Tens
     return ordinary_tokens(subject, (count, 1), generator) if begin is None else torch.full((count, 1), begin)
 
 
-def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator) -> Tensor:
+def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, advance: Advance) -> Tensor:
     forbidden = torch.tensor(sorted(subject.special | subject.unknown), dtype=torch.int64)
     parts = [_Part(subject, some) for some in torch.split(ids, TOGETHER)]
     with plain_experts(subject.module):
@@ -60,6 +60,7 @@ def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator) ->
             logits[:, forbidden] = -torch.inf
             drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             ids = torch.cat([ids, drawn], 1)
+            advance("tokens of texts that the model writes")
             for part, some in zip(parts, torch.split(drawn, TOGETHER), strict=True):
                 part.ids = torch.cat([part.ids, some], 1)
     return ids

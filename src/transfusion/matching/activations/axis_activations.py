@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Policy
 from transfusion.checkpoint.tensor_content import row_blocks
 from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
-from transfusion.live.activation_store import GRADIENT, INPUT, OUTPUT, ActivationStore, precision
+from transfusion.live.activation_store import GRADIENT, INPUT, OUTPUT, ActivationStore, comparable, precision
 from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.model.model import Model
 
@@ -32,6 +33,12 @@ class AxisPiece:
     b: Tensor
     side: str
     """Whether they are inputs or outputs of a module, or gradients of outputs."""
+
+    @classmethod
+    def of(cls, axes: tuple[str, ...], a: Tensor, b: Tensor, side: str) -> AxisPiece:
+        """Convert activations to the type in which their axes are compared."""
+        exact = precision(prod(a.shape[:-1]))
+        return cls(axes, a.to(exact), b.to(exact), side)
 
 
 class AxisActivations:
@@ -54,7 +61,7 @@ class AxisActivations:
         a, b = self.of_a.samples(module, side), self.of_b.samples(module, side)
         if a is None or b is None or a.shape != b.shape:
             return None
-        return a.to(self.device), b.to(self.device)
+        return comparable(a.to(self.device), b.to(self.device))
 
     @cached_property
     def unshared(self) -> str | None:
@@ -205,7 +212,7 @@ class AxisActivations:
 
         for output, space in self.architecture.outputs.items():
             if space == id and (pair := self.pair(output, OUTPUT)) is not None:
-                yield AxisPiece((id,), pair[0].T, pair[1].T, INPUT)
+                yield AxisPiece.of((id,), pair[0].T, pair[1].T, INPUT)
 
     def _pieces_of_module(self, name: str, dim: int, id: str, side: str) -> Iterator[AxisPiece]:
         """Yield the activations of one side of a module. They are dropped before the next ones are read."""
@@ -256,7 +263,7 @@ class AxisActivations:
         for (a, factors), (b, _) in zip(*cuts, strict=True):
             axes = tuple(factor.name for factor in factors[1:])
             if id in axes:
-                yield AxisPiece(axes, a.movedim(0, -1), b.movedim(0, -1), side)
+                yield AxisPiece.of(axes, a.movedim(0, -1), b.movedim(0, -1), side)
 
 
 def _products(item: Item) -> Iterator[tuple[str, ...]]:

@@ -16,7 +16,12 @@ from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Index
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.procrustes import nearest, product_of_norms, writing_rotation
+from transfusion.matching.activations.procrustes import (
+    mean_ratio,
+    nearest,
+    product_of_norms,
+    writing_rotation,
+)
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign
 
@@ -181,8 +186,8 @@ def _unit_rotation(
         if gradients:
             back = _of_heads(gradients, i, j, queries)
             writing.append(writing_rotation(together, back, options.gradients, group))
-        ratios = [view.norm_ratio(i, j) for view in views]
-        sizes.append(float(np.exp(np.mean(np.log(ratios)))) if options.scaled else 1.0)
+        ratio = mean_ratio(view.norm_ratio(i, j) for view in views)
+        sizes.append(ratio or 1.0 if options.scaled else 1.0)
     return Rotation(
         torch.stack(matrices).float().cpu().numpy(),
         np.array(sizes),

@@ -68,7 +68,7 @@ def _pieces(evidence: AxisActivations, id: str) -> Iterator[AxisPiece]:
     if evidence.architecture.spaces[id].stream is None:
         yield from (piece for piece in evidence.pieces(id) if piece.axes[0] == id)
     elif (pair := evidence.on_stream(id)) is not None:
-        yield AxisPiece((id,), pair[0].T, pair[1].T, INPUT)
+        yield AxisPiece.of((id,), pair[0].T, pair[1].T, INPUT)
 
 
 def _moved(evidence: AxisActivations, piece: AxisPiece, maps: Mapping[str, Map]) -> Tensor:

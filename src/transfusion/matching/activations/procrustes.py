@@ -45,6 +45,12 @@ def norm_ratio(b: Tensor, a: Tensor) -> float:
     return float(torch.linalg.vector_norm(b) / torch.linalg.vector_norm(a).clamp(min=1e-30))
 
 
+def mean_ratio(ratios: Iterable[float]) -> float | None:
+    """Return the geometric mean of ratios, without those of activations that are all zero."""
+    found = [ratio for ratio in ratios if ratio > 0]
+    return float(np.exp(np.mean(np.log(found)))) if found else None
+
+
 def writing_rotation(
     activations: Tensor, gradients: Tensor, weight: float, group: Symmetry = Symmetry.PERMUTATION
 ) -> Tensor:
@@ -97,7 +103,7 @@ def _sizes(evidence: AxisActivations, id: str, seen: float) -> tuple[float, floa
     before, after = evidence.before_branches(id), evidence.after(id)
     raw = evidence.pair((before or after)[-1], INPUT) if before or after else None
     written = norm_ratio(raw[1], raw[0]) if raw else seen
-    return (written, 1.0) if before else (written, seen)
+    return (written or 1.0, 1.0 if before else seen or 1.0)  # a stream of zeros has no size
 
 
 def solve_axis(evidence: AxisActivations, id: str, options: FunctionalOptions) -> dict[str, Map]:
@@ -166,7 +172,7 @@ class AxisSums:
     def ratio(self, side: str) -> float:
         """Return the geometric mean of how much larger B's activations are on one side."""
         found = [ratio for ratio, own in zip(self.ratios, self.sides, strict=True) if own == side]
-        return float(np.exp(np.mean(np.log(found)))) if found else 1.0
+        return mean_ratio(found) or 1.0
 
 
 def spans(pieces: Iterable[AxisPiece]) -> bool:

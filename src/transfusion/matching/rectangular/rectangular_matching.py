@@ -21,7 +21,7 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import PartPair, RectangularAlignment, RectangularMap
 from transfusion.data.probes.paired_probes import paired_probes
 from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.errors import AlignmentError
+from transfusion.errors import AlignmentError, UselessResultError
 from transfusion.live.activation_recorder import record_activations
 from transfusion.live.activation_store import INPUT, OUTPUT
 from transfusion.live.building import build
@@ -121,7 +121,7 @@ class RectangularMatching:
         """Return how well the maps of an alignment predict B's held-out activations."""
         solver = RectangularSolver(self.a, self.b)
         return {
-            name: solver.quality(evidence, alignment.maps[name].matrix.double())
+            name: solver.quality(evidence, alignment.maps[name].matrix)
             for name, evidence in self._evidence(list(alignment.pairs)).items()
             if evidence.held_out
         }
@@ -208,7 +208,7 @@ class RectangularMatching:
         ):
             a, b = recorded[0].stream(ours), recorded[1].stream(theirs)
             if a is not None and b is not None and len(a) == len(b):
-                kept.append(Sample(a.T, b.T, INPUT))
+                kept.append(Sample.of(a, b, INPUT))
         raw = self.a.raw(ours), self.b.raw(theirs)
         if raw[0] is not None and raw[1] is not None:
             evidence.produced = norm_ratio(raw[1], raw[0])
@@ -223,7 +223,7 @@ class RectangularMatching:
             else:
                 a, b = recorded[0].read_by(source), recorded[1].read_by(target)
             if a is not None and b is not None and len(a) == len(b):
-                kept.append(Sample(a.T, b.T, side))
+                kept.append(Sample.of(a, b, side))
 
 
 def _rounded(tables: Mapping[str, list[list[float]]]) -> dict[str, list[list[float]]]:
@@ -256,7 +256,7 @@ def align_rectangular(
         found = RectangularMatching(probed.a, probed.b, probed.about, on_axis).find(provenance)
     advice = found.provenance.advice
     if not anyway and advice["found"] < advice["null"] + MARGIN:
-        raise AlignmentError(
+        raise UselessResultError(
             f"{a.label} and {b.label} compute unrelated things: A's activations predict"
             f" {advice['found']:.1%} of B's, and {advice['null']:.1%} by chance",
             hint="fine-tune B anew; or insist with `anyway`",

@@ -16,13 +16,13 @@ from transfusion.alignment.rectangular import RectangularMap
 from transfusion.alignment.rotary_pairs import rotary_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.layouts import Item, names_in
-from transfusion.live.activation_store import INPUT, OUTPUT
+from transfusion.live.activation_store import INPUT, OUTPUT, comparable
 from transfusion.matching.activations.prediction_quality import PredictionQuality, predicted, shuffled
-from transfusion.matching.activations.procrustes import norm_ratio, normalise_units, unit
+from transfusion.matching.activations.procrustes import mean_ratio, norm_ratio, normalise_units, unit
 from transfusion.matching.activations.recorded_model import RecordedModel
 
 FULL_RANK = 1e-11
-"""Singular values below this share of the largest one are taken for zero."""
+"""Singular values below this share of the largest one are taken for zero, in float64."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class Sample:
     a: Tensor
     b: Tensor
     side: str
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, side: str) -> Sample:
+        """Return recorded samples, (samples, units), in one type."""
+        a, b = comparable(a, b)
+        return cls(a.T, b.T, side)
 
 
 @dataclass
@@ -47,9 +53,7 @@ class AxisEvidence:
 
     def ratio(self, matrix: Tensor, side: str) -> float | None:
         """Return how much larger B's activations are than A's after the map, on one side."""
-        ratios = [norm_ratio(one.b, matrix @ one.a) for one in self.samples if one.side == side]
-        found = [ratio for ratio in ratios if ratio > 0]  # without activations that are all zero
-        return float(np.exp(np.mean(np.log(found)))) if found else None
+        return mean_ratio(norm_ratio(one.b, matrix @ one.a) for one in self.samples if one.side == side)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class RectangularSolver:
 
     @staticmethod
     def quality(evidence: AxisEvidence, matrix: Tensor) -> PredictionQuality:
-        moved = [(one.b, matrix @ one.a) for one in evidence.held_out]
+        moved = [(one.b, matrix.to(one.a) @ one.a) for one in evidence.held_out]
         return PredictionQuality(
             fmean(predicted(b, a) for b, a in moved), 0.0, fmean(predicted(b, shuffled(a)) for b, a in moved)
         )
@@ -113,10 +117,15 @@ def is_centred(values: Tensor) -> bool:
     return bool((mean.abs() < 1e-3 * size).all())
 
 
+def negligible(matrix: Tensor) -> float:
+    """Return the share of the largest singular value below which the others are roundings."""
+    return max(FULL_RANK, max(matrix.shape) * torch.finfo(matrix.dtype).eps)
+
+
 def isometry(covariances: Tensor) -> Tensor:
     """Return the nearest matrix with orthonormal columns, or rows if B's axis is the smaller one."""
     u, sizes, v = torch.linalg.svd(covariances, full_matrices=False)
-    known = sizes > FULL_RANK * sizes.max().clamp(min=1e-30)
+    known = sizes > negligible(covariances) * sizes.max().clamp(min=1e-30)
     nearest: Tensor = (u * known) @ v
     return nearest
 
@@ -193,13 +202,14 @@ def _joined(agreement: Tensor, block: Callable[[int, int], Tensor], blocks: Tens
 def _spans(values: Tensor) -> bool:
     """Return whether activations reach all directions, from the eigenvalues of their products."""
     sizes = torch.linalg.eigvalsh(values @ values.T)
-    return bool(sizes.min() > FULL_RANK * sizes.max())
+    return bool(sizes.min() > negligible(values) * sizes.max())
 
 
 def prediction(b: Tensor, a: Tensor, held_b: Tensor, held_a: Tensor) -> float:
     """Return how much of B's held-out activations an isometry predicts that was found on the others."""
     if not b.abs().sum() or not a.abs().sum():
         return 0.0
+    (a, b), (held_a, held_b) = comparable(a, b), comparable(held_a, held_b)
     return predicted(held_b.T, isometry(b.T @ a) @ held_a.T)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from transfusion.architecture.naming import block_of
 from transfusion.checkpoint.tensor_content import row_blocks
@@ -22,6 +23,7 @@ from transfusion.errors import AdapterError
 from transfusion.layouts import Layout
 from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
 from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
+from transfusion.runtime.progress import phase
 from transfusion.runtime.threads import Threads
 from transfusion.transportation.adapters.adapter_targets import as_matrix
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
@@ -98,7 +100,7 @@ def adapter_drift(moved: AdapterTransport, jobs: int | None = None) -> dict[str,
         return None
     models = moved.base.architecture, moved.onto.architecture
     names = [name for name in changed if all(name in one.tensors for one in models)]
-    with Threads.opened(jobs) as threads:
+    with phase("comparing A and B where the adapter acts"), Threads.opened(jobs) as threads:
         found = threads.each(partial(_drift, folded), names)
     blocks: dict[str, DriftSums] = defaultdict(DriftSums)
     for name, sums in zip(names, found, strict=True):
@@ -119,32 +121,39 @@ def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
     """Return what B changed where an adapter acts, sentence by sentence."""
     moved = {name: block["moved"] for name, block in drift["blocks"].items()}
     first = f"where the adapter acts, {describe_drift(moved)}"
-    lines = [f"{first}; the adapter changes them by {drift['strength']:.1%}"]
+    lines = [f"{first}; the adapter changes A's by {drift['strength']:.1%}"]
     if drift["overwritten"] is None or not drift["moved"]:
         return lines
-    lines.append(
-        f"{drift['overwritten']:.0%} of the adapter is in directions that B changed by more than the adapter"
-        " does"
-    )
-    if abs(drift["contained"]) >= NOTABLE:
-        lines.append(f"B's own change contains {drift['contained']:.0%} of the adapter")
+    share, contained = f"{drift['overwritten']:.0%}", drift["contained"]
+    lines.append(f"B's own change outweighs {'no part' if share == '0%' else share} of the adapter")
+    if contained >= NOTABLE:
+        lines.append(f"B's own change already contains {contained:.0%} of the adapter")
+    elif contained <= -NOTABLE:
+        lines.append(f"B's own change goes the other way, and undoes {-contained:.0%} of the adapter")
     return lines
 
 
 def _drift(folded: FoldedAdapter, name: str) -> DriftSums:
     """Return the sums of one weight, which is read some rows at a time."""
-    product = folded.factors(name)
-    if product is not None:
-        change, found = None, _directions_of_product(*product)
-    else:
-        layout = folded.moved.onto.architecture.tensors[name]
-        change = _as_matrix(folded.delta(name), layout)
-        found = _directions(change, _rank(folded, name))
-    sums = _undirected(folded, name, change) if found is None else _directed(folded, name, *found)
-    if not all(map(isfinite, astuple(sums))):
-        for model in (folded.moved.base, folded.moved.onto):
-            model.read(name)  # refuses it by name
-    return sums
+    product, change = folded.factors(name), None
+    try:
+        if product is not None:
+            found = _directions_of_product(*product)
+        else:
+            layout = folded.moved.onto.architecture.tensors[name]
+            change = _as_matrix(folded.delta(name), layout)
+            found = _directions(change, _rank(folded, name))
+        sums = _undirected(folded, name, change) if found is None else _directed(folded, name, *found)
+        if all(map(isfinite, astuple(sums))):
+            return sums
+    except LinAlgError:  # the change has infinite values
+        pass
+    for model in (folded.moved.base, folded.moved.onto):
+        model.read(name)  # refuses it by name
+    raise AdapterError(
+        f"{folded.moved.label}: its change of {name} is too large to compute with: look at its alpha",
+        hint="was it saved after a training that diverged? Save it again",
+    )
 
 
 def _undirected(folded: FoldedAdapter, name: str, change: Tensor | None) -> DriftSums:

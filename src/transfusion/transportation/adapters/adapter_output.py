@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from transfusion.checkpoint.staging import StagingFolder
-from transfusion.errors import AdapterError
+from transfusion.checkpoint.tensor_content import all_finite
+from transfusion.errors import AdapterError, OutputError
 from transfusion.model.model import Model
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transportation.adapters.adapter_files import AdapterFiles, PeftFiles
@@ -43,7 +44,8 @@ class AdapterOutput(SavedOutput):
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
         """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
-        return {**self.amounts(), **self.bound().as_dict(replace(resources, engine="local", jobs=1))}
+        memory = self.bound().as_dict(replace(resources, engine="local", jobs=1))
+        return {**self.amounts(), **memory, **self.output_record.phases}
 
     def bound(self) -> OutputMemory:
         """Return the bound on the memory, for one thread."""
@@ -91,6 +93,11 @@ class AdapterOutput(SavedOutput):
         made: dict[str, Tensor] = {}
         for key, get in self.tensors().items():
             on_tensor(key)
-            made[key] = get()
+            made[key] = tensor = get()
+            if tensor.is_floating_point() and not all_finite(tensor):
+                raise OutputError(
+                    f"{key} has values that {str(tensor.dtype).removeprefix('torch.')} cannot hold",
+                    hint="choose a wider `dtype`, or a smaller `alpha`",
+                )
         staging.planned = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in made.items()}
         self.files.write(staging, made, self)

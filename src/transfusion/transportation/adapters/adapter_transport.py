@@ -210,6 +210,16 @@ class AdapterTransport(AdapterOutput):
     def settings(self) -> dict[str, Any]:
         return dict(self.adapter.config)
 
+    @cached_property
+    def fits_as_it_is(self) -> bool:
+        """Whether every tensor is the stored one: B has A's units in A's places."""
+        stored = self.adapter.checkpoint
+        return self.adapter.original is None and all(
+            self.dtype in (None, stored.tensors[factor.key].dtype)
+            and torch.equal(self.tensor(factor), stored.read(factor.key))
+            for factor in self.factors
+        )
+
     def metadata(self) -> dict[str, Any]:
         return {
             **self.output_record.of((self,), self.base, self.onto, self.alignment),
@@ -220,6 +230,7 @@ class AdapterTransport(AdapterOutput):
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "moved": len(self.factors) - len(self.carried),
             "carried": self.carried,
+            "fits_as_it_is": self.fits_as_it_is,
         }
 
     @property

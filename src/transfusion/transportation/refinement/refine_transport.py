@@ -17,7 +17,7 @@ from transfusion.architecture.naming import Naming
 from transfusion.errors import SettingError
 from transfusion.live.building import build
 from transfusion.model.model import Model
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import SILENT, Progress, phase
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.dense_transport import Action, DenseTransport
 from transfusion.transportation.finetunes import Finetune
@@ -76,7 +76,7 @@ class RefineTransport:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _model(self, moved: DenseTransport, checkpoint: Path | None) -> RefinedModel:
-        refiner, starts = self._refiner(moved), self._dense_starts(moved)
+        refiner, starts = self._refiner(moved, checkpoint), self._dense_starts(moved)
         start = self._chosen(refiner, starts)
         student = starts.pop(start).requires_grad_(True)
         starts.clear()
@@ -93,7 +93,7 @@ class RefineTransport:
     ) -> RefinedLora:
         """Refine a LoRA; ``targets`` are the tensors that it changes, all linear layers if it is None."""
         moved.require_config_of_b()
-        refiner, starts = self._refiner(moved), self._dense_starts(moved)
+        refiner, starts = self._refiner(moved, checkpoint), self._dense_starts(moved)
         start = self._chosen(refiner, starts)
         naming = Naming(moved.onto.family, live=True)
         student, _ = with_lora(
@@ -116,7 +116,7 @@ class RefineTransport:
         self._refuse_rank()
         if self.plan.resources.memory is not None:
             return self._adapter_by_unit(moved, checkpoint)
-        refiner = self._refiner(moved)
+        refiner = self._refiner(moved, checkpoint)
         adapters = {MOVED: moved}
         if moved.adapter.kind.scalable:
             unmoved = self.unmoved()
@@ -144,6 +144,7 @@ class RefineTransport:
                 models.plain(plan.b),
                 settings=self.settings,
                 progress=self.progress,
+                kept=checkpoint,
             )
             adapters = {MOVED: moved}
             if moved.adapter.kind.scalable:
@@ -174,8 +175,8 @@ class RefineTransport:
     def _chosen(self, refiner: Refiner, starts: dict[str, nn.Module]) -> str:
         chosen = refiner.choose(starts)
         if chosen == BASE:
-            self.progress.note(
-                "note: π takes B's answers away from the fine-tune's, so the refinement starts from B"
+            self.progress.warn(
+                "π takes B's answers away from the fine-tune's, so the refinement starts from B"
             )
         return chosen
 
@@ -188,7 +189,26 @@ class RefineTransport:
             for name, one in ((MOVED, moved), (BASE, unmoved))
         }
 
-    def _refiner(self, moved: Moved) -> Refiner:
+    def _refiner(self, moved: Moved, checkpoint: Path | None) -> Refiner:
+        with phase("building the models"):
+            refiner = self._built(moved, checkpoint)
+        threads = self.settings.threads or self.plan.resources.jobs or self._fitting(refiner, checkpoint)
+        torch.set_num_threads(threads)
+        refiner.settings = replace(self.settings, threads=threads)
+        return refiner
+
+    @staticmethod
+    def _fitting(refiner: Refiner, checkpoint: Path | None) -> int:
+        """Return how many threads are fastest, or were when an interrupted run began."""
+        note = checkpoint and checkpoint.with_suffix(".threads")
+        if note is not None and note.exists():
+            return int(note.read_text())
+        found = refiner.fitting_threads(torch.get_num_threads())
+        if note is not None:
+            note.write_text(str(found))
+        return found
+
+    def _built(self, moved: Moved, checkpoint: Path | None) -> Refiner:
         plan = self.plan
         if isinstance(moved, AdapterTransport):
             other_heads = moved.carried
@@ -210,4 +230,5 @@ class RefineTransport:
             self.settings,
             same_class=not other_heads,
             progress=self.progress,
+            kept=checkpoint,
         )

@@ -18,11 +18,8 @@ from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.adapter_transport import AdapterTransport
 from transfusion.transportation.dense_transport import DenseTransport, TensorAction
 from transfusion.transportation.output_record import OutputRecord
-from transfusion.transportation.refinement.refinement_settings import RefinementRecord
+from transfusion.transportation.refinement.refinement_settings import REFINEMENT, RefinementRecord
 from transfusion.transportation.task_vector_sources import TaskVectorSource
-
-REFINEMENT = "refinement"
-"""The key of the record in the metadata."""
 
 
 @dataclass(repr=False)
@@ -67,7 +64,7 @@ class RefinedModel(DenseTransport):
         return {**super().recipe(), REFINEMENT: digests}
 
     def metadata(self) -> dict[str, Any]:
-        return {**super().metadata(), REFINEMENT: self.refinement.as_dict()}
+        return self.refinement.added_to(super().metadata())
 
 
 @dataclass
@@ -93,7 +90,7 @@ class RefinedAdapter(AdapterTransport):
         return self.trained[factor.key].reshape(info.shape).to(self.dtype or info.dtype).contiguous()
 
     def metadata(self) -> dict[str, Any]:
-        return {**super().metadata(), REFINEMENT: self.refinement.as_dict()}
+        return self.refinement.added_to(super().metadata())
 
 
 @dataclass(repr=False)
@@ -135,12 +132,12 @@ class RefinedLora(AdapterOutput):
         return dict(self.adapter_config)
 
     def metadata(self) -> dict[str, Any]:
-        return {
+        metadata = {
             **self.output_record.of((self.source,), self.base, self.onto, self.alignment),
             "kind": "adapter",
             "peft_type": "LORA",
             "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
             "moved": len(self.trained),
             "carried": [],
-            REFINEMENT: self.refinement.as_dict(),
         }
+        return self.refinement.added_to(metadata)

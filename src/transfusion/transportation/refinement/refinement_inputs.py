@@ -7,19 +7,23 @@ them are recombined.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from transfusion.checkpoint.publishing import write_tensors
 from transfusion.data.probes import calibration_probes, synthetic_probes
 from transfusion.data.probes.corruptions import corrupted_images, noisy, recombined_texts
 from transfusion.data.probes.gradient_inputs import adversarial, invert
 from transfusion.data.probes.probed_model import ProbedModel, Probes, seeded_generator
 from transfusion.model.model import Model
+from transfusion.runtime.progress import phase
 
 Inputs = dict[str, Tensor]
 POOL, WRITTEN = 2048, 512
@@ -42,12 +46,35 @@ FRESH, POOLED, TESTS = 1_000_000, 2_000_000, 900_000
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """Inputs that take long to make, in files beside an unfinished run, which can then go on with them."""
+
+    place: Path | None = None
+    """A path for the files, whose stem they begin with; None to keep nothing."""
+
+    def inputs(self, kind: str, make: Callable[[], Inputs | None]) -> Inputs | None:
+        """Read the inputs of a kind, or make and keep them."""
+        if self.place is None:
+            return make()
+        file = self.place.with_stem(f"{self.place.stem}-{kind}")
+        if file.exists():
+            return load_file(file)
+        found = make()
+        if found is not None:
+            staged = file.with_suffix(".new")
+            write_tensors(staged, {name: one.contiguous() for name, one in found.items()}, {})
+            os.replace(staged, file)
+        return found
+
+
+@dataclass(frozen=True)
 class RefinementInputs:
     """Inputs for one model, by kind."""
 
     model: Model
     module: nn.Module
     seed: int
+    prepared: Prepared = Prepared()
     inverted: Inputs | None = None
     own: Inputs | None = None
     """The user's inputs; some are held out."""
@@ -116,7 +143,15 @@ class RefinementInputs:
     @cached_property
     def _pool(self) -> Inputs:
         count = min(POOL, WRITTEN) if self.subject.writes else POOL
-        return _whole(synthetic_probes(self.model, self.module, count, POOLED + self.seed))
+        return self._made("pool", count, POOLED + self.seed)
+
+    def _made(self, kind: str, count: int, seed: int) -> Inputs:
+        """Return synthetic inputs, kept with the run: a model may write them for minutes."""
+        made = self.prepared.inputs(
+            kind, lambda: _whole(synthetic_probes(self.model, self.module, count, seed))
+        )
+        assert made is not None
+        return made
 
     def _corrupted(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
         """Corrupt images; of sounds and texts, every second one."""
@@ -134,9 +169,7 @@ class RefinementInputs:
     def held_out(self) -> dict[str, Inputs]:
         """Return inputs that no step draws, by kind. No step draws any blended inputs."""
         generator = seeded_generator(self.seed, 8)
-        synthetic = _whole(
-            synthetic_probes(self.model, self.module, HELD_OUT, FRESH * (self.seed + 1) + TESTS)
-        )
+        synthetic = self._made("held-out", HELD_OUT, FRESH * (self.seed + 1) + TESTS)
         kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, generator)}
         kinds[BLENDED] = self._blended(synthetic)
         if self.own is not None:
@@ -163,17 +196,20 @@ def invert_inputs(inputs: RefinementInputs, loss: Callable[[Inputs, Tensor], Ten
     if (name := inputs.continuous) is None:
         return None
     parts: list[Inputs] = []
-    for start in range(0, INVERTED, AT_ONCE):
-        generator = torch.Generator().manual_seed(FRESH * (inputs.seed + 2) + start)
-        given = _whole(
-            synthetic_probes(inputs.model, inputs.module, min(AT_ONCE, INVERTED - start), POOLED + start)
-        )
-        choices = torch.rand(len(given[name]), generator=generator)
+    starts = range(0, INVERTED, AT_ONCE)
+    with phase("inverting inputs", len(starts) * INVERSION_STEPS) as advance:
+        for start in starts:
+            generator = torch.Generator().manual_seed(FRESH * (inputs.seed + 2) + start)
+            given = _whole(
+                synthetic_probes(inputs.model, inputs.module, min(AT_ONCE, INVERTED - start), POOLED + start)
+            )
+            choices = torch.rand(len(given[name]), generator=generator)
 
-        def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:
-            return loss({**given, name: pixels}, choices)
+            def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:
+                advance(f"steps to invert inputs of {Path(inputs.model.label).name}")
+                return loss({**given, name: pixels}, choices)
 
-        parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})
+            parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})
     return _joined(parts)
 
 

@@ -7,10 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transfusion.errors import SettingError
 
 MOVED, BASE = "moved", "base"
 """The starts of a refinement: B + α·π(τ), or B."""
+
+REFINEMENT = "refinement"
+"""The key of the settings and of the record in the metadata."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class RefinementSettings:
     calibrate: str | None = None
     """The user's unlabelled inputs."""
     seed: int = 0
+    threads: int | None = None
+    """How many threads train, which may change the last digits; None to try how many are fastest."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without a meaning."""
@@ -68,9 +75,10 @@ class RefinementRecord:
     share: float = 1.0
     """The share of the way from B to that state at which the output is."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for a file."""
-        return asdict(self)
+    def added_to(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metadata of an output with this record, and with all settings that a rerun needs."""
+        settings = {**metadata["settings"], REFINEMENT: asdict(self.settings)}
+        return {**metadata, "settings": settings, REFINEMENT: asdict(self)}
 
 
 def refinement_settings(
@@ -96,6 +104,16 @@ def refinement_settings(
         None if calibrate is None else str(Path(calibrate).resolve()),
         seed,
     )
+
+
+def refinement_memory(a: int, b: int, *, adapter: bool) -> int:
+    """Return the bytes of the models of a refinement, from the parameters of A and of B.
+
+    A, its fine-tune, B and the student are in float32. Trained weights have gradients, two moments and a best
+    state; of an adapter these are small, but B is there once more, for the other start.
+    """
+    copies_of_b = 3 if adapter else 6
+    return torch.float32.itemsize * (2 * a + copies_of_b * b)
 
 
 def describe_refinement(info: Mapping[str, Any] | None) -> str:

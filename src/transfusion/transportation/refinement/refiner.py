@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from transfusion.architecture.naming import Naming
 from transfusion.data.probes.input_translation import InputTranslation, SameInputs
+from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.data.probes.random_inputs import run_model
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import SILENT, Progress, phase
+from transfusion.runtime.threads import fitting_threads
 from transfusion.transportation.refinement.kept_features import KeptFeatures, problem_of
 from transfusion.transportation.refinement.output_targets import Outputs, OutputTargets, with_similarities
 from transfusion.transportation.refinement.refinement_inputs import (
@@ -27,6 +29,7 @@ from transfusion.transportation.refinement.refinement_inputs import (
     OWN,
     SYNTHETIC,
     Inputs,
+    Prepared,
     RefinementInputs,
     batches,
     invert_inputs,
@@ -89,6 +92,8 @@ class Refiner:
     same_class: bool = True
     """Whether a student has the heads of B, and no others."""
     progress: Progress = SILENT
+    kept: Path | None = None
+    """A path beside which prepared inputs are kept, for a run that goes on after an interruption."""
     _example: nn.Module | None = field(default=None, init=False)
     """A student, for the outputs that it has."""
 
@@ -96,10 +101,19 @@ class Refiner:
         for module in (self.teacher, self.of_a, self.of_b):
             module.eval().requires_grad_(False)
 
+    def fitting_threads(self, most: int) -> int:
+        """Return how many threads answer a batch of random inputs fastest."""
+        inputs = ProbedModel(self.tuned, self.teacher).template(TOKEN_BATCH)
+        return fitting_threads(lambda: self._run(self.tuned, self.teacher, inputs), most)
+
     def choose(self, starts: Mapping[str, nn.Module]) -> str:
         """Return the name of the start whose answers to held-out inputs are nearest to the fine-tune's."""
         self._example = next(iter(starts.values()))
-        found = {name: self._divergence(module, *self._judges) for name, module in starts.items()}
+        found: dict[str, float] = {}
+        with phase("comparing starts with the fine-tune", len(starts)) as advance:
+            for name, module in starts.items():
+                found[name] = self._divergence(module, *self._judges)
+                advance("starts compared with the fine-tune")
         return min(found, key=lambda name: found[name])
 
     def refine(
@@ -110,11 +124,12 @@ class Refiner:
         ``checkpoint`` is a file for the state at every check, from which an interrupted run goes on.
         ``rate`` is the highest learning rate; without it, the one for whole models.
         """
-        before = self._measure_all(student)
+        with phase("comparing the start with the fine-tune"):
+            before = self._measure_all(student)
+            kept = self._kept(student)
         trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
         checked = OWN if OWN in before else BLENDED
         state = TrainingState(trained, rate or self.rate, self.settings.steps, before[checked].divergence)
-        kept = self._kept(student)
         if checkpoint is not None and state.load(checkpoint):
             self.progress.note(f"note: refinement goes on from step {state.step}")
         every = max(1, state.steps // CHECKS)
@@ -129,8 +144,9 @@ class Refiner:
                         state.save(checkpoint)
         state.restore()
         gained = self.settings.keep and state.best_step
-        share = self._go_back(student, state, before) if gained else 1.0
-        after = self._measure_all(student)
+        with phase("comparing the result with the fine-tune"):
+            share = self._go_back(student, state, before) if gained else 1.0
+            after = self._measure_all(student)
         return RefinementRecord(
             self.settings,
             start,
@@ -198,7 +214,7 @@ class Refiner:
     @cached_property
     def inputs(self) -> RefinementInputs:
         """The inputs that the fine-tune answers."""
-        plain = RefinementInputs(self.tuned, self.teacher, 2 * self.settings.seed)
+        plain = RefinementInputs(self.tuned, self.teacher, 2 * self.settings.seed, self._prepared("of-a"))
         inverted = self._inverted(plain, self.teacher, self.of_a)
         if self.settings.calibrate is None:
             return plain.extended(inverted)
@@ -208,8 +224,11 @@ class Refiner:
     @cached_property
     def inputs_of_b(self) -> RefinementInputs:
         """The inputs that B answers."""
-        plain = RefinementInputs(self.b, self.of_b, 2 * self.settings.seed + 1)
+        plain = RefinementInputs(self.b, self.of_b, 2 * self.settings.seed + 1, self._prepared("of-b"))
         return plain.extended(self._inverted(plain, self.of_b, None))
+
+    def _prepared(self, name: str) -> Prepared:
+        return Prepared(self.kept and self.kept.with_stem(f"{self.kept.stem}-{name}"))
 
     @cached_property
     def held_out(self) -> dict[str, Inputs]:
@@ -241,7 +260,7 @@ class Refiner:
                 value = value + OTHER_WEIGHT * (chosen + UNSURE).relu().mean()
             return value
 
-        return invert_inputs(inputs, loss)
+        return inputs.prepared.inputs("inverted", lambda: invert_inputs(inputs, loss))
 
     # ── outputs ──────────────────────────────────────────────────────────────────────────────
 

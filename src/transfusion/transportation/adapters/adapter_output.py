@@ -60,12 +60,12 @@ class AdapterOutput(SavedOutput):
         """Return the run record."""
 
     def config(self) -> dict[str, Any]:
-        """Return the adapter's configuration, with B as its base."""
+        """Return the adapter's configuration, with B as its base: as the user named it, as PEFT does."""
         reference, _, revision = self.onto.label.partition("@")
         local = Path(self.onto.label).expanduser()
         return {
             **self.settings(),
-            "base_model_name_or_path": str(local.resolve()) if local.exists() else reference,
+            "base_model_name_or_path": str(local) if local.exists() else reference,
             "revision": None if local.exists() else revision or None,
         }
 

@@ -101,8 +101,9 @@ def evaluate(
     ``data`` is the task, and ``support`` the support: a path, a hub id, examples in memory, or an
     `EvaluationData` that says more.
     ``against`` is the model that gains are relative to, usually B.
-    ``base`` is the model that the adapters among ``models`` were trained on; the default is the folder that
-    an adapter's configuration names. ``trust_base`` skips the check of a transported adapter's base.
+    ``base`` is the base of the adapters among ``models``: A for an adapter trained on A, B for one that was
+    moved onto B. The default is the folder that an adapter's configuration names. ``trust_base``
+    skips the check of a transported adapter's base.
     ``batch`` is the number of examples at a time; the default is what fits.
     ``dtype`` is the type to compute in: float32 or float64.
     ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.

@@ -655,6 +655,26 @@ def test_inspect_tells_what_a_lora_is_for(made, tmp_path, cli):
     assert "flux1 (ss_base_model_version)" in told
 
 
+def test_inspect_of_a_large_lora_is_short(tmp_path, cli):
+    """Stable Diffusion XL has 560 modules in its transformer blocks, and 11 kinds of them."""
+    places = [*((f"input_blocks_{n}_1", 2) for n in (4, 5)), *((f"input_blocks_{n}_1", 10) for n in (7, 8))]
+    places += [("middle_block_1", 10), *((f"output_blocks_{n}_1", 10) for n in range(3))]
+    places += [(f"output_blocks_{n}_1", 2) for n in (3, 4, 5)]
+    inner = [f"attn{n}_to_{one}" for n in (1, 2) for one in ("q", "k", "v", "out_0")]
+    inner += ["ff_net_0_proj", "ff_net_2"]
+    names = [
+        f"{p}_transformer_blocks_{n}_{one}" for p, depth in places for n in range(depth) for one in inner
+    ]
+    names += [f"{place}_proj_in" for place, _ in places]
+    tensors = {f"lora_unet_{name}.lora_down.weight": torch.ones(1, 2) for name in names}
+    tensors |= {f"lora_unet_{name}.lora_up.weight": torch.ones(2, 1) for name in names}
+    save_file(tensors, tmp_path / "lora.safetensors")
+    about = json.loads(cli("inspect", tmp_path / "lora.safetensors", "--json")[1])
+    assert about["kinds_of_modules"] == {**dict.fromkeys(inner, 70), "proj_in": 11}
+    assert sum(about["modules"].values()) == len(names)
+    assert len(cli("inspect", tmp_path / "lora.safetensors")[1].splitlines()) < 30
+
+
 TEXT_READER = "down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
 
 

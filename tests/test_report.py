@@ -316,6 +316,15 @@ def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
     assert page.notes[1] in page.html()
 
 
+def test_a_run_that_found_its_own_pi_shows_it(job, tmp_path):
+    """Without --via, as in the README: π is kept with the output, and its heads and layers are drawn."""
+    transfusion.transport(job.tuned, base=job.a, onto=job.b, output=tmp_path / "moved", method="random")
+    page = transfusion.report(tmp_path / "moved")
+    assert not page.notes
+    assert {"layers", "heads"} <= {one.id for one in page.sections}
+    assert page.hero.strands is not None
+
+
 def test_other_weights_at_the_same_place_are_not_taken_for_the_same(job, tmp_path):
     shutil.copytree(job.run, tmp_path / "moved")
     info = json.loads((tmp_path / "moved" / "transfusion.json").read_text())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.staging import StagingFolder
 from transfusion.checkpoint.tensor_content import all_finite
 from transfusion.errors import AdapterError, OutputError
@@ -33,6 +34,15 @@ class AdapterOutput(SavedOutput):
     def files(self) -> AdapterFiles:
         """How the adapter is stored."""
         return PeftFiles()
+
+    @property
+    @abstractmethod
+    def pi(self) -> AnyAlignment:
+        """The alignment that it was moved by."""
+
+    @property
+    def unsaved_pi(self) -> AnyAlignment | None:
+        return self.pi if self.output_record.keeps_pi else None
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Callable[[], Tensor]]:

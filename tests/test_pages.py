@@ -108,6 +108,17 @@ def test_the_site_asks_nobody_for_anything(site):
         assert not re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//", style.read_text()), style
 
 
+@pytest.mark.parametrize("page", ["index.html", "verbs/align.html"])
+def test_the_search_works_in_a_site_that_is_opened_as_files(page, site, browser):
+    shown = browser.new_page()
+    shown.goto((site / page).as_uri())
+    shown.locator("input.md-search__input").press_sequentially("refinement")
+    shown.wait_for_selector(".md-search-result__item")
+    links = shown.eval_on_selector_all(".md-search-result__link", "all => all.map(one => one.href)")
+    shown.close()
+    assert any(link.startswith((site / "refinement.html").as_uri()) for link in links)
+
+
 def test_formulas_code_and_pictures_are_in_the_pages(site):
     equations = (site / "equations.html").read_text()
     assert equations.count("<math") > 30

@@ -1,8 +1,7 @@
-"""The tables of docs/demo.md: the demo with several seeds, a row per model, as Markdown.
+"""Measure the demo with several seeds, for the tables in the pages: python scripts/measure_demo.py [--text]
 
-    python scripts/demo_table.py --seeds 4 --text --results folder
-
-A seed whose result is in the folder already is not run again.
+The result goes to benchmarks/results/demo-digits.json or demo-text.json, from which scripts/pages.py makes
+the tables. A seed takes about a minute of one core, with ``--text`` two and a half.
 """
 
 from __future__ import annotations
@@ -11,54 +10,49 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from transfusion_demo import run
 
-
-def result(kind: str, seed: int, folder: Path) -> dict[str, Any]:
-    place = folder / f"{kind}{seed}.json"
-    if not place.exists():
-        print(f"{kind}, seed {seed} …", file=sys.stderr)
-        found = run(seed=seed, on_text=kind == "text", report=None, say=lambda text: None)
-        folder.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(found, indent=2, ensure_ascii=False))
-    loaded: dict[str, Any] = json.loads(place.read_text())
-    return loaded
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
 
-def table(records: dict[int, dict[str, Any]]) -> str:
-    """Accuracy and gain, on the task and on the support, by seed; and the mean share of the gap."""
-    lines = [
-        "| | " + " | ".join(f"seed {seed}" for seed in records) + " | of the gap, mean |",
-        "|---" * (len(records) + 2) + "|",
-    ]
-    for rows in zip(*(metadata["models"] for metadata in records.values()), strict=True):
-        cells = [f"{one(row, 'task')}; {one(row, 'support')}" for row in rows]
-        shares = [100 * row["share"] for row in rows if row["share"] is not None]
-        info = f"{mean(shares):.0f} % ({', '.join(f'{share:.0f}' for share in shares)})" if shares else ""
-        name = rows[0]["name"]
-        lines.append(f"| {name} | {' | '.join([*cells, info]).replace('-', '−')} |")
-    return "\n".join(lines)
-
-
-def one(row: dict[str, Any], what: str) -> str:
-    gain = f" ({row['gain'][what]:+.1f})" if row["gain"] else ""
-    return f"{100 * row[what]['value']:.1f}{gain}"
+def shortened(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the tables show of a result of the demo; folders by their names."""
+    kept: dict[str, Any] = {key: found[key] for key in ("demo", "seed", "proof", "run") if key in found}
+    for key in ("onto_b", "onto_successor"):
+        if key in found:
+            info = found[key]
+            models = [
+                {
+                    "model": Path(one["model"]).name,
+                    "name": one["name"],
+                    **{part: {"value": round(one[part]["value"], 4)} for part in ("task", "support")},
+                    "gain": one["gain"] and {part: round(gain, 2) for part, gain in one["gain"].items()},
+                    "share": one["share"] and round(one["share"], 4),
+                }
+                for one in info["models"]
+            ]
+            data = {
+                part: {what: info[part][what] for what in ("data", "question")}
+                for part in ("task", "support")
+            }
+            kept[key] = {**data, "ceiling": Path(info["ceiling"]).name, "models": models}
+    return kept
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--text", action="store_true")
-    parser.add_argument("--results", type=Path, required=True)
     asked = parser.parse_args()
-    kind = "text" if asked.text else "digits"
-    found = {seed: result(kind, seed, asked.results) for seed in range(asked.seeds)}
-    for key in ("onto_b", "onto_successor"):
-        if key in found[0]:
-            print(table({seed: one[key] for seed, one in found.items()}), end="\n\n")
+    kind, results = "text" if asked.text else "digits", []
+    for seed in range(asked.seeds):
+        print(f"{kind}, seed {seed} …", file=sys.stderr, flush=True)
+        results.append(shortened(run(seed=seed, on_text=asked.text, report=None, say=lambda text: None)))
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    (RESULTS / f"demo-{kind}.json").write_text(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -119,9 +119,9 @@ def _by_seed(results: list[Any]) -> str:
     rows = []
     for models in zip(*(one["models"] for one in results), strict=True):
         shares = [100 * one["share"] for one in models if one["share"] is not None]
-        each = ", ".join(f"{share:.0f}" for share in shares)
+        each = ", ".join(str(round(share)) for share in shares)
         cells = [f"{_accuracy(one, 'task')}; {_accuracy(one, 'support')}" for one in models]
-        rows.append((models[0]["name"], *cells, f"{mean(shares):.0f} % ({each})" if shares else ""))
+        rows.append((models[0]["name"], *cells, f"{round(mean(shares))} % ({each})" if shares else ""))
     return _minus(_table(head, rows))
 
 
@@ -192,7 +192,7 @@ def arrives(_: str) -> str:
     ]
     head = ("A and B", "τ added unchanged", "default", "`--method functional`", "… with `--refine`")
     cells = [
-        (name, *("" if share is None else f"{round(share) + 0:d} %" for share in shares or [None] * 4))
+        (name, *("" if share is None else f"{round(share)} %" for share in shares or [None] * 4))
         for name, shares in rows
     ]
     return _minus(_table(head, cells, numbers=True))

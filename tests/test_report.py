@@ -288,7 +288,9 @@ def test_records_of_every_step_are_told(page, job):
 
 
 def test_the_numbers_of_results_are_told_as_they_were(page):
-    assert numbers(page, "scores")["moved"] == ["52.5 %", "+22.5", "85.0 %", "−5.0"]
+    task, support = ["52.5 % (48.5 % to 56.5 %)", "+22.5 (+19.5 to +25.5)"], ["85.0 % (81.0 % to 89.0 %)"]
+    assert numbers(page, "scores")["moved"] == [*task, *support, "−5.0 (−8.0 to −2.0)"]
+    assert page.hero.numbers[0].note == "95 %: +19.5 to +25.5; accuracy 52.5 %"
     losses = section(page, "fewshot").parts[-1].table.rows
     assert [row[1] for row in losses] == ["0", "1", "2"], "before the first step, and after each"
     assert numbers(page, "fewshot-0")["outside blocks"] == ["1.000"]

@@ -922,7 +922,7 @@ def answered(right: np.ndarray, losses: np.ndarray | None = None, each: int = 1)
     """A score of predictions that are right or wrong, so many for each example."""
     said, true = torch.from_numpy(right).long(), torch.ones(len(right)).long()
     found = torch.ones(len(right)).double() if losses is None else torch.from_numpy(losses)
-    answers = Answers(said, true, found, torch.arange(len(right)) // each)
+    answers = Answers.of(said, true, found, torch.arange(len(right)) // each)
     metric = "accuracy" if losses is None else "loss"
     value = float(right.mean()) if losses is None else float(found.mean())
     return Score(metric, value, float(found.mean()), float(right.mean()), {}, answers)
@@ -964,7 +964,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 def test_intervals_of_f1_and_of_single_examples():
     score = replace(answered(np.arange(40) % 3 > 0), metric="f1")
     low, high = score_interval(score)
-    assert low < f1(score.answers.predictions, score.answers.targets) < high
+    assert low < f1(*score.answers.classes) < high
     assert score_interval(replace(answered(np.arange(40) % 3 > 0, each=2), metric="f1")) is None
     assert score_interval(answered(np.ones(1) > 0, np.ones(1))) is None
 

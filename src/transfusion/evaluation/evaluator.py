@@ -95,9 +95,10 @@ class Evaluator:
             parts.append(tuple(one[counting].cpu() for one in (logits.argmax(-1), wanted, losses, examples)))
             done += len(batch.targets)
             self.on_examples(done)
-        answers = Answers(*map(torch.cat, zip(*parts, strict=True)))
-        self._require(len(answers.targets), answers.losses.sum())
-        return self._score(answers)
+        predictions, targets, losses, examples = map(torch.cat, zip(*parts, strict=True))
+        self._require(len(targets), losses.sum())
+        answers = Answers.of(predictions, targets, losses, examples)
+        return self._score(float(losses.mean()), predictions, targets, answers)
 
     def losses(self) -> Iterator[Tensor]:
         """Iterate over the mean losses of the batches, with gradients to the model's parameters."""
@@ -121,9 +122,8 @@ class Evaluator:
         """Return the evaluator of the examples with these indices."""
         return replace(self, batch_source=self.batch_source.chosen(indices))
 
-    def _score(self, answers: Answers) -> Score:
-        asked, loss = dict.fromkeys((ACCURACY, *self.rates)), float(answers.losses.mean())
-        metrics = {name: RATES[name](answers.predictions, answers.targets) for name in asked}
+    def _score(self, loss: float, predictions: Tensor, targets: Tensor, answers: Answers) -> Score:
+        metrics = {name: RATES[name](predictions, targets) for name in dict.fromkeys((ACCURACY, *self.rates))}
         metrics[LOSS] = loss
         if self.scorer.tokens:
             metrics[PERPLEXITY] = perplexity(loss)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,39 +29,42 @@ Interval: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True)
 class Answers:
-    """All predictions of a model, one entry each."""
+    """What a model answered, example by example: tokens of one text are not independent."""
 
-    predictions: Tensor
-    targets: Tensor
+    counts: Tensor
+    """The number of predictions."""
+    right: Tensor
+    """The number of correct ones."""
     losses: Tensor
-    examples: Tensor
-    """The number of the example that a prediction belongs to: tokens of one text are not independent."""
+    """The sum of their losses."""
+    classes: tuple[Tensor, Tensor] | None
+    """Predictions and targets, if every example is one prediction."""
 
-    @cached_property
-    def right(self) -> Tensor:
-        """Whether each prediction is correct."""
-        return self.predictions == self.targets
-
-    @cached_property
-    def independent(self) -> bool:
-        """Whether every example is one prediction."""
-        return len(np.unique(self.examples)) == len(self.examples)
+    @classmethod
+    def of(cls, predictions: Tensor, targets: Tensor, losses: Tensor, examples: Tensor) -> Answers:
+        """Return the answers from all predictions, each with the number of its example."""
+        _, place, counts = np.unique(examples, return_inverse=True, return_counts=True)
+        right, total = (
+            torch.from_numpy(np.bincount(place, one.double())) for one in (predictions == targets, losses)
+        )
+        single = len(counts) == len(predictions)
+        return cls(torch.from_numpy(counts), right, total, (predictions, targets) if single else None)
 
     def resampled(self, metric: str) -> np.ndarray | None:
         """Return a metric on many resamples of the examples; None if it cannot be resampled."""
-        _, place, counts = np.unique(self.examples, return_inverse=True, return_counts=True)
-        size, draw = len(counts), np.random.default_rng(0)
+        size, draw = len(self.counts), np.random.default_rng(0)
         of_all = metric in RATES and metric != ACCURACY  # no mean over predictions
-        if size < 2 or (of_all and not self.independent):
+        if size < 2 or (of_all and self.classes is None):
             return None
         some = max(1, _AT_ONCE // size)
         blocks = (min(some, RESAMPLES - done) for done in range(0, RESAMPLES, some))
         drawn = (draw.integers(size, size=(rows, size)) for rows in blocks)
-        if of_all:
+        if of_all and self.classes is not None:
+            predictions, targets = self.classes
             chosen = (torch.from_numpy(one) for block in drawn for one in block)
-            return np.array([RATES[metric](self.predictions[one], self.targets[one]) for one in chosen])
-        values = self.right if metric == ACCURACY else self.losses
-        sums = np.bincount(place, values.double())  # of every example
+            return np.array([RATES[metric](predictions[one], targets[one]) for one in chosen])
+        sums = (self.right if metric == ACCURACY else self.losses).numpy()
+        counts = self.counts.numpy()
         means = np.concatenate([sums[one].sum(1) / counts[one].sum(1) for one in drawn])
         return np.exp(np.minimum(means, 700)) if metric == PERPLEXITY else means
 
@@ -72,10 +74,10 @@ def score_interval(score: Score) -> Interval | None:
     answers = score.answers
     if answers is None:
         return None
-    if score.metric == ACCURACY and answers.independent:
+    if score.metric == ACCURACY and answers.classes is not None:
         from scipy.stats import binomtest
 
-        found = binomtest(int(answers.right.sum()), len(answers.right)).proportion_ci(LEVEL, "wilson")
+        found = binomtest(int(answers.right.sum()), len(answers.counts)).proportion_ci(LEVEL, "wilson")
         return float(found.low), float(found.high)
     return _middle(answers.resampled(score.metric))
 
@@ -87,11 +89,11 @@ def gain_interval(score: Score, reference: Score) -> Interval | None:
     answers correctly and the other does not; else the bootstrap's.
     """
     ours, theirs = score.answers, reference.answers
-    if ours is None or theirs is None or not torch.equal(ours.examples, theirs.examples):
+    if ours is None or theirs is None or not torch.equal(ours.counts, theirs.counts):
         return None
-    if score.metric == ACCURACY and ours.independent:
-        won, lost = int((ours.right & ~theirs.right).sum()), int((theirs.right & ~ours.right).sum())
-        count, middle = len(ours.right) + 2, won - lost
+    if score.metric == ACCURACY and ours.classes is not None:
+        won, lost = (int((ours.right - theirs.right == sign).sum()) for sign in (1, -1))
+        count, middle = len(ours.counts) + 2, won - lost
         spread = NormalDist().inv_cdf((1 + LEVEL) / 2) * sqrt(won + lost + 1 - middle**2 / count)
         return POINTS * (middle - spread) / count, POINTS * (middle + spread) / count
     mine, other = ours.resampled(score.metric), theirs.resampled(score.metric)

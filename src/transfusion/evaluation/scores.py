@@ -32,7 +32,7 @@ class Score:
     metrics: dict[str, float] = field(default_factory=dict)
     """All metrics by name."""
     answers: Answers | None = field(default=None, compare=False, repr=False)
-    """The predictions behind it, for confidence intervals."""
+    """The answers behind it, for confidence intervals."""
 
     def metadata(self) -> dict[str, Any]:
         """Return the score for a file or another program."""

@@ -91,7 +91,8 @@ class Messages(Progress):
                         bars.update(task, completed=done, total=total, what=text)
 
                 yield advance_task
-                bars.remove_task(task)
+                if len(bars.tasks) > 1:
+                    bars.remove_task(task)
 
     @contextmanager
     def _opened(self) -> Iterator[Bars]:

@@ -3,6 +3,7 @@
 # make test-slow   what they leave out: proofs that take minutes, or one more of a kind; and more random examples
 # make check   lint, types, layers, tests
 # make docs    the site, in site/; generated pages and pictures are written anew first
+# make pages   what the examples in pages print, and all generated parts; with the demo's models, some minutes
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy and mergekit (16 GB of disk, ten minutes)
 # make bench-scale     how time and memory grow with models, on threads and on Ray (9 GB of disk, half an hour)
@@ -17,7 +18,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: docs families experiments
+.PHONY: docs pages families experiments
 .PHONY: demo test test-slow check lint clean bench bench-memory bench-scale bench-barrier bench-transport bench-functional bench-successors bench-growth
 
 demo: .venv/ready
@@ -50,6 +51,10 @@ docs: .venv/ready
 	$(BIN)/python scripts/draw_pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html"
+
+pages: .venv/ready
+	$(BIN)/python scripts/pages.py
+	$(BIN)/python scripts/try_pages.py --write
 
 # The table of all families measures each of them anew, which takes minutes.
 families: .venv/ready

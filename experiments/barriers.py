@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from experiments.pairs import data
-from experiments.pairs.data import CACHE
-from experiments.pairs.training import say
+from experiments.pairs.data import CACHE, say
+from experiments.pairs.training import Told
 from experiments.settings import Lmc
 from transfusion import align
 from transfusion.checkpoint.publishing import publish_file
@@ -139,8 +139,8 @@ def train(lesson: Lesson, seed: int, device: str) -> Any:
     steps = lesson.epochs * -(-len(images) // lesson.batch)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, lesson.rate, steps)
     model.train()
-    for epoch in range(lesson.epochs):
-        losses = []
+    told, step = Told(f"{lesson.name}, seed {seed}", steps), 0
+    for _ in range(lesson.epochs):
         for batch in torch.split(torch.randperm(len(images), generator=generator), lesson.batch):
             seen = lesson.sized(images[batch].to(device))
             if lesson.flips and torch.rand((), generator=generator) < 0.5:
@@ -150,8 +150,8 @@ def train(lesson: Lesson, seed: int, device: str) -> Any:
             torch.autograd.backward(loss)
             optimizer.step()
             rates.step()
-            losses.append(loss.detach())
-        say(f"seed {seed}, epoch {epoch + 1} of {lesson.epochs}: loss {torch.stack(losses).mean():.3f}")
+            step += 1
+            told.step(step, float(loss.detach()))
     return model.eval().cpu()
 
 

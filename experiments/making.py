@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from experiments.pairs.clips import MODELS, Saved
-from experiments.pairs.training import kept, key, say
+from experiments.pairs.data import say
+from experiments.pairs.training import kept, key
 from experiments.questions import Read, frozen
 from experiments.settings import ImageTask, Scale, Task, TextTask
 from experiments.tuning import follow

@@ -9,6 +9,9 @@ from experiments import paper
 from experiments.paper import Table
 from transfusion.errors import SettingError
 
+PAIR = (1, 2)
+"""The barrier's seeds, if nobody says otherwise."""
+
 
 class Kind(StrEnum):
     """What is done."""

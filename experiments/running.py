@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.making import Maker
-from experiments.pairs.training import say
+from experiments.pairs.data import say
 from experiments.paper import ZERO
 from experiments.questions import Read
 from experiments.settings import Scale, Task

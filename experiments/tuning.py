@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import cos, pi
@@ -10,7 +9,7 @@ from math import cos, pi
 import torch
 from torch import Tensor, nn
 
-from experiments.pairs.training import say
+from experiments.pairs.training import Told
 
 Loss = Callable[[torch.Generator], Tensor]
 
@@ -42,7 +41,7 @@ def follow(
     trained = list(parameters)
     optimizer = torch.optim.AdamW(trained, lr=schedule.rate, weight_decay=schedule.decay, fused=True)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.share)
-    since, recent = time.monotonic(), []
+    told, recent = Told(name, schedule.steps), list[float]()
     for step in range(1, schedule.steps + 1):
         value = loss(generator)
         optimizer.zero_grad()
@@ -52,8 +51,5 @@ def follow(
         rates.step()
         recent.append(float(value.detach()))
         recent = recent[-max(1, schedule.steps // 10) :]
-        if step % 200 == 0 or step == schedule.steps:
-            mean = sum(recent) / len(recent)
-            took = time.monotonic() - since
-            say(f"{name}: step {step} of {schedule.steps}, loss {mean:.3f}, {took:.0f} s")
+        told.step(step, recent[-1])
     return sum(recent) / len(recent)

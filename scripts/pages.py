@@ -4,7 +4,9 @@ A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->`
 
 - ``options VERB``: the arguments and options of a verb, from the command line itself;
 - ``verbs``: all verbs with their first sentence;
-- ``result FILE``: the numbers of a result that a verb or a benchmark wrote as JSON.
+- ``demo KIND``, ``printed KIND``: the tables of the demo, and what it prints, from benchmarks/results, which
+  scripts/measure_demo.py writes;
+- ``transfer PART``, ``arrives``: tables of the benchmark of transfer, from benchmarks/transfer/measured.json.
 
 With ``--check`` nothing is written; stale pages are listed, and the exit code is 1. docs/families.md, which
 takes minutes to measure, is written by scripts/family_table.py.
@@ -12,12 +14,14 @@ takes minutes to measure, is written by scripts/family_table.py.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from statistics import mean
 from typing import Any, get_args, get_type_hints
 
 import typer
@@ -52,16 +56,16 @@ def options(verb: str) -> str:
     if command is None:
         raise SystemExit(f"a page asks for the options of {verb}, which is no verb")
     hints = get_type_hints(command.callback)
-    panels: dict[str, list[tuple[str, str, str]]] = {}
+    panels: dict[str, list[tuple[str, str, str]]] = {"": []}  # what has no panel comes first
     for one in sorted(command.params, key=lambda one: bool(one.param_type_name != "argument")):
         if one.name != "help" and not getattr(one, "hidden", False):
             panel = getattr(one, "rich_help_panel", None) or ""
             panels.setdefault(panel, []).append((_written(one), _default(one), _about(one, hints)))
     parts = []
     for panel, rows in panels.items():
-        title = f"\n**{panel}**\n\n" if panel else ""
-        parts.append(title + _table(("", "default", "meaning"), rows))
-    return "".join(parts)
+        title = f"**{panel}**\n\n" if panel else ""
+        parts += [title + _table(("", "default", "meaning"), rows)] if rows else []
+    return "\n".join(parts)
 
 
 def _written(one: Any) -> str:
@@ -100,76 +104,114 @@ def _first(text: str | None, *, whole: bool = False) -> str:
     return (plain if whole else plain.split("; exit")[0]).replace("|", "\\|")
 
 
-# ── results ──────────────────────────────────────────────────────────────────────────────────
+# ── measured ─────────────────────────────────────────────────────────────────────────────────
 
 
-def result(file: str) -> str:
-    """Return the table of a result, chosen by the keys of the file."""
-    info = json.loads((ROOT / file).read_text())
-    if "curves" in info and "at_zero" in info:
-        return _swept(info)
-    if "curves" in info and "shots" in info:
-        return _few(info)
-    if "curves" in info:
-        return _barrier(info)
-    if "models" in info:
-        return _evaluated(info)
-    raise SystemExit(f"{file}: not a result of sweep, fewshot, barrier or evaluate")
+def demo(kind: str) -> str:
+    """Return the tables of the demo: accuracy and gain on the task and the support, seed by seed."""
+    found = _demo(kind)
+    keys = [key for key in ("onto_b", "onto_successor") if key in found[0]]
+    return "\n".join(_by_seed([one[key] for one in found]) for key in keys)
 
 
-def _barrier(info: Any) -> str:
+def _by_seed(results: list[Any]) -> str:
+    head = ["", *(f"seed {seed}" for seed in range(len(results))), "of the gap, mean"]
     rows = []
-    for curve in info["curves"]:
-        points = {point["alpha"]: point for point in curve["points"]}
-        half = points[min(points, key=lambda alpha: abs(alpha - 0.5))]
-        star = "" if curve["faithful"] else "*"
-        losses = (curve["points"][0]["loss"], half["loss"], curve["points"][-1]["loss"])
-        rows.append((curve["label"], f"{curve['height']:.2f}{star}", *(f"{loss:.2f}" for loss in losses)))
-    return _table(("way", "barrier", "loss at α = 0", "halfway", "at α = 1"), rows)
+    for models in zip(*(one["models"] for one in results), strict=True):
+        shares = [100 * one["share"] for one in models if one["share"] is not None]
+        each = ", ".join(str(round(share)) for share in shares)
+        cells = [f"{_accuracy(one, 'task')}; {_accuracy(one, 'support')}" for one in models]
+        rows.append((models[0]["name"], *cells, f"{round(mean(shares))} % ({each})" if shares else ""))
+    return _minus(_table(head, rows))
 
 
-def _evaluated(info: Any) -> str:
-    support = info.get("support") is not None
-    head = ("model", info["task"]["metric"], "gain", *(("support", "gain") if support else ()))
-    rows = []
-    for one in info["models"]:
-        gain = one["gain"] or {}
-        row = [one["model"], _score(one["task"]), _gain(gain.get("task"))]
-        if support:
-            row += [_score(one["support"]), _gain(gain.get("support"))]
-        rows.append(tuple(row))
-    return _table(head, rows)
+def _accuracy(one: Any, part: str) -> str:
+    gain = f" ({one['gain'][part]:+.1f})" if one["gain"] else ""
+    return f"{100 * one[part]['value']:.1f}{gain}"
 
 
-def _swept(info: Any) -> str:
-    rows = []
-    for curve in info["curves"]:
-        best = next(point for point in curve["points"] if point["alpha"] == curve["best"])
-        rows.append(
-            (curve["label"], f"{curve['best']:g}", *(_gain(best["gain"][of]) for of in ("task", "support")))
-        )
-    return _table(("", "best α", "gain on the task", "on the support"), rows)
+def printed(kind: str) -> str:
+    """Return what ``transfusion demo`` prints, with seed 0."""
+    from rich.console import Console
+
+    from transfusion.cli.demo import tables
+
+    console = Console(width=100, record=True, file=io.StringIO(), color_system=None)
+    console.print(tables(_demo(kind)[0]))
+    text = "\n".join(line.rstrip() for line in console.export_text().strip().splitlines())
+    return f"```\n{text}\n```\n"
 
 
-def _few(info: Any) -> str:
-    rows = [
-        (curve["label"], _gain(curve["gain"]["plain"]), _gain(curve["gain"]["learned"]))
-        for curve in info["curves"]
+def transfer(part: str) -> str:
+    """Return a table of the benchmark of transfer: the mean share of the gap, ± over seeds."""
+    info = json.loads((ROOT / "benchmarks/transfer/measured.json").read_text())
+    if part == "refined":
+        rows = [(name, *map(_spread, row.values())) for name, row in info["refined"].items()]
+        return _minus(_table(("", *next(iter(info["refined"].values()))), rows, numbers=True))
+    means = {
+        pair: row for pair, row in info["means"].items() if (pair == "successors") == (part == "successors")
+    }
+    methods = _FEW if part == "few" else next(iter(means.values()))
+    rows = [(pair, *(_spread(row[method]) for method in methods)) for pair, row in means.items()]
+    return _minus(_table(("pair", *methods), rows, numbers=True))
+
+
+_FEW = ("naive", "transfusion", "functional", "functional, real")
+
+
+def _spread(value: Sequence[float]) -> str:
+    return f"{value[0]:.1f} ± {value[1]:.1f}"
+
+
+def arrives(_: str) -> str:
+    """Return the README's table: the share of the gap that arrives, by kind of base and method."""
+    info = json.loads((ROOT / "benchmarks/transfer/measured.json").read_text())
+    means, refined = info["means"], info["refined"]["share of the gap, ± over seeds"]
+    methods = ("naive", "guarded", "functional")
+
+    def measured(pair: str) -> list[float | None]:
+        return [*(means[pair][method][0] for method in methods), refined.get(pair, [None])[0]]
+
+    def digits(key: str) -> list[float | None]:
+        found: dict[str, list[float]] = {}
+        for one in (model for result in _demo("digits") for model in result[key]["models"]):
+            method = one["model"].rpartition("-")[2]
+            if one["share"] is not None:
+                found.setdefault(method, []).append(one["share"])
+        return [100 * mean(found[name]) if name in found else None for name in (*methods, "refined")]
+
+    rows: list[tuple[str, list[float | None]]] = [
+        ("**B was trained on from A**", []),
+        ("ViT, MNIST and Fashion-MNIST", measured("successors")),
+        ("ViT, digits; B's units also shuffled", digits("onto_successor")),
+        ("**trained apart: other seed, other data**", []),
+        ("ViT, digits", digits("onto_b")),
+        ("ViT, MNIST and Fashion-MNIST", measured("mnist")),
+        ("ViT, CIFAR-10", measured("cifar")),
+        ("BERT, sentiment of reviews", measured("text")),
     ]
-    return _table(("", "gain at α = 1", f"with α learned from {info['shots']} a class"), rows)
+    head = ("A and B", "τ added unchanged", "default", "`--method functional`", "… with `--refine`")
+    cells = [
+        (name, *("" if share is None else f"{round(share)} %" for share in shares or [None] * 4))
+        for name, shares in rows
+    ]
+    return _minus(_table(head, cells, numbers=True))
 
 
-def _score(score: Any) -> str:
-    return f"{score['value']:.4f}" if score["accuracy"] is None else f"{100 * score['value']:.1f}"
+def _demo(kind: str) -> list[Any]:
+    found: list[Any] = json.loads((ROOT / f"benchmarks/results/demo-{kind}.json").read_text())
+    return found
 
 
-def _gain(gain: float | None) -> str:
-    return "" if gain is None else f"{gain:+.2f}"
+def _minus(table: str) -> str:
+    """Return a table with true minus signs before numbers."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "−", table)
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = False) -> str:
+    """Return a table; with ``numbers``, all columns but the first stand on the right."""
     titles = list(head)
-    lines = [titles, ["---"] * len(titles), *rows]
+    lines = [titles, ["---", *["--:" if numbers else "---"] * (len(titles) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -178,7 +220,14 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def filled(text: str) -> str:
     """Return a page with its generated parts up to date."""
-    makers = {"verbs": lambda _: verbs(), "options": options, "result": result}
+    makers = {
+        "verbs": lambda _: verbs(),
+        "options": options,
+        "demo": demo,
+        "printed": printed,
+        "transfer": transfer,
+        "arrives": arrives,
+    }
 
     def fill(found: re.Match[str]) -> str:
         what = f"{found[1]} {found[2]}".strip()
@@ -189,7 +238,7 @@ def filled(text: str) -> str:
 
 def stale() -> Iterator[tuple[Path, str]]:
     """Yield every stale page with its text as it should be."""
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         if (now := filled(text)) != text:
             yield page, now

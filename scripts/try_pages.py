@@ -1,25 +1,37 @@
-"""Run the examples of pages: python scripts/try_pages.py PLACE PAGE… [--write]
+"""Run the examples of pages, and compare or update what they print: python scripts/try_pages.py [PAGE…]
 
-Every block of ``console`` in a page is run, each page in a new folder with copies of what is in PLACE:
-``models``, made by scripts/make_models.py from within PLACE (the adapter names its base by that path), and,
-if present, ``kept``, made by ``transfusion demo --keep kept``. The output is compared with the page; ``…``
-stands for anything. With ``--write`` the page is updated where it differs. Blocks of ``sh`` are not run.
+    python scripts/try_pages.py --write          update all pages; with the demo's models, about five minutes
+    python scripts/try_pages.py --fast           only pages that need no trained models
+
+Every block of ``console`` in `PAGES` is run, each page in a new folder with copies of the models that
+readers make: ``models`` by scripts/make_models.py, and ``kept`` by ``transfusion demo --keep kept`` for the
+pages that use it. They are made here, or taken from the folder ``--place``. In what a page expects, ``…``
+stands for anything. Numbers of trained models differ between processors, and are not compared. Blocks of
+``sh`` are not run.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "first-minute.md", DOCS / "image-and-video.md", *sorted((DOCS / "verbs").glob("*.md"))]
+"""The pages whose examples are run."""
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\n> .*)*)\n?", re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PLAIN = re.compile(r"transfusion [^|<>&;$`\n#*]*")
+"""A command of this program alone, without anything for a shell."""
 
 
 def examples(text: str) -> Iterator[tuple[str, str]]:
@@ -36,22 +48,68 @@ def parts(block: str) -> Iterator[tuple[str, str]]:
         yield one[1].rstrip("\n"), block[one.end() : end]
 
 
+def trained(page: Path) -> bool:
+    """Whether a page's examples use the models that the demo trains."""
+    return any("kept/" in command for command, _ in examples(page.read_text()))
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────
+
+
 def run(command: str, folder: Path) -> str:
     """Return what a command prints, both streams together, in a terminal of 100 columns."""
+    printed = _forked(command, folder) if _PLAIN.fullmatch(command) else _by_shell(command, folder)
+    lines = [line.rstrip() for line in _COLOUR.sub("", printed).splitlines()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _environment() -> dict[str, str]:
+    source = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "100", "HF_HUB_OFFLINE": "1"}
-    plain = command.replace("\n> ", "\n")
+    fixed = {"COLUMNS": "100", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **fixed, "PATH": path, "PYTHONPATH": source}
+
+
+def _by_shell(command: str, folder: Path) -> str:
     done = subprocess.run(
-        ["bash", "-c", plain],
+        ["bash", "-c", command.replace("\n> ", "\n")],
         cwd=folder,
-        env=environment,
+        env=_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    lines = [line.rstrip() for line in _COLOUR.sub("", done.stdout).splitlines()]
-    return "".join(f"{line}\n" for line in lines)
+    return done.stdout
+
+
+def _forked(command: str, folder: Path) -> str:
+    """Run a command of this program in a copy of this process, in which the libraries are loaded already."""
+    import transformers  # noqa: F401
+
+    from transfusion.cli import main
+    from transfusion.transportation import transport_run  # noqa: F401
+
+    with tempfile.TemporaryFile() as printed:
+        if (child := os.fork()) == 0:
+            try:
+                for stream in (1, 2):
+                    os.dup2(printed.fileno(), stream)
+                sys.stdout = os.fdopen(1, "w", buffering=1)
+                sys.stderr = os.fdopen(2, "w", buffering=1)
+                os.environ.update(_environment())
+                os.chdir(folder)
+                main(shlex.split(command)[1:])
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+        os.waitpid(child, 0)
+        printed.seek(0)
+        return printed.read().decode()
+
+
+# ── comparing ────────────────────────────────────────────────────────────────────────────────
 
 
 def agree(expected: str, printed: str) -> bool:
@@ -70,22 +128,22 @@ def agree_but_for_numbers(expected: str, printed: str) -> bool:
 
 def _masked(text: str) -> str:
     """Replace numbers by ``#``, and drop spaces around them and the lines of tables."""
-    plain = re.sub(r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?", "#", re.sub("[─━]+", "─", text))
+    plain = re.sub("[─━]+", "─", text.replace("– (none is better than B)", "0"))
+    plain = re.sub(r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?", "#", plain)
     return "".join(f"{' '.join(line.split())}\n" for line in plain.splitlines())
 
 
-def prepared(place: Path, folder: Path) -> None:
-    """Copy the models into the folder of a page, because verbs write beside them."""
-    for name in ("models", "kept"):
-        if (place / name).exists():
-            shutil.copytree(place / name, folder / name)
+def tried(page: Path, place: Path) -> tuple[str, list[str]]:
+    """Return a page with what its commands print now, and a list of the differences.
 
-
-def tried(page: Path, place: Path, alike: Callable[[str, str], bool] = agree) -> tuple[str, list[str]]:
-    """Return a page with what its commands print now, and a list of the differences."""
+    Numbers of trained models count as a difference only if something else differs.
+    """
     wrong: list[str] = []
+    alike = agree_but_for_numbers if trained(page) else agree
     with tempfile.TemporaryDirectory() as scratch:
-        prepared(place, Path(scratch))
+        for name in ("models", "kept"):  # verbs write beside them
+            if (place / name).exists():
+                shutil.copytree(place / name, Path(scratch) / name)
 
         def again(block: re.Match[str]) -> str:
             lines = []
@@ -93,6 +151,7 @@ def tried(page: Path, place: Path, alike: Callable[[str, str], bool] = agree) ->
                 printed = run(command, Path(scratch))
                 if not alike(expected, printed):
                     wrong.append(f"$ {command}\n  the page:\n{expected}  now:\n{printed}")
+                if not agree(expected, printed):
                     expected = printed
                 lines.append(f"$ {command}\n{expected}")
             return f"```console\n{''.join(lines)}```"
@@ -100,20 +159,37 @@ def tried(page: Path, place: Path, alike: Callable[[str, str], bool] = agree) ->
         return _BLOCK.sub(again, page.read_text()), wrong
 
 
+def prepare(place: Path, *, demo: bool) -> Path:
+    """Make the models of the examples, as a reader makes them: an adapter names its base by that path."""
+    if not (place / "models").exists():
+        made = [sys.executable, str(ROOT / "scripts" / "make_models.py"), "models"]
+        subprocess.run(made, cwd=place, env=_environment(), stdout=subprocess.DEVNULL, check=True)
+    if demo and not (place / "kept").exists():
+        _by_shell("transfusion demo --keep kept", place)
+    return place
+
+
 def main() -> None:
-    names = [one for one in sys.argv[1:] if not one.startswith("--")]
-    place, pages = Path(names[0]), [Path(name) for name in names[1:]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="instead of all")
+    parser.add_argument("--write", action="store_true", help="update the pages")
+    parser.add_argument("--fast", action="store_true", help="leave out pages that need the demo's models")
+    parser.add_argument("--place", type=Path, help="a folder with models, and kept, that were made before")
+    asked = parser.parse_args()
+    os.environ.update(_environment())  # before torch is loaded
+    pages = [page for page in asked.pages or PAGES if not (asked.fast and trained(page))]
     failed = False
-    for page in pages:
-        text, wrong = tried(page, place)
-        print(
-            f"{page}: {len(wrong)} of {len(list(examples(page.read_text())))} examples print something else"
-        )
-        if "--write" in sys.argv:
-            page.write_text(text)
-        else:
-            print("\n".join(wrong), end="")
-            failed |= bool(wrong)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = prepare(asked.place or Path(scratch), demo=any(map(trained, pages)))
+        for page in pages:
+            text, wrong = tried(page, place)
+            count = len(list(examples(page.read_text())))
+            print(f"{page}: {len(wrong)} of {count} examples print something else", flush=True)
+            if asked.write:
+                page.write_text(text)
+            else:
+                print("\n".join(wrong), end="")
+                failed |= bool(wrong)
     raise SystemExit(failed)
 
 

@@ -115,3 +115,39 @@ def cli(capsys):
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 
     return run
+
+
+# ── a browser ─────────────────────────────────────────────────────────────────────────────────
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def missing(why: str) -> None:
+    """Skip, unless a browser is required here."""
+    if os.environ.get("TRANSFUSION_BROWSER") == "required":
+        pytest.fail(f"TRANSFUSION_BROWSER=required, and {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed")
+    if not CHROMIUM.exists():
+        missing(f"{CHROMIUM} is not there")
+    with sync_playwright() as started:
+        found = started.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield found
+        found.close()

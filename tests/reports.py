@@ -42,9 +42,14 @@ def swept(label: str, method: str | None, scale: float) -> dict[str, Any]:
 def evaluation(b: str, run: str, ceiling: str) -> dict[str, Any]:
     def row(model: str, task: float, support: float) -> dict[str, Any]:
         gain = {"task": 100 * (task - 0.3), "support": 100 * (support - 0.9)}
-        return {"model": model, "task": score(task), "support": score(support), "gain": gain}
+        sure = {part: [value - 3, value + 3] for part, value in gain.items()}
+        scores = {
+            part: {**score(value), "interval": [value - 0.04, value + 0.04]}
+            for part, value in (("task", task), ("support", support))
+        }
+        return {"model": model, **scores, "gain": gain, "gain_interval": sure}
 
-    first = {**row(b, 0.3, 0.9), "gain": None}
+    first = {**row(b, 0.3, 0.9), "gain": None, "gain_interval": None}
     models = [first, row(run, 0.525, 0.85), row(ceiling, 0.6, 0.88)]
     return {"task": DATA, "support": {**DATA, "data": "plain"}, "against": b, "models": models}
 

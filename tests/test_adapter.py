@@ -114,6 +114,39 @@ def test_only_base_and_revision_change_in_the_configuration(shuffled, tmp_path):
     assert {key for key in was if was[key] != now[key]} <= {"base_model_name_or_path", "revision"}
 
 
+def test_the_base_is_recorded_as_it_was_typed(shuffled, tmp_path, monkeypatch):
+    """A relative path stays one, as PEFT records it, so that a folder with models and adapters can move."""
+    a, b = shuffled("llama")
+    train_adapter(a, tmp_path / "adapter", ["q_proj"])
+    (tmp_path / "bases").symlink_to(b.parent)
+    monkeypatch.chdir(tmp_path)
+    transport("adapter", base=a, onto=f"bases/{b.name}", method="naive").save("moved")
+    config = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == f"bases/{b.name}"
+
+
+def test_inspect_describes_an_adapter_and_tries_it_on_a_base(made, tmp_path, cli):
+    a = made("llama")
+    train_adapter(a, tmp_path / "adapter", ["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    code, told, _ = cli("inspect", tmp_path / "adapter", "--json")
+    about = json.loads(told)
+    blocks = Model.open(a).config["num_hidden_layers"]
+    assert code == 0
+    assert (about["kind"], about["task"], about["alpha"]) == ("LORA", "CAUSAL_LM", 5)
+    assert about["ranks"] == {"3": 2 * blocks}
+    assert about["kinds_of_modules"] == {"mlp.down_proj": blocks, "self_attn.q_proj": blocks}
+    code, told, _ = cli("inspect", tmp_path / "adapter", "--with", a)
+    assert code == 0
+    assert f"fits {a}" in " ".join(told.split())
+    code, told, _ = cli("inspect", tmp_path / "adapter", "--with", made("gpt2"))
+    assert code == 0
+    assert f"fits not {made('gpt2')}: " in " ".join(told.split())
+    transport(tmp_path / "adapter", base=a, onto=made("llama", 2), method="naive").save(tmp_path / "moved")
+    moved = json.loads(cli("inspect", tmp_path / "moved", "--json")[1])
+    assert moved["fits"] == {"base": str(made("llama", 2)), "fits": True, "reason": None}
+    assert moved["moved_onto"]["name"] == str(made("llama", 2))
+
+
 def test_alpha_scales_one_factor_of_each_pair(shuffled, tmp_path):
     a, b = shuffled("llama")
     train_adapter(a, tmp_path / "adapter", ["q_proj"])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from safetensors import SafetensorError
 
 import transfusion
@@ -93,6 +94,18 @@ def test_strings_of_a_file_do_not_steer_the_terminal(cli, made, tmp_path):
     assert moved["alignment"]["advice"]["text"] == STEERING, "as data, it is what it was"
     assert "\\x9b31m" in said
     assert all(letter.isprintable() or letter == "\n" for letter in said)
+
+
+@pytest.mark.parametrize(("total", "shown"), [(None, "reading"), (3, "1/3 reading")])
+def test_a_bar_fits_into_80_columns_and_counts_only_towards_a_known_total(total, shown, monkeypatch):
+    terminal = Console(width=80, file=StringIO(), force_terminal=True)
+    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with console.Messages(quiet=False).bar(total, "reading") as advance:
+        advance("reading the weights of both bases, " * 9)
+    lines = [Text.from_ansi(line).plain for line in terminal.file.getvalue().splitlines()]
+    assert any(f" {shown} the weights of" in line for line in lines)
+    assert not any("None" in line or len(line) > 80 for line in lines)
 
 
 NAMES = [

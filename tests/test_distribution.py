@@ -71,6 +71,15 @@ def test_the_own_package_is_no_such_text(text):
     assert not OF_STRANGERS.search(text)
 
 
+def test_every_extra_that_a_text_names_exists():
+    """In ``pip install '.[…]'`` and in hints: pip only warns about an extra that does not exist."""
+    asked = re.compile(rf"(?:pip install [^\n`]*?['\"]?\.|{DISTRIBUTION})\[([\w,-]+)\]")
+    for path in texts():
+        for found in asked.finditer(path.read_text(encoding="utf-8")):
+            unknown = set(found[1].split(",")) - {*PROJECT["optional-dependencies"], "no-such-library"}
+            assert not unknown, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
 def test_hints_name_the_distribution_of_pyproject():
     assert PROJECT["name"] == DISTRIBUTION
     with pytest.raises(LibraryError) as refused:

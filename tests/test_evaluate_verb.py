@@ -63,6 +63,13 @@ def test_task_and_support_in_one_table(cli, models, pictures, tensors, tmp_path)
         first, second = (row[part]["value"] for row in result["models"])
         assert result["models"][1]["gain"][part] == pytest.approx(100 * (second - first))
         assert f"{100 * second:.2f}" in out
+        low, high = result["models"][1][part]["interval"]
+        assert low <= second <= high
+        assert f"{100 * low:.1f}–{100 * high:.1f}" in out
+        low, high = result["models"][1]["gain_interval"][part]
+        assert f"{low:+.1f} to {high:+.1f}" in out
+    assert result["models"][0]["gain_interval"] is None
+    assert "95 % confidence interval" in out
     code, out, _ = cli(*command, "--json")
     again = json.loads(out)
     assert {key: again[key] for key in ("task", "support", "against", "models")} == {

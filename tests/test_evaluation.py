@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from transfusion.evaluation.batch_size import batch_size_for
 from transfusion.evaluation.class_prompts import SUPPLIED, Classes
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.image_processor import ImageProcessor
+from transfusion.evaluation.intervals import Answers, gain_interval, score_interval
 from transfusion.evaluation.model_comparison import evaluate
 from transfusion.evaluation.scores import Score, f1, gain, matthews
 from transfusion.model.model import Model
@@ -914,6 +916,57 @@ def test_gains():
     assert gain(Score("loss", 1.0, 1.0, 0.1), Score("loss", 1.5, 1.5, 0.1)) == -0.5
     with pytest.raises(SettingError, match="accuracy cannot be compared with loss"):
         gain(one, Score("loss", 1.0, 1.0, 0.1))
+
+
+def answered(right: np.ndarray, losses: np.ndarray | None = None, each: int = 1) -> Score:
+    """A score of predictions that are right or wrong, so many for each example."""
+    said, true = torch.from_numpy(right).long(), torch.ones(len(right)).long()
+    found = torch.ones(len(right)).double() if losses is None else torch.from_numpy(losses)
+    answers = Answers.of(said, true, found, torch.arange(len(right)) // each)
+    metric = "accuracy" if losses is None else "loss"
+    value = float(right.mean()) if losses is None else float(found.mean())
+    return Score(metric, value, float(found.mean()), float(right.mean()), {}, answers)
+
+
+def test_intervals_of_accuracies_and_their_gains():
+    right = np.arange(100) < 50
+    low, high = score_interval(answered(right))
+    assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)  # Wilson's, from a table
+    better = right | (np.arange(100) >= 90)
+    low, high = gain_interval(answered(better), answered(right))
+    middle, count = 10, 102
+    half = 1.959964 * (11 - middle**2 / count) ** 0.5
+    assert (low, high) == pytest.approx((100 * (middle - half) / count, 100 * (middle + half) / count))
+    assert 0 < low < 10 < high, "twice the same examples: surer than either score"
+    low, high = gain_interval(answered(right), answered(right))
+    assert -3 < low < 0 < high < 3, "that they agree on a hundred examples does not prove that they are alike"
+    assert gain_interval(answered(right), answered(right[:50])) is None
+    assert score_interval(replace(answered(right), answers=None)) is None
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    draw, held = np.random.default_rng(1), {"gain": 0, "loss": 0, "tokens": 0}
+    for _ in range(200):
+        skill = draw.random(60)
+        one, other = draw.random(60) < 0.2 + 0.6 * skill, draw.random(60) < 0.1 + 0.6 * skill
+        low, high = gain_interval(answered(one), answered(other))
+        held["gain"] += low <= 10 <= high
+        hard = draw.exponential(size=60)
+        losses = [answered(one, hard + shift + 0.2 * draw.normal(size=60)) for shift in (0.5, 0.3)]
+        low, high = gain_interval(*losses)
+        held["loss"] += low <= 0.2 <= high
+        texts = np.repeat(draw.normal(size=40), 25) + 0.1 * draw.normal(size=1000)
+        low, high = score_interval(answered(texts > 0, texts, each=25))
+        held["tokens"] += low <= 0 <= high
+    assert all(180 <= count <= 198 for count in held.values()), held
+
+
+def test_intervals_of_f1_and_of_single_examples():
+    score = replace(answered(np.arange(40) % 3 > 0), metric="f1")
+    low, high = score_interval(score)
+    assert low < f1(*score.answers.classes) < high
+    assert score_interval(replace(answered(np.arange(40) % 3 > 0, each=2), metric="f1")) is None
+    assert score_interval(answered(np.ones(1) > 0, np.ones(1))) is None
 
 
 def test_a_batch_that_does_not_fit_is_halved(made, monkeypatch):

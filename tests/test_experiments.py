@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,7 +25,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import experiments.__main__ as program
-from experiments import barriers, documents, making, results, running
+from experiments import barriers, documents, making, results, running, work
 from experiments.bases import Released
 from experiments.full import FULL, image_task
 from experiments.making import Maker
@@ -32,6 +34,7 @@ from experiments.pairs.clips import Saved
 from experiments.pairs.data import Examples as Images
 from experiments.pairs.images import Seen
 from experiments.pairs.passages import KINDS, Review
+from experiments.pairs.training import Told
 from experiments.paper import FEW_SHOTS, HEADS, LANGUAGE, VISUAL, ZERO
 from experiments.recipes import RECIPES, Kind, recipe
 from experiments.settings import ImageTask, Scale, TextTask
@@ -300,7 +303,7 @@ def test_texts_are_measured_under_the_fine_tuned_head(tiny: Scale, monkeypatch: 
 
 def run(tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     """A recipe at the tiny scale, through the command line."""
-    monkeypatch.setattr(program, "SMALL", tiny)
+    monkeypatch.setattr(work, "SMALL", tiny)
     output = tmp_path / "result.json"
     assert program.main([*arguments, "--small", "-o", str(output)]) == 0
     metadata: dict[str, Any] = json.loads(output.read_text())
@@ -332,11 +335,11 @@ def test_a_table_is_kept_with_its_command_and_shown_beside_the_papers(
 def test_a_recipe_with_other_methods_is_kept_only_where_a_place_is_named(
     tiny: Scale, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(program, "SMALL", tiny)
+    monkeypatch.setattr(work, "SMALL", tiny)
     monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
     assert program.main(["table-2", "--small", "--methods", "naive"]) == 0
     assert not (tmp_path / "results").exists()
-    monkeypatch.setattr(program, "recipe", lambda name: replace(recipe(name), ours=(), methods=("naive",)))
+    monkeypatch.setattr(work, "recipe", lambda name: replace(recipe(name), ours=(), methods=("naive",)))
     assert program.main(["table-2", "--small"]) == 0
     assert [file.name for file in (tmp_path / "results").iterdir()] == ["table-2-tiny.json"]
 
@@ -379,13 +382,52 @@ def test_all_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     name: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "run", lambda *_: pytest.fail("done"))
+    monkeypatch.setattr(work, "run", lambda *_: pytest.fail("done"))
     assert program.main([name, "--dry-run", *flags]) == 0
     said = capsys.readouterr().out
     for row in recipe(name).rows:
         assert row in said
     scale = SMALL if flags else FULL
     assert (scale.lmc.about if name == "barrier" else scale.bases.about()) in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize("absent", ["open_clip", "transformers"])
+def test_help_and_list_need_no_library_and_the_rest_says_which(absent: str) -> None:
+    """In a process of its own, in which a library cannot be imported."""
+    program = f"""
+import sys
+sys.modules[{absent!r}] = None
+from experiments.__main__ import main
+assert main(["--list"]) == 0
+assert main(["table-1", "--dry-run"]) == 1
+main(["--help"])
+"""
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "table-1" in done.stdout
+    assert "--small" in done.stdout
+    assert f"need {absent}, which is not installed" in done.stderr
+    assert "pip install '.[demo,images,open-clip]'" in done.stderr
+
+
+def test_a_training_is_never_silent_for_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr("experiments.pairs.training.time.monotonic", lambda: next(clock))
+    told = Told("A", 8)
+    for step in range(1, 9):
+        told.step(step, float(step))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "A: step 1 of 8, loss 1.000, 4 s",
+        "A: step 4 of 8, loss 3.000, 16 s",
+        "A: step 7 of 8, loss 6.000, 28 s",
+        "A: step 8 of 8, loss 8.000, 32 s",
+    ]
 
 
 def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,7 +282,8 @@ def test_diffusers_loads_what_was_moved(trained, shuffled, aligned, tmp_path):
     assert largest_difference(wanted, outputs_with(a)) > 1e-3
     merged = transport(trained, base=a, onto=b, via=aligned(a, b), full=True).save(tmp_path / "merged")
     assert largest_difference(wanted, outputs_with(merged)) < 1e-5
-    assert {"transfusion.json", "README.md", name} == {one.name for one in (tmp_path / "moved").iterdir()}
+    names = {one.name for one in (tmp_path / "moved").iterdir()}
+    assert names == {"transfusion.json", "transfusion", "README.md", name}
 
 
 def test_diffusers_loads_a_moved_lora_of_kohya(shuffled, aligned, tmp_path):
@@ -726,6 +727,26 @@ def test_inspect_tells_what_a_lora_is_for(made, tmp_path, cli):
     assert code == 0
     assert "fits" in told
     assert "flux1 (ss_base_model_version)" in told
+
+
+def test_inspect_of_a_large_lora_is_short(tmp_path, cli):
+    """Stable Diffusion XL has 560 modules in its transformer blocks, and 11 kinds of them."""
+    places = [*((f"input_blocks_{n}_1", 2) for n in (4, 5)), *((f"input_blocks_{n}_1", 10) for n in (7, 8))]
+    places += [("middle_block_1", 10), *((f"output_blocks_{n}_1", 10) for n in range(3))]
+    places += [(f"output_blocks_{n}_1", 2) for n in (3, 4, 5)]
+    inner = [f"attn{n}_to_{one}" for n in (1, 2) for one in ("q", "k", "v", "out_0")]
+    inner += ["ff_net_0_proj", "ff_net_2"]
+    names = [
+        f"{p}_transformer_blocks_{n}_{one}" for p, depth in places for n in range(depth) for one in inner
+    ]
+    names += [f"{place}_proj_in" for place, _ in places]
+    tensors = {f"lora_unet_{name}.lora_down.weight": torch.ones(1, 2) for name in names}
+    tensors |= {f"lora_unet_{name}.lora_up.weight": torch.ones(2, 1) for name in names}
+    save_file(tensors, tmp_path / "lora.safetensors")
+    about = json.loads(cli("inspect", tmp_path / "lora.safetensors", "--json")[1])
+    assert about["kinds_of_modules"] == {**dict.fromkeys(inner, 70), "proj_in": 11}
+    assert sum(about["modules"].values()) == len(names)
+    assert len(cli("inspect", tmp_path / "lora.safetensors")[1].splitlines()) < 30
 
 
 TEXT_READER = "down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"

@@ -288,7 +288,9 @@ def test_records_of_every_step_are_told(page, job):
 
 
 def test_the_numbers_of_results_are_told_as_they_were(page):
-    assert numbers(page, "scores")["moved"] == ["52.5 %", "+22.5", "85.0 %", "−5.0"]
+    task, support = ["52.5 % (48.5 % to 56.5 %)", "+22.5 (+19.5 to +25.5)"], ["85.0 % (81.0 % to 89.0 %)"]
+    assert numbers(page, "scores")["moved"] == [*task, *support, "−5.0 (−8.0 to −2.0)"]
+    assert page.hero.numbers[0].note == "95 %: +19.5 to +25.5; accuracy 52.5 %"
     losses = section(page, "fewshot").parts[-1].table.rows
     assert [row[1] for row in losses] == ["0", "1", "2"], "before the first step, and after each"
     assert numbers(page, "fewshot-0")["outside blocks"] == ["1.000"]
@@ -314,6 +316,15 @@ def test_models_that_are_gone_are_said_to_be_gone(job, tmp_path):
     assert {one.id for one in page.sections} == {"moved", "advice", "time", "commands"}
     assert any("transfusion align gone/a" in one.text for one in page.missing)
     assert page.notes[1] in page.html()
+
+
+def test_a_run_that_found_its_own_pi_shows_it(job, tmp_path):
+    """Without --via, as in the README: π is kept with the output, and its heads and layers are drawn."""
+    transfusion.transport(job.tuned, base=job.a, onto=job.b, output=tmp_path / "moved", method="random")
+    page = transfusion.report(tmp_path / "moved")
+    assert not page.notes
+    assert {"layers", "heads"} <= {one.id for one in page.sections}
+    assert page.hero.strands is not None
 
 
 def test_other_weights_at_the_same_place_are_not_taken_for_the_same(job, tmp_path):

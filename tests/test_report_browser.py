@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -12,17 +11,6 @@ import pytest
 import reports
 import transfusion
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter(one => {
   const box = one.getBoundingClientRect();
   return box.width && box.right > innerWidth + 0.5 && !one.closest(".scroll, .contents, .skip");
@@ -51,27 +39,6 @@ CONTRASTS = """() => {
   }
   return found;
 }"""
-
-
-def missing(why: str) -> None:
-    """Skip, unless a browser is required here."""
-    if os.environ.get("TRANSFUSION_BROWSER") == "required":
-        pytest.fail(f"TRANSFUSION_BROWSER=required, and {why}")
-    pytest.skip(why)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing("playwright is not installed")
-    if not CHROMIUM.exists():
-        missing(f"{CHROMIUM} is not there")
-    with sync_playwright() as started:
-        found = started.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

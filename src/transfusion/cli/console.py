@@ -15,8 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    ProgressColumn,
     SpinnerColumn,
-    TextColumn,
+    Task,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -90,7 +91,8 @@ class Messages(Progress):
                         bars.update(task, completed=done, total=total, what=text)
 
                 yield advance_task
-                bars.remove_task(task)
+                if len(bars.tasks) > 1:
+                    bars.remove_task(task)
 
     @contextmanager
     def _opened(self) -> Iterator[Bars]:
@@ -98,9 +100,8 @@ class Messages(Progress):
         if self._bars is not None:
             yield self._bars
             return
-        columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        words = TextColumn("{task.completed}/{task.total} {task.fields[what]}", markup=False)
-        with Bars(*columns, words, console=err, transient=True) as self._bars:
+        columns = (SpinnerColumn(), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), _Words())
+        with Bars(*columns, console=err, transient=True) as self._bars:
             try:
                 yield self._bars
             finally:
@@ -125,6 +126,14 @@ class _Lines:
             self.printed = now
             counted = f"{self.done}/{self.total}" if self.total else str(self.done)
             err.print(one_line(f"{counted} {text}, {now - self.begun:.0f} s"), style="dim", markup=False)
+
+
+class _Words(ProgressColumn):
+    """What is being done, after the number of pieces done, if their total is known. It fits on one line."""
+
+    def render(self, task: Task) -> Text:
+        count = "" if task.total is None else f"{task.completed:g}/{task.total:g} "
+        return Text(f"{count}{task.fields['what']}", no_wrap=True, overflow="ellipsis")
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""What `inspect` and `verify` show on a terminal: a model, a LoRA file, a π, and how well it predicts."""
+"""What `inspect` and `verify` show on a terminal: a model, an adapter, a π, and how well it predicts."""
 
 from __future__ import annotations
 
@@ -81,17 +81,15 @@ def prediction(axes: Mapping[str, Mapping[str, float]]) -> RenderableType:
 
 
 def described(description: dict[str, Any]) -> RenderableType:
-    """Show a model, a LoRA file, or a π of either kind."""
-    if "model" in description:
-        return model(description)
-    if "lora" in description:
-        return lora(description)
+    """Show a model, an adapter, or a π of either kind."""
+    for key, view in (("model", model), ("lora", lora), ("adapter", adapter)):
+        if key in description:
+            return view(description)
     return rectangular(description) if "paths" in description else alignment(description)
 
 
 def lora(description: dict[str, Any]) -> RenderableType:
-    """Show a LoRA file: what it is, what it is for, and the blocks and modules that it changes."""
-    about = Table.grid(padding=(0, 2))
+    """Show a LoRA file: what it is, what it is for, and the blocks and kinds of modules that it changes."""
     training = ", ".join(f"{name} {text}" for name, text in description["training"].items())
     rows = {
         "LoRA": description["lora"],
@@ -103,20 +101,57 @@ def lora(description: dict[str, Any]) -> RenderableType:
         "tags": ", ".join(description["tags"]),
         "rank": _counts(description["ranks"]),
         "alpha": _counts(description["alphas"]) or "none stored: alpha is the rank",
-        "size": f"{size(description['parameters'])} parameters, {size(description['bytes'])}B in"
-        f" {description['tensors']} tensors ({', '.join(description['dtypes'])})",
+        "size": _stored(description),
         "cannot move": description["refused"] or "",
         "unknown": ", ".join(description["unknown"][:3]),
     }
     for part, count in description["components"].items():
         rows[part] = f"{count} module{'s' if count > 1 else ''}"
+    return _changes(rows, description)
+
+
+def adapter(description: dict[str, Any]) -> RenderableType:
+    """Show a PEFT adapter: its kind, the base that it is for, and the kinds of modules that it changes."""
+    fits, alpha = description["fits"], description["alpha"]
+    if fits is None:
+        told = "not tried; --with BASE tries a base by names and shapes"
+    else:
+        told = fits["base"] if fits["fits"] else f"not {fits['base']}: {fits['reason']}"
+    base = description["base"] or "not recorded"
+    rows = {
+        "adapter": description["adapter"],
+        "kind": ", ".join(filter(None, (description["kind"], description["task"]))),
+        "trained on" if description["moved_onto"] is None else "moved onto": base
+        + (f" ({description['class']})" if description["class"] else ""),
+        "fits": told,
+        "rank": _counts(description["ranks"]),
+        "alpha": "" if alpha is None else f"{alpha:g}",
+        "tokens": f"{count} virtual tokens" if (count := description["virtual_tokens"]) else "",
+        "stored whole": ", ".join(description["whole"]),
+        "size": _stored(description),
+    }
+    return _changes(rows, description)
+
+
+def _stored(description: dict[str, Any]) -> str:
+    return (
+        f"{size(description['parameters'])} parameters, {size(description['bytes'])}B in"
+        f" {description['tensors']} tensors ({', '.join(description['dtypes'])})"
+    )
+
+
+def _changes(rows: dict[str, str], description: dict[str, Any]) -> RenderableType:
+    """Show what an adapter is, and below it how many modules of each kind it changes."""
+    about = Table.grid(padding=(0, 2))
     for block, numbers in description["blocks"].items():
         rows[block] = f"{len(numbers)} block{'s' if len(numbers) > 1 else ''}: {_ranges(numbers)}"
     for name, value in rows.items():
         if value:
             about.add_row(Text(name, style="bold"), Text(value))
-    modules = Table("modules", "number", box=None, header_style="bold")
-    for name, count in description["modules"].items():
+    if not description["kinds_of_modules"]:
+        return about
+    modules = Table("kind of module", "number", box=None, header_style="bold")
+    for name, count in description["kinds_of_modules"].items():
         modules.add_row(Text(name), Text(str(count), justify="right"))
     return Group(about, "", modules)
 

@@ -33,9 +33,10 @@ def evaluate(
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="A",
+            metavar="BASE",
             show_default="as their configuration says",
-            help="The model that the adapters were trained on; they are folded into it in memory.",
+            help="The base of the adapters, which are folded into it in memory: A for an adapter trained on"
+            " A, B for one that was moved onto B.",
         ),
     ] = None,
     output: Result = None,

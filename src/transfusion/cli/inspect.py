@@ -18,7 +18,7 @@ def inspect(
         typer.Argument(
             metavar="MODEL",
             show_default=False,
-            help="A folder, a file, a hub id; a LoRA file; or a file of π.",
+            help="A model or an adapter: a folder, a file, a hub id; or a file of π.",
         ),
     ],
     beside: Annotated[
@@ -27,7 +27,8 @@ def inspect(
             "--with",
             metavar="B",
             show_default=False,
-            help="Another base: show how many tokens the vocabularies of both have in common.",
+            help="Another base: show how many tokens the vocabularies of both have in common; of a PEFT"
+            " adapter, whether it fits that base.",
         ),
     ] = None,
     propose: Annotated[
@@ -45,7 +46,7 @@ def inspect(
     config: Config = None,
     architecture: ArchitectureFile = None,
 ) -> None:
-    """Show the axes of a model and which of them may move; what a LoRA file is for; or what a π moves.
+    """Show the axes of a model and which of them may move; what an adapter is for; or what a π moves.
 
     With --propose: draft a table for a model that has none.
     """

@@ -50,16 +50,20 @@ def evaluation(result: Mapping[str, Any]) -> RenderableType:
         cells: list[str | Text] = [Text(row["model"])]
         for part in shown:
             metric = result[part]["metric"]
-            cells.append(_metric_value(metric, row[part]["value"]))
+            bounds = [_metric_value(metric, one, 1) for one in row[part].get("interval") or ()]
+            score = Text(_metric_value(metric, row[part]["value"]))
+            cells.append(score.append("\n" + "–".join(bounds), style="dim") if bounds else score)
             if result["against"]:
                 itself = row["model"] == result["against"]
-                cells.append(Text("") if itself else _gain(metric, row["gain"][part]))
+                interval = (row.get("gain_interval") or {}).get(part)
+                cells.append(Text("") if itself else _gain(metric, row["gain"][part], interval))
         table.add_row(*cells)
     lines = [_about(part, result[part]) for part in shown]
     falling = [result[part]["metric"] in FALLING for part in shown]
     if result["against"]:
         points = "" if all(falling) else ", in points for rates"
         lines.append(f"Gains are over {result['against']}{points}.")
+    lines.append("Below each number: its 95 % confidence interval, over examples.")
     if result["against"] and any(falling):
         lines.append("Of a loss and a perplexity less is better, and a negative gain is the good one.")
     return Group(table, Text("\n".join(lines), style="dim"))
@@ -73,16 +77,22 @@ def _metric_name(metric: str) -> str:
     return metric if metric in FALLING else f"{metric} %"
 
 
-def _metric_value(metric: str, value: float) -> str:
-    return f"{value:.4f}" if metric in FALLING else f"{100 * value:.2f}"
+def _metric_value(metric: str, value: float, digits: int = 2) -> str:
+    return f"{value:.4f}" if metric in FALLING else f"{100 * value:.{digits}f}"
 
 
-def _gain(metric: str, gain: float) -> Text:
-    """Return a gain with its sign: green if better, red if worse."""
-    text = f"{gain:+.4f}" if metric in FALLING else f"{gain:+.2f}"
-    if float(text) == 0:
-        return Text(text, style="dim")
-    return Text(text, style="green" if (gain > 0) != (metric in FALLING) else "red")
+def _gain(metric: str, gain: float, interval: list[float] | None) -> Text:
+    """Return a gain with its sign and interval: green if better, red if worse, neither if it may be 0."""
+    text = Text(f"{gain:+.4f}" if metric in FALLING else f"{gain:+.2f}")
+    low, high = interval or (gain, gain)
+    if low <= 0 <= high:
+        text.stylize("dim")
+    else:
+        text.stylize("green" if (gain > 0) != (metric in FALLING) else "red")
+    if interval:
+        bounds = [f"{one:+.4f}" if metric in FALLING else f"{one:+.1f}" for one in interval]
+        text.append("\n" + " to ".join(bounds), style="dim")
+    return text
 
 
 def _about(part: str, info: dict[str, Any]) -> str:

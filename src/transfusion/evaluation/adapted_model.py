@@ -39,7 +39,7 @@ def named_base(finetuned: Model | Reference) -> str:
         origin = f"{named}, which is no folder here" if named else "no base"
         raise CheckpointError(
             f"{finetuned}: this is an adapter, and its configuration names {origin}",
-            hint="give the model that it was trained on as `base`",
+            hint="give its base as `base`: the model that it was trained on, or moved onto",
         )
     return named
 

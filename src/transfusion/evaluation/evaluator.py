@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, SettingError
 from transfusion.evaluation.batches import Batches, Scorer, TaskHeadScorer, TensorBatches
+from transfusion.evaluation.intervals import Answers
 from transfusion.evaluation.predictions import IGNORED, PredictionKind, out_of_memory, prediction_kind
 from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Score, perplexity
 from transfusion.live.live_model import LiveModel
@@ -82,21 +83,22 @@ class Evaluator:
                 size //= 2
 
     def _measured(self, size: int) -> Score:
-        loss, done = torch.zeros((), dtype=torch.float64), 0
-        predicted: list[Tensor] = []
-        true: list[Tensor] = []
+        done = 0
+        parts: list[tuple[Tensor, ...]] = []
         self.scorer.ready()
         for batch in self.batch_source.batches(size):
             logits, wanted = self.scorer.answer(batch)
             counting = wanted != IGNORED
-            loss += _cross_entropy(logits, wanted, "sum").double().cpu()
-            predicted.append(logits.argmax(-1)[counting].cpu())
-            true.append(wanted[counting].cpu())
+            losses = _cross_entropy(logits, wanted, "none").double()
+            rows = len(wanted) // len(batch.targets)  # of every example
+            examples = done + torch.arange(len(wanted), device=wanted.device) // rows
+            parts.append(tuple(one[counting].cpu() for one in (logits.argmax(-1), wanted, losses, examples)))
             done += len(batch.targets)
             self.on_examples(done)
-        predictions, targets = torch.cat(predicted), torch.cat(true)
-        self._require(len(targets), loss)
-        return self._score(float(loss) / len(targets), predictions, targets)
+        predictions, targets, losses, examples = map(torch.cat, zip(*parts, strict=True))
+        self._require(len(targets), losses.sum())
+        answers = Answers.of(predictions, targets, losses, examples)
+        return self._score(float(losses.mean()), predictions, targets, answers)
 
     def losses(self) -> Iterator[Tensor]:
         """Iterate over the mean losses of the batches, with gradients to the model's parameters."""
@@ -120,12 +122,12 @@ class Evaluator:
         """Return the evaluator of the examples with these indices."""
         return replace(self, batch_source=self.batch_source.chosen(indices))
 
-    def _score(self, loss: float, predictions: Tensor, targets: Tensor) -> Score:
+    def _score(self, loss: float, predictions: Tensor, targets: Tensor, answers: Answers) -> Score:
         metrics = {name: RATES[name](predictions, targets) for name in dict.fromkeys((ACCURACY, *self.rates))}
         metrics[LOSS] = loss
         if self.scorer.tokens:
             metrics[PERPLEXITY] = perplexity(loss)
-        return Score(self.headline, metrics[self.headline], loss, metrics[ACCURACY], metrics)
+        return Score(self.headline, metrics[self.headline], loss, metrics[ACCURACY], metrics, answers)
 
     def _require(self, count: int, loss: Tensor) -> None:
         label = self.batch_source.label

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from transfusion.errors import SettingError
 from transfusion.evaluation.adapted_model import open_model
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
+from transfusion.evaluation.intervals import Interval, gain_interval, score_interval
 from transfusion.evaluation.scores import Score, gain
 from transfusion.model.model import Model, Reference
 from transfusion.reporting.result_files import ResultFiles
@@ -25,6 +26,7 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.adapters.adapter_opening import is_adapter
 
+_Compared = TypeVar("_Compared")
 DataReference = str | Path | Dataset | Examples | EvaluationData
 
 
@@ -52,14 +54,21 @@ class Evaluation:
 
     def gains(self, row: ModelScores) -> dict[str, float | None] | None:
         """Return the gains of a model over the reference; None without a reference."""
+        return self._over_reference(row, gain)
+
+    def gain_intervals(self, row: ModelScores) -> dict[str, Interval | None] | None:
+        """Return the confidence intervals of a model's gains; None for the reference, or without one."""
+        return None if row is self.reference else self._over_reference(row, gain_interval)
+
+    def _over_reference(
+        self, row: ModelScores, compare: Callable[[Score, Score], _Compared | None]
+    ) -> dict[str, _Compared | None] | None:
         base = self.reference
         if base is None:
             return None
         both = row.support is not None and base.support is not None
-        return {
-            "task": gain(row.task, base.task),
-            "support": gain(row.support, base.support) if both else None,  # type: ignore[arg-type]
-        }
+        support = compare(row.support, base.support) if both else None  # type: ignore[arg-type]
+        return {"task": compare(row.task, base.task), "support": support}
 
     def metadata(self) -> dict[str, Any]:
         """Return all results for a file or another program."""
@@ -70,13 +79,18 @@ class Evaluation:
             "models": [
                 {
                     "model": row.model,
-                    "task": row.task.metadata(),
-                    "support": row.support.metadata() if row.support else None,
+                    "task": _measured(row.task),
+                    "support": _measured(row.support) if row.support else None,
                     "gain": self.gains(row),
+                    "gain_interval": self.gain_intervals(row),
                 }
                 for row in self.rows
             ],
         }
+
+
+def _measured(score: Score) -> dict[str, Any]:
+    return {**score.metadata(), "interval": score_interval(score)}
 
 
 def evaluate(
@@ -101,8 +115,9 @@ def evaluate(
     ``data`` is the task, and ``support`` the support: a path, a hub id, examples in memory, or an
     `EvaluationData` that says more.
     ``against`` is the model that gains are relative to, usually B.
-    ``base`` is the model that the adapters among ``models`` were trained on; the default is the folder that
-    an adapter's configuration names. ``trust_base`` skips the check of a transported adapter's base.
+    ``base`` is the base of the adapters among ``models``: A for an adapter trained on A, B for one that was
+    moved onto B. The default is the folder that an adapter's configuration names. ``trust_base``
+    skips the check of a transported adapter's base.
     ``batch`` is the number of examples at a time; the default is what fits.
     ``dtype`` is the type to compute in: float32 or float64.
     ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.

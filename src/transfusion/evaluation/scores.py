@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from transfusion.errors import SettingError
+
+if TYPE_CHECKING:
+    from transfusion.evaluation.intervals import Answers
 
 ACCURACY, LOSS, PERPLEXITY, F1, MATTHEWS = "accuracy", "loss", "perplexity", "f1", "matthews"
 LESS_IS_BETTER = frozenset([LOSS, PERPLEXITY])
@@ -28,6 +31,8 @@ class Score:
     accuracy: float | None
     metrics: dict[str, float] = field(default_factory=dict)
     """All metrics by name."""
+    answers: Answers | None = field(default=None, compare=False, repr=False)
+    """The answers behind it, for confidence intervals."""
 
     def metadata(self) -> dict[str, Any]:
         """Return the score for a file or another program."""

@@ -1,4 +1,4 @@
-"""Descriptions: a model, a LoRA file or a π as plain data, for `inspect`, logs and reports."""
+"""Descriptions: a model, an adapter or a π as plain data, for `inspect`, logs and reports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transfusion.errors import SettingError
 from transfusion.model.bases import compare_vocabularies
 from transfusion.model.model import Model, Reference
 from transfusion.model.vocabulary_map import describe_vocabulary, differing_digits
-from transfusion.reporting.lora_description import describe_lora
-from transfusion.transportation.adapters.adapter_opening import lora_file_in
+from transfusion.reporting.lora_description import describe_adapter, describe_lora
+from transfusion.transportation.adapters.adapter_opening import is_adapter, lora_file_in
 
 
 def inspect(
@@ -28,10 +28,11 @@ def inspect(
     beside: Reference | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Describe a model, a LoRA file or a file of π: the data behind ``transfusion inspect``.
+    """Describe a model, an adapter or a file of π: the data behind ``transfusion inspect``.
 
-    ``reference`` is a model's folder, file or hub id, a LoRA file, or a file of π. ``beside`` is another
-    base, whose vocabulary is compared with the model's. ``config`` replaces the config.json.
+    ``reference`` is a model's folder, file or hub id, a PEFT adapter, a LoRA file, or a file of π. ``beside``
+    is another base: a model's vocabulary is compared with its own, an adapter is tried on it by names and
+    shapes. ``config`` replaces the config.json.
 
     >>> about = transfusion.inspect("models/a")
     >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
@@ -46,7 +47,9 @@ def inspect(
         if isinstance(found, RectangularAlignment):
             return describe_rectangular(found)
         return describe_alignment(found)
-    if isinstance(reference, str | Path) and (file := lora_file_in(resolve(reference))) is not None:
+    if isinstance(reference, str | Path) and is_adapter(reference):
+        if (file := lora_file_in(resolve(reference))) is None:
+            return describe_adapter(str(reference), beside)
         if beside is not None:
             raise SettingError("`beside`: a LoRA file has no vocabulary of its own", hint="give a model")
         return describe_lora(str(reference), file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 KINDS = {
     "x": "stream before attention",
@@ -86,6 +86,11 @@ def measured(value: float | None, metric: str) -> str:
 def gained(value: float | None, metric: str) -> str:
     """Format a gain: in points for rates, as a number for losses."""
     return signed(value, 1) if metric in RATES else signed(value, 3)
+
+
+def between(interval: Sequence[float], metric: str, shown: Callable[[float, str], str]) -> str:
+    """Format a confidence interval of a score or a gain."""
+    return " to ".join(shown(bound, metric) for bound in interval)
 
 
 def gain_unit(metric: str) -> str:

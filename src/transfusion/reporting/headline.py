@@ -10,6 +10,7 @@ from transfusion.reporting.charts.map_charts import StrandChart
 from transfusion.reporting.formatting import (
     RATES,
     axis_name,
+    between,
     brief,
     gain_unit,
     gained,
@@ -190,9 +191,10 @@ def _gains(one: Mapping[str, Any], info: Mapping[str, Any], note: str) -> list[N
             found.append(Number(score, f"{metric} on the {what}", note))
         else:
             name = f"{what}, {gain_unit(metric)}"
-            found.append(
-                Number(gained(gain, metric), name, note or f"{metric} {score}", _better(gain, metric))
-            )
+            interval = (one.get("gain_interval") or {}).get(what)
+            sure = f"95 %: {between(interval, metric, gained)}; " if interval else ""
+            told = f"{sure}{note or f'{metric} {score}'}"
+            found.append(Number(gained(gain, metric), name, told, _better(gain, metric)))
     return found
 
 

@@ -1,22 +1,25 @@
-"""A LoRA file as plain data, for `inspect`: what it is, what it changes, and what it was trained on."""
+"""LoRA files and PEFT adapters as plain data, for `inspect`: what they change, and for which base."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.checkpoint.lora_keys import DENOISER, LoraKey, format_of, read_key
 from transfusion.checkpoint.tensor_files import header_metadata, headers
-from transfusion.errors import CheckpointError
+from transfusion.errors import CheckpointError, TransfusionError
 from transfusion.model.lora_recognition import claims, fitting_models
+from transfusion.model.model import Model, Reference
 from transfusion.runtime.untrusted_files import parse_json
+from transfusion.transportation.adapters.adapter import Adapter
 from transfusion.transportation.output_record import HEADER, recorded_base
 
-_FIRST_NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
+_NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
+_LEADING_NUMBERS = re.compile(r"^(?:\d+[._])+")
 _TAGS = 8
 """The number of tags that are shown."""
 _LONGEST = 120
@@ -53,13 +56,56 @@ def describe_lora(label: str, file: Path) -> dict[str, Any]:
         "ranks": _counted(_ranks(keys, shapes)),
         "alphas": _counted(_alphas(keys, checkpoint)),
         "components": dict(Counter(one for _, one in {(k.owner, k.component) for k in keys.values()})),
-        "blocks": _blocks(own),
+        "blocks": _blocks(one.module for one in own),
         "modules": dict(sorted(Counter(_numberless(one) for one in {k.module for k in own}).items())),
+        "kinds_of_modules": _kinds({one.module for one in own}),
         "tensors": len(tensors),
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.nbytes,
         "dtypes": sorted({str(info.dtype).removeprefix("torch.") for info in tensors.values()}),
     }
+
+
+def describe_adapter(label: str, beside: Reference | None = None) -> dict[str, Any]:
+    """Describe a PEFT adapter from its configuration and header, and say whether it fits a base.
+
+    The base is ``beside``, or the one that the adapter names, if that is a folder here.
+    """
+    adapter = Adapter.open(label)
+    config, checkpoint = adapter.config, adapter.checkpoint
+    named, revision = (_shown(config.get(key) or "") for key in ("base_model_name_or_path", "revision"))
+    base = beside if beside is not None else named if named and Path(named).is_dir() else None
+    rank = adapter.kind.rank
+    return {
+        "adapter": label,
+        "kind": adapter.kind.name,
+        "task": config.get("task_type"),
+        "base": f"{named}@{revision}" if revision else named or None,
+        "class": _shown((config.get("auto_mapping") or {}).get("base_model_class") or "") or None,
+        "moved_onto": recorded_base(checkpoint.root),
+        "fits": None if base is None else _fit(adapter, base),
+        "ranks": _counted(rank(adapter.settings(one)) for one in adapter.modules) if rank else {},
+        "alpha": config.get("lora_alpha", config.get("alpha")),
+        "virtual_tokens": config.get("num_virtual_tokens"),
+        "whole": [_shown(name) for name in config.get("modules_to_save") or ()],
+        "blocks": _blocks(adapter.modules),
+        "modules": adapter.modules,
+        "kinds_of_modules": _kinds(adapter.modules),
+        "tensors": len(checkpoint.tensors),
+        "parameters": checkpoint.parameters,
+        "bytes": checkpoint.nbytes,
+        "dtypes": sorted({str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values()}),
+    }
+
+
+def _fit(adapter: Adapter, base: Reference) -> dict[str, Any]:
+    """Say whether every tensor of an adapter has its place in a base, by names and shapes."""
+    name = str(base) if isinstance(base, str | Path) else "the given model"
+    try:
+        adapter.factors(Model.open(base))
+    except TransfusionError as error:
+        return {"base": name, "fits": False, "reason": error.message}
+    return {"base": name, "fits": True, "reason": None}
 
 
 def _shown(text: str) -> str:
@@ -88,16 +134,36 @@ def _counted(values: Iterable[float]) -> dict[str, int]:
 
 
 def _numberless(module: str) -> str:
-    return _FIRST_NUMBER.sub("*", module, count=1)
+    return _NUMBER.sub("*", module, count=1)
 
 
-def _blocks(keys: Iterable[LoraKey]) -> dict[str, list[int]]:
+def _kinds(modules: Collection[str]) -> dict[str, int]:
+    """Return how many modules there are of each kind: of one name inside a block, such as ``attn1.to_q``.
+
+    The first number in a name is a block's, and so is every later one that differs between modules.
+    """
+    alike: dict[str, list[str]] = {}
+    for module in sorted(modules):
+        alike.setdefault(_NUMBER.sub("*", module), []).append(module)
+    counts = Counter[str]()
+    for group in alike.values():
+        numbers = [_NUMBER.findall(module) for module in group]
+        varying = (place for place, one in enumerate(zip(*numbers, strict=True)) if len(set(one)) > 1)
+        last = max(varying, default=0)
+        for module in group:
+            ends = [found.end() for found in _NUMBER.finditer(module)]
+            inside = module[ends[last] + 1 :] if ends else module
+            counts[_shown(_LEADING_NUMBERS.sub("", inside))] += 1
+    return dict(counts.most_common())
+
+
+def _blocks(modules: Iterable[str]) -> dict[str, list[int]]:
     """Return the numbers of the blocks that are changed, by kind of block."""
     found: dict[str, set[int]] = {}
-    for module in {one.module for one in keys}:
-        if (number := _FIRST_NUMBER.search(module)) and len(number[0]) < 9:
+    for module in set(modules):
+        if (number := _NUMBER.search(module)) and len(number[0]) < 9:
             found.setdefault(module[: number.start()].rstrip("._"), set()).add(int(number[0]))
-    return {name: sorted(numbers) for name, numbers in sorted(found.items())}
+    return {_shown(name): sorted(numbers) for name, numbers in sorted(found.items())}
 
 
 def _tags(header: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
 from transfusion.reporting.result_schemas import SCHEMAS, schema_of
 from transfusion.runtime.untrusted_files import path_inside, read_json, validate
+from transfusion.transportation.output_record import kept_pi
 
 METADATA = "transfusion.json"
 METADATA_VERBS = ("transport", "merge")
@@ -106,7 +107,7 @@ def gather_inputs(
         )
     metadata = records[0].info if records else None
     rest = tuple(one for one in found if one.verb not in METADATA_VERBS)
-    alignment, without = _alignment(metadata, rest, via)
+    alignment, without = _alignment(records[0] if records else None, rest, via)
     if metadata is None and not rest and alignment is None:
         raise DataError(
             f"{run}: nothing to report",
@@ -176,12 +177,13 @@ def _checked(path: Path, info: Mapping[str, Any]) -> Result:
 
 
 def _alignment(
-    metadata: Mapping[str, Any] | None, results: Sequence[Result], via: AnyAlignment | str | Path | None
+    record: Result | None, results: Sequence[Result], via: AnyAlignment | str | Path | None
 ) -> tuple[Alignment | None, str]:
     """Return π as given or from its recorded file, and why there is none.
 
     Of a π between models of different shapes, the metadata has all that is shown.
     """
+    metadata = None if record is None else record.info
     wanted = None if metadata is None else metadata["alignment"].get("blake3")
     if via is not None:
         pi = load_alignment(via) if isinstance(via, str | Path) else via
@@ -192,6 +194,8 @@ def _alignment(
             )
         return (None, "") if isinstance(pi, RectangularAlignment) else (pi, "")
     place = ((metadata or {}).get("settings") or {}).get("via")
+    if record is not None and place is None:
+        place = kept_pi(record.info, record.path.parent)
     if place is None and metadata is not None:
         return None, "The run did not keep its π in a file."
     if place is None:

@@ -38,8 +38,12 @@ class DataSchema(TypedDict):
     classes: NotRequired[Count | None]
 
 
+Interval: TypeAlias = Annotated[list[Number], Field(min_length=2, max_length=2)]
+
+
 class ScoreSchema(TypedDict):
     value: Number
+    interval: NotRequired[Interval | None]
 
 
 Gain: TypeAlias = dict[str, Number | None] | None
@@ -52,6 +56,7 @@ class RowSchema(TypedDict):
     task: ScoreSchema
     support: NotRequired[ScoreSchema | None]
     gain: NotRequired[Gain]
+    gain_interval: NotRequired[dict[str, Interval | None] | None]
 
 
 class EvaluateSchema(ResultInfo):

@@ -9,6 +9,7 @@ from transfusion.errors import DataError
 from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
 from transfusion.reporting.formatting import (
     RATES,
+    between,
     brief,
     gain_unit,
     gained,
@@ -75,7 +76,9 @@ def evaluation(inputs: ReportInputs, results: list[Result]) -> PageSection:
             gains = one.get("gain") or {}
             row, values = [short(one["model"])], []
             for what, metric in metrics.items():
-                row += [measured(one[what]["value"], metric), gained(gains.get(what), metric)]
+                score, gain_interval = one[what], (one.get("gain_interval") or {}).get(what)
+                row.append(_bounded(score["value"], score.get("interval"), metric, measured))
+                row.append(_bounded(gains.get(what), gain_interval, metric, gained))
                 values.append(float(one[what]["value"]))
             rows.append(row)
             bars.append((short(one["model"]), values))
@@ -86,6 +89,8 @@ def evaluation(inputs: ReportInputs, results: list[Result]) -> PageSection:
         series = list(metrics) if alike else ["task"]
         drawn = [(name, values[: len(series)]) for name, values in bars]
         against = f" Gains are over {short(info['against'])}." if info.get("against") else ""
+        if any(one["task"].get("interval") for one in info["models"]):
+            against += " In brackets: 95 % confidence intervals."
         on = f" Support: {_about(support)}." if support else ""
         rate = task["metric"] in RATES
         chart = BarChart(drawn, series, "Scores by model", _say(task["metric"]), top=1 if rate else None)
@@ -101,6 +106,13 @@ def evaluation(inputs: ReportInputs, results: list[Result]) -> PageSection:
         parts,
         "Evaluation",
     )
+
+
+def _bounded(
+    value: float | None, interval: Sequence[float] | None, metric: str, shown: Callable[..., str]
+) -> str:
+    """Format a score or a gain, with its confidence interval in brackets if there is one."""
+    return shown(value, metric) + (f" ({between(interval, metric, shown)})" if interval else "")
 
 
 def _which(results: Sequence[Result], result: Result) -> str:

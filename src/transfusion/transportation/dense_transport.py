@@ -360,6 +360,10 @@ class DenseTransport(OutputModel[TensorAction]):
             and not any(file.suffix in PICKLES for file in stored)
         )
 
+    @property
+    def unsaved_pi(self) -> AnyAlignment | None:
+        return self.alignment if self.output_record.keeps_pi else None
+
     def require_inputs(self) -> None:
         if self.alignment.provenance.method != PLANNED:
             self.alignment.require_between(source=self.base, target=self.onto)

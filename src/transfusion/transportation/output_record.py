@@ -19,7 +19,7 @@ from transfusion.checkpoint.tensor_files import header_metadata
 from transfusion.errors import CheckpointError
 from transfusion.model.model import Model
 from transfusion.runtime.run_record import RUN, RunRecord
-from transfusion.runtime.untrusted_files import parse_json, read_json, validate
+from transfusion.runtime.untrusted_files import parse_json, path_inside, read_json, validate
 from transfusion.transportation.alpha import Alpha
 from transfusion.transportation.model_card import card, licence_of
 
@@ -31,6 +31,9 @@ HEADER = FILE
 """The entry with the metadata in the header of a LoRA file, which has no folder of its own."""
 TENSORS = "tensors"
 """In place of the name of a file: the hash of all its tensors, without its header."""
+PI_FILE = "transfusion/pi.safetensors"
+"""Where π is kept in the folder of an output, if that run found it. It has a folder of its own, because
+some programs load every .safetensors file beside a model's configuration."""
 FORMAT = 2
 """The format of the metadata. Format 1, without a number, had SHA-256 digests."""
 
@@ -108,8 +111,15 @@ class OutputRecord:
             ),
         }
 
+    @property
+    def keeps_pi(self) -> bool:
+        """Whether π is kept with the output: no other file that a user knows of holds it."""
+        return "via" not in self.settings
+
     def texts(self, metadata: Mapping[str, Any]) -> dict[str, str]:
         """Return the metadata file and the model card."""
+        if self.keeps_pi:
+            metadata = {**metadata, "alignment": {**metadata["alignment"], "file": PI_FILE}}
         inputs = (*metadata["finetuned"], metadata["base"], metadata["onto"])
         licences = {one["name"]: one["licence"] for one in inputs}
         info = {**metadata, RUN: self.record.run()} if self.record else metadata
@@ -122,6 +132,13 @@ class OutputRecord:
 def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
     licence = licence_of(root if root.is_dir() else root.parent)
     return {"name": name, "path": str(root.resolve()), "blake3": digest, "licence": licence}
+
+
+def kept_pi(metadata: Mapping[str, Any], folder: Path) -> Path | None:
+    """Return the file of π that a run kept with its output; None if there is none."""
+    if metadata["alignment"].get("file") != PI_FILE or not (folder / PI_FILE).exists():
+        return None
+    return path_inside(folder, folder / PI_FILE)
 
 
 def recorded_base(root: Path) -> dict[str, Any] | None:
@@ -176,6 +193,7 @@ class AlignmentInfo(TypedDict):
     options: SearchOptionsInfo
     seed: Annotated[int, Field(ge=0)]
     advice: AdviceInfo | EmptyInfo
+    file: NotRequired[Literal["transfusion/pi.safetensors"]]
 
 
 class RefinementInfo(TypedDict):

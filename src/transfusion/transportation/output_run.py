@@ -64,6 +64,7 @@ class Destination:
             self.progress.warn(note)
         with self.progress.bar(moved.plan()["tensors"]) as advance:
             moved.write(staging, advance, self.resources)
+        moved.keep_pi(staging)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from transfusion.transportation.adapters.lora_file import OtherParts
 from transfusion.transportation.choose_plan import plan_through
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.merge_rules import MergeMethod, MergeRule
-from transfusion.transportation.output_record import FILE, HEADER, OutputRecord, read_metadata
+from transfusion.transportation.output_record import FILE, HEADER, OutputRecord, kept_pi, read_metadata
 from transfusion.transportation.output_run import Destination, warn_of_doubt
 from transfusion.transportation.rectangular.rectangular_lora import RectangularLora
 from transfusion.transportation.refinement.refine_transport import RefineTransport
@@ -116,7 +116,8 @@ class Rerun:
             )
         now = {one["name"]: str(place) for one, place in zip(metadata["finetuned"], finetuned, strict=False)}
         now |= {metadata[role]["name"]: str(to) for role, to in (("base", base), ("onto", onto)) if to}
-        return cls(path, metadata, now, str(via) if via else metadata["settings"].get("via"))
+        place = via or metadata["settings"].get("via") or kept_pi(metadata, path.parent)
+        return cls(path, metadata, now, str(place) if place else None)
 
     @property
     def places(self) -> list[str]:

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.staging import StagingFolder, open_staging
 from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transportation.output_record import PI_FILE
 
 
 def ignore_tensor(name: str) -> None:
@@ -21,6 +23,16 @@ class SavedOutput(ABC):
     def notes(self) -> list[str]:
         """Notes for the user that are no reason to refuse the run."""
         return []
+
+    @property
+    def unsaved_pi(self) -> AnyAlignment | None:
+        """The π that is kept with the output, because no other file holds it."""
+        return None
+
+    def keep_pi(self, staging: StagingFolder) -> None:
+        """Keep π in the output's folder; a single file has none."""
+        if (pi := self.unsaved_pi) is not None and staging.path.suffix != ".safetensors":
+            pi.save(staging.output / PI_FILE, force=True)
 
     @abstractmethod
     def write(
@@ -50,4 +62,5 @@ class SavedOutput(ABC):
         """
         with open_staging(Path(path), force=force) as staging:
             self.write(staging, on_tensor, resources)
+            self.keep_pi(staging)
         return Path(path)

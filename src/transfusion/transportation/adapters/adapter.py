@@ -176,6 +176,12 @@ class Adapter:
             )
         return found
 
+    @cached_property
+    def modules(self) -> list[str]:
+        """The modules whose weights it changes by factors, in PEFT's names."""
+        matches = map(self._keys.fullmatch, self.checkpoint.tensors)
+        return sorted({unwrapped(match["module"]) for match in matches if match})
+
     @property
     def digest(self) -> str:
         """A hash of the configuration and the tensors."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.errors import AdapterError, SettingError, listing
 from transfusion.model.model import Model
 from transfusion.transportation.adapters.adapter_files import AdapterFiles
@@ -232,6 +233,10 @@ class MergedAdapters(AdapterOutput):
     def files(self) -> AdapterFiles:
         ranks = set(self.ranks().values())
         return self.adapters[0].adapter.merged_files([one.adapter for one in self.adapters], ranks)
+
+    @property
+    def pi(self) -> AnyAlignment:
+        return self.adapters[0].alignment
 
     def amounts(self) -> dict[str, int]:
         infos = [

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.checkpoint.staging import StagingFolder
 from transfusion.checkpoint.tensor_content import all_finite
 from transfusion.errors import AdapterError, OutputError
@@ -33,6 +34,15 @@ class AdapterOutput(SavedOutput):
     def files(self) -> AdapterFiles:
         """How the adapter is stored."""
         return PeftFiles()
+
+    @property
+    @abstractmethod
+    def pi(self) -> AnyAlignment:
+        """The alignment that it was moved by."""
+
+    @property
+    def unsaved_pi(self) -> AnyAlignment | None:
+        return self.pi if self.output_record.keeps_pi else None
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
@@ -60,12 +70,12 @@ class AdapterOutput(SavedOutput):
         """Return the run record."""
 
     def config(self) -> dict[str, Any]:
-        """Return the adapter's configuration, with B as its base."""
+        """Return the adapter's configuration, with B as its base: as the user named it, as PEFT does."""
         reference, _, revision = self.onto.label.partition("@")
         local = Path(self.onto.label).expanduser()
         return {
             **self.settings(),
-            "base_model_name_or_path": str(local.resolve()) if local.exists() else reference,
+            "base_model_name_or_path": str(local) if local.exists() else reference,
             "revision": None if local.exists() else revision or None,
         }
 

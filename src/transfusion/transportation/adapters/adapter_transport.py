@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.errors import AdapterError, SettingError
 from transfusion.model.model import Model
 from transfusion.transportation.adapters.adapter import LABEL, Adapter
@@ -100,6 +101,10 @@ class AdapterTransport(AdapterOutput):
     def notes(self) -> list[str]:
         """Warnings for the user."""
         return self.adapter.notes(self.base)
+
+    @property
+    def pi(self) -> AnyAlignment:
+        return self.alignment
 
     def amounts(self) -> dict[str, int]:
         infos = [self.adapter.checkpoint.tensors[factor.key] for factor in self.factors]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
 from transfusion.transportation.adapters.adapter_output import AdapterOutput
@@ -58,6 +59,10 @@ class RectangularLora(AdapterOutput):
 
     def _tensor(self, key: str) -> Tensor:
         return self._made[0][key].to(self.dtype or torch.float32).contiguous()
+
+    @property
+    def pi(self) -> AnyAlignment:
+        return self.dense.alignment
 
     def amounts(self) -> dict[str, int]:
         size = (self.dtype or torch.float32).itemsize

@@ -110,6 +110,10 @@ class RefinedLora(AdapterOutput):
     def __repr__(self) -> str:
         return f"<{self.source.label}, moved onto {self.onto.label} as an adapter>"
 
+    @property
+    def pi(self) -> AnyAlignment:
+        return self.alignment
+
     def tensors(self) -> dict[str, Callable[[], Tensor]]:
         return {key: partial(self._tensor, key) for key in self.trained}
 

@@ -236,7 +236,7 @@ def test_alpha_and_calibration_on_the_command_line(cli, shuffled, tuned, tmp_pat
         *("--method", "functional", "--alpha", "auto", "--calibrate", tmp_path / "own.safetensors"),
     )
     assert code == 0
-    assert "a cosine of 1.00 with that of A's" in out
+    assert "a cosine of 1.00 with the change of A's" in out
     metadata = json.loads((tmp_path / "out" / "transfusion.json").read_text())
     assert metadata["alignment"]["options"]["functional"]["calibrate"].endswith("own.safetensors")
     code, _, err = cli("transport", "--from", tmp_path / "out", "-o", tmp_path / "again")

@@ -58,13 +58,13 @@ def test_a_run_is_repeated_bit_for_bit(settings, cli, inputs, tmp_path):
 
 
 def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
-    assert run(cli, inputs, "-o", tmp_path / "first")[0] == 0
+    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway")[0] == 0
     metadata = json.loads((tmp_path / "first" / "transfusion.json").read_text())
     assert metadata["alignment"]["file"] == PI_FILE
     assert PI_FILE in metadata["contents"]
     assert load_alignment(tmp_path / "first" / PI_FILE).digest == metadata["alignment"]["blake3"]
     assert len(list((tmp_path / "first").glob("*.safetensors"))) == 1, "some programs load all of them"
-    assert run(cli, inputs, "-o", tmp_path / "first", "--force")[0] == 0, "it is a file of this program"
+    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway", "--force")[0] == 0, "it is a file of this program"
     monkeypatch.delattr("transfusion.transportation.rerun.align")
     code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again")
     assert code == 0, err
@@ -75,7 +75,7 @@ def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
 
 
 def test_a_kept_pi_that_is_a_link_to_elsewhere_is_refused(cli, inputs, tmp_path):
-    assert run(cli, inputs, "-o", tmp_path / "first")[0] == 0
+    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway")[0] == 0
     (tmp_path / "first" / PI_FILE).rename(tmp_path / "elsewhere.safetensors")
     (tmp_path / "first" / PI_FILE).symlink_to(tmp_path / "elsewhere.safetensors")
     for command in (["transport", "--from"], ["report"]):

@@ -64,7 +64,9 @@ def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
     assert PI_FILE in metadata["contents"]
     assert load_alignment(tmp_path / "first" / PI_FILE).digest == metadata["alignment"]["blake3"]
     assert len(list((tmp_path / "first").glob("*.safetensors"))) == 1, "some programs load all of them"
-    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway", "--force")[0] == 0, "it is a file of this program"
+    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway", "--force")[0] == 0, (
+        "it is a file of this program"
+    )
     monkeypatch.delattr("transfusion.transportation.rerun.align")
     code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again")
     assert code == 0, err

@@ -196,7 +196,7 @@ def test_an_adapter_of_b_is_refused(cli, made, tmp_path):
         out = ("-o", tmp_path / verb)
         code, _, err = cli(verb, tmp_path / "lora", *more, *bases, *out)
         assert (code, (tmp_path / verb).exists()) == (1, False)
-        assert f"says that it was trained on {b}, which is {b}, the model to move it onto" in err
+        assert f"says that it was trained on {b}, and that is the model to move it onto" in err
         assert "are --base and --onto swapped? If its record is wrong, insist with --trust-base" in err
         code, _, err = cli(verb, tmp_path / "lora", *more, *bases, *out, "--trust-base")
         assert (code, (tmp_path / verb).exists()) == (0, True)

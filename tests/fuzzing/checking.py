@@ -191,9 +191,12 @@ def _tensors(output: Path, expected: frozenset[str]) -> list[str]:
     import torch
     from safetensors import safe_open
 
+    from transfusion.transportation.output_record import PI_FILE
+
     holding: dict[str, list[str]] = {}
     found: list[str] = []
-    for file in sorted(output.rglob("*.safetensors")) if output.is_dir() else [output]:
+    files = sorted(output.rglob("*.safetensors")) if output.is_dir() else [output]
+    for file in (one for one in files if one != output / PI_FILE):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a dictionary)
                 holding.setdefault(name, []).append(

@@ -39,7 +39,7 @@ def open_finetune(
             recorded = f"{adapter.label} says that it was trained on {named}"
             if not trust_base and _is_base(str(named), adapter, onto):
                 raise MismatchError(
-                    f"{recorded}, which is {onto.label}, the model to move it onto",
+                    f"{recorded}, and that is the model to move it onto",
                     hint="are `base` and `onto` swapped? If its record is wrong, insist with `trust_base`",
                 )
             progress.warn(

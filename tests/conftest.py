@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of torch, here and in all processes that tests start
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a test that asks for more must not burn a busy machine
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # whoever only hands out tests to other processes needs none 
 settings.register_profile("default", deadline=None, max_examples=24)
 settings.register_profile("thorough", deadline=None, max_examples=60)
 settings.load_profile("default")
+sys.warnoptions = sys.warnoptions or ["error"]  # the command line hides warnings of libraries otherwise
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -116,7 +116,10 @@ def test_an_adapter_whose_tensors_stay_as_they_are_fits_b_as_it_is(adapter, shuf
     was, is_now = (load_file(folder / "adapter_model.safetensors") for folder in (lora, tmp_path / "moved"))
     assert all(bool((was[key] == is_now[key]).all()) for key in was)
     first = out.splitlines()[0]
-    assert first == f"the fine-tune fits {near} as it is: all of its {len(was)} tensors are unchanged"
+    assert (
+        first
+        == f"the fine-tune fits {near} as it is: all of its {len(was)} tensors are unchanged, with α = 1"
+    )
     assert "B's weights differ from A's by 2.0% in every block; the adapter changes A's by" in out
     _, far = shuffled("llama")
     for b, more in ((far, ()), (near, ("--alpha", 0.5)), (near, ("--dtype", "float16"))):
@@ -132,11 +135,11 @@ def test_what_b_changed_is_told_in_plain_sentences():
     assert describe_adapter_drift(drift) == [
         "where the adapter acts, B's weights differ from A's by 10.0% in every block; the adapter changes A's"
         " by 2.0%",
-        "B's own change outweighs no part of the adapter",
+        "in every direction of the adapter, B changed less than the adapter does",
     ]
     drift |= {"overwritten": 0.12, "contained": -0.3}
     assert describe_adapter_drift(drift)[1:] == [
-        "B's own change outweighs 12% of the adapter",
+        "in the directions of 12% of the adapter, B changed more than the adapter does",
         "B's own change goes the other way, and undoes 30% of the adapter",
     ]
     assert describe_drift({"layers.0": 0.1}) == "B's weights differ from A's by 10.0%"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -201,9 +202,28 @@ def test_where_nothing_brings_more_no_command_is_named(made, tmp_path):
     """A LoRA file cannot be refined, and the stream of Flux not be rotated."""
     a, b = made("flux", 1), made("flux", 2)
     lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
-    with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
-        transport(lora, base=a, onto=b)
-    assert refused.value.hint == "`anyway` writes the result nevertheless; or fine-tune B itself"
+    for method in ({}, {"method": "auto"}):  # with auto it is the program that decides, too
+        with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
+            transport(lora, base=a, onto=b, **method)
+        assert refused.value.hint == "`anyway` writes the result nevertheless; or fine-tune B itself"
+
+
+def test_a_file_whose_header_names_b_is_refused(made, tmp_path):
+    """A and B were swapped. Only names can be compared, so that other names are no reason."""
+    a, b = made("flux", 1), made("flux", 2)
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
+    for name, refused in ((a.name, True), (f"{a.name}.safetensors", True), (b.name, False), ("x", False)):
+        save_file(load_file(lora), lora, {"ss_sd_model_name": name})
+        moving = partial(transport, lora, base=b, onto=a, method="naive")
+        if refused:
+            with pytest.raises(
+                MismatchError, match=f"trained on {name}, and that is the model to move"
+            ) as why:
+                moving()
+            assert "swapped" in str(why.value.hint)
+            moving(trust_base=True)
+        else:
+            moving()
 
 
 def with_alphas(lora: Path, alpha: Tensor, factor: float = 1.0) -> Path:
@@ -365,12 +385,17 @@ def test_parts_for_a_text_encoder_are_kept_or_dropped_if_asked(kohya, made, alig
     a = made("flux")
     lora, pi = rewritten(kohya, add_others), aligned(a, a, method="random")
     common = {"base": a, "onto": a, "via": pi}
-    with pytest.raises(AdapterError, match="others change other models: 2 of text_encoder_1") as caught:
+    with pytest.raises(AdapterError, match="others for other models: 2 of text_encoder_1") as caught:
         transport(lora, **common).state_dict()
     assert 'other_parts="keep"' in str(caught.value.hint)
     plain = transport(kohya, **common).state_dict()
-    dropped = transport(lora, **common, other_parts="drop").state_dict()
-    kept = transport(lora, **common, other_parts="keep", output=tmp_path / "kept.safetensors").state_dict()
+    dropping, keeping = (
+        transport(lora, **common, other_parts=parts, output=tmp_path / f"{name}.safetensors")
+        for parts, name in (("drop", "dropped"), ("keep", "kept"))
+    )
+    assert dropping.notes == ["tensors for other models are left out: 2 of text_encoder_1"]
+    assert keeping.notes == ["tensors for other models are kept as they are: 2 of text_encoder_1"]
+    dropped, kept = dropping.state_dict(), keeping.state_dict()
     assert dropped.keys() == plain.keys()
     assert kept.keys() == load_file(lora).keys()
     assert all(torch.equal(kept[key], one) for key, one in load_file(lora).items() if "lora_te1" in key)

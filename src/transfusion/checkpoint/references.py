@@ -72,7 +72,9 @@ def _fetch(reference: str, repo: str, revision: str | None, part: str | None) ->
         if not any(folder.rglob("*.safetensors")):
             folder = snapshot([*beside, "*.bin"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        offline = isinstance(error, LocalEntryNotFoundError)
+        text = "it cannot be reached" if offline else str(error).strip()
+        reason = text.splitlines()[0] if text else type(error).__name__
         raise CheckpointError(
             f"{reference}: no such file or folder here, and the hub could not provide it ({reason})",
             hint="check the spelling, the network and your access, or give a local path",

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import warnings
 from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
@@ -34,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
         signals.append(signum)
         raise Interrupted
 
+    if not sys.warnoptions:  # what libraries announce to programmers is not for users
+        warnings.simplefilter("ignore", FutureWarning)
     before = {name: signal.signal(name, interrupt) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
         _run(arguments)

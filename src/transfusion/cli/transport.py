@@ -222,18 +222,20 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     from transfusion.model.vocabulary_map import describe_vocabulary
     from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
     from transfusion.transportation.alpha import Alpha
-    from transfusion.transportation.refinement.refinement_settings import describe_refinement
+    from transfusion.transportation.refinement.refinement_settings import BASE, describe_refinement
 
     moved, onto = metadata["moved"], metadata["onto"]["name"]
     if metadata.get("fits_as_it_is"):
-        first = f"the fine-tune fits {onto} as it is: all of its {moved} tensors are unchanged"
+        first = f"the fine-tune fits {onto} as it is: all of its {moved} tensors are unchanged, with α = 1"
+    elif (metadata.get("refinement") or {}).get("start") == BASE:
+        first = f"{moved} tensors of {onto} trained"
     else:
         first = f"{moved} tensors moved onto {onto} with α = {Alpha.of(metadata['alpha'])}"
     if metadata["verb"] == "merge":
         names = listing([one["name"] for one in metadata["finetuned"]], 3)
         first += f"; {len(metadata['finetuned'])} fine-tunes combined by {metadata['how']}: {names}"
     if metadata.get("unchanged"):
-        first += f"; {metadata['unchanged']} more are as in B"
+        first += f"; {metadata['unchanged']} others are B's own, unchanged"
     lines = [first]
     lines += _named("taken from the fine-tune, because B has none that fit", metadata["carried"])
     if metadata.get("kept") is not None:
@@ -271,8 +273,8 @@ def _shift(output_shift: Mapping[str, Any], *, refinable: bool) -> list[str]:
         )
     return [
         *because,
-        f"on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f} with the change"
-        f" of A's, and is {size:.2f} times as large",
+        f"with this α, on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f}"
+        f" with the change of A's, and is {size:.2f} times as large",
     ]
 
 

@@ -163,4 +163,5 @@ def _with_note(advice: dict[str, Any], note: str) -> dict[str, Any]:
 
 def _compared(chosen: str, predicted: Mapping[str, float]) -> str:
     others = ", ".join(f"{name} {share:.0%}" for name, share in predicted.items() if name != chosen)
-    return f"{chosen} was chosen, which predicts {predicted[chosen]:.0%} of B's activations ({others})"
+    simplest = ", the simplest that predicts about as much as any" if chosen != FUNCTIONAL else ""
+    return f"{chosen} was chosen{simplest}: it predicts {predicted[chosen]:.0%} of B's activations ({others})"

@@ -353,6 +353,8 @@ def take_hashes(
         for name in model.architecture.tensors
         if name not in model._digests
     ]
+    if not tensors:
+        return
     with phase("reading", len(tensors)) as advance:
         digests = engine.each(
             _Read(models), _digest, tensors, on_result=lambda *_: advance("tensors of A and B read")
@@ -392,7 +394,9 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
     if a.family.name != b.family.name:
         raise MismatchError(
             f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
-            hint=f"both bases must have the same architecture; {_OTHER_SHAPES}",
+            hint=f"both bases must have the same architecture; {_OTHER_SHAPES}"
+            if a.family.inputs == b.family.inputs
+            else "give two releases of one model",
         )
     backbone_a, backbone_b = set(a.architecture.backbone), set(b.architecture.backbone)
     if backbone_a != backbone_b:

@@ -16,6 +16,8 @@ from transfusion.transportation.adapters.lora_file import LoraFile
 
 Finetune: TypeAlias = Model | Reference
 
+_SWAPPED = "are `base` and `onto` swapped? If its record is wrong, insist with `trust_base`"
+
 
 def open_finetune(
     finetuned: Finetune,
@@ -34,13 +36,19 @@ def open_finetune(
                 f"{adapter.label} says that it was trained on {other}, and {base.label} is a"
                 f" {base.family.name}: if that is another model, give it as `base`"
             )
+        if isinstance(adapter, LoraFile) and not trust_base and adapter.was_trained_on(onto, base):
+            raise MismatchError(
+                f"{adapter.label} says that it was trained on {adapter.trained_on}, and that is the model to"
+                " move it onto",
+                hint=_SWAPPED,
+            )
         named = adapter.config.get("base_model_name_or_path")
         if named and not _is_base(str(named), adapter, base):
             recorded = f"{adapter.label} says that it was trained on {named}"
             if not trust_base and _is_base(str(named), adapter, onto):
                 raise MismatchError(
                     f"{recorded}, and that is the model to move it onto",
-                    hint="are `base` and `onto` swapped? If its record is wrong, insist with `trust_base`",
+                    hint=_SWAPPED,
                 )
             progress.warn(
                 f"{recorded}, and the base is {base.label}: if that is another model, give it as `base`"

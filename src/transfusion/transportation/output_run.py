@@ -136,15 +136,19 @@ class OutputRun(Generic[OutputT]):
             progress=self.to.progress,
             **self.aligning,
         )
-        if "method" not in self.aligning and not self.aligning["anyway"]:
-            self._require_alignable(found.provenance.advice)
+        method = chosen_method(self.aligning.get("method", DEFAULT))
+        decided = "method" in self.aligning and not method.follows_advice  # by the user
+        if not decided and not self.aligning["anyway"]:
+            self._require_alignable(found.provenance.advice, tried_all=method.follows_advice)
         return found
 
-    def _require_alignable(self, advice: Mapping[str, Any]) -> None:
-        """Refuse models that the default method cannot align; name the command that brings more."""
+    def _require_alignable(self, advice: Mapping[str, Any], *, tried_all: bool) -> None:
+        """Refuse models that the default method cannot align, or all that were tried; name the command that
+        brings more.
+        """
         if advice.get("verdict") != Verdict.DOUBT:
             return
-        better = [] if self.a.architecture.unrotated else ['`method="auto"`']
+        better = [] if tried_all or self.a.architecture.unrotated else ['`method="auto"`']
         better += ["`refine=True`"] if self.refinable else []
         command = COMMAND.get()
         if not better:

@@ -152,7 +152,8 @@ class TaskVector:
             raise MismatchError(
                 f"{self.finetuned.label} does not look like a fine-tune of {self.base.label}: the cosine"
                 f" of their weights is below {RELATED} in {listing(far, 3)}",
-                hint="give the base that was fine-tuned as `base`, or `trust_base=True` if you are sure",
+                hint="are `base` and `onto` swapped? Give the base that was fine-tuned as `base`, or"
+                " `trust_base=True` if you are sure",
             )
 
     def _cosine(self, name: str) -> float:

@@ -125,7 +125,10 @@ def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
     if drift["overwritten"] is None or not drift["moved"]:
         return lines
     share, contained = f"{drift['overwritten']:.0%}", drift["contained"]
-    lines.append(f"B's own change outweighs {'no part' if share == '0%' else share} of the adapter")
+    if share == "0%":
+        lines.append("in every direction of the adapter, B changed less than the adapter does")
+    else:
+        lines.append(f"in the directions of {share} of the adapter, B changed more than the adapter does")
     if contained >= NOTABLE:
         lines.append(f"B's own change already contains {contained:.0%} of the adapter")
     elif contained <= -NOTABLE:

@@ -31,6 +31,7 @@ from transfusion.transportation.adapters.adapter_tensor import AdapterTensor
 from transfusion.transportation.adapters.kronecker import MOST, as_lora
 from transfusion.transportation.adapters.lora_targets import LoraTargets, Places
 from transfusion.transportation.adapters.module_settings import ModuleSettings
+from transfusion.transportation.output_record import HEADER
 
 CONFIGURATION = "lora_adapter_metadata"
 """The entry of a header in which diffusers keeps PEFT's configuration, by component."""
@@ -135,6 +136,17 @@ class LoraFile(Adapter):
         """Return what the header says about the base, if it names a diffusion model of another family."""
         family = base.family
         return contradiction(self.header, family.name) if family.library == "diffusers" else None
+
+    @property
+    def trained_on(self) -> str | None:
+        """The name of the file or folder that it was trained on, if the header has it; None once moved."""
+        return None if HEADER in self.header else self.header.get("ss_sd_model_name")
+
+    def was_trained_on(self, onto: Model, base: Model) -> bool:
+        """Whether the header names B, and not A: only names can be compared."""
+        names = (self.trained_on or "", onto.label, base.label)
+        trained, ours, theirs = (Path(one).name.removesuffix(SINGLE) for one in names)
+        return trained == ours != theirs
 
     @property
     def files(self) -> LoraFiles:
@@ -248,16 +260,27 @@ class LoraFile(Adapter):
     def _wholes(self, base: Model) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def _refuse_others(self, own: Mapping[str, LoraKey], base: Model) -> None:
+    def notes(self, base: Model) -> list[str]:
+        found, others = super().notes(base), self._listed_others(self._own(base))
+        if others:
+            what = "are kept as they are" if self.others is OtherParts.KEEP else "are left out"
+            found.append(f"tensors for other models {what}: {others}")
+        return found
+
+    def _listed_others(self, own: Mapping[str, LoraKey]) -> str:
         others = Counter(one.component for key, one in self.keys.items() if key not in own)
-        shown = listing(f"{count} of {name}" for name, count in others.items())
+        return listing(f"{count} of {name}" for name, count in others.items())
+
+    def _refuse_others(self, own: Mapping[str, LoraKey], base: Model) -> None:
+        shown = self._listed_others(own)
         if not own:
             raise AdapterError(
                 f"{self.label}: all its tensors belong to other models than {base.label} ({shown})",
                 hint="give the model that the LoRA was trained on as `base`",
             )
         raise AdapterError(
-            f"{self.label}: {len(own)} tensors change {base.label}, and others change other models: {shown}",
+            f"{self.label}: {len(own)} tensors are for the image or video model itself, and others for other"
+            f" models: {shown}",
             hint='`other_parts="keep"` keeps these as they are, `other_parts="drop"` leaves them out',
         )
 

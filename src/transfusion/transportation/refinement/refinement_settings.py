@@ -135,4 +135,4 @@ def describe_refinement(info: Mapping[str, Any] | None) -> str:
             for kind, name in kinds.items()
         ]
         agreement = f"cosine with the fine-tune's outputs {', '.join(changes)}; with B's {info['kept']:.2f}"
-    return f"refined from {start} in {info['steps']} steps: {agreement}"
+    return f"refined from {start}, best after {info['steps']} steps: {agreement}"

@@ -23,6 +23,7 @@ from test_every_family import adapted, loaded, stored, with_adapter
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.architecture.architecture import HeadPolicy
+from transfusion.architecture.families import all_families
 from transfusion.architecture.table import Symmetry
 from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
@@ -132,7 +133,9 @@ HIDDEN = ["exaone4", "gpt_oss", "llama4", "llama4-vision", "sam", "sam-vision"]
 """Families with units of experts, or of queries in one order for all heads, that no module shows."""
 NEARLY = {"gemma3-vision": 0.05, "mistral3": 0.05}
 """A norm follows the tower, and its scale is not folded into what reads it."""
-SHOWN = [family for family in sorted(FIRST) if family not in HIDDEN]
+MODULATED = sorted(one.name for one in all_families() if one.library == "diffusers" and one.name in FIRST)
+"""Families whose stream may be permuted only: the time step multiplies it unit by unit."""
+SHOWN = [family for family in sorted(FIRST) if family not in (*HIDDEN, *MODULATED)]
 
 
 @pytest.mark.parametrize("family", often(HIDDEN, ["llama4"]))
@@ -142,7 +145,13 @@ def test_units_that_no_module_shows_are_refused(family, journeys):
     assert "compares weights" in str(refusal.value)
 
 
-@pytest.mark.parametrize("family", often(SHOWN, ["clip", "gpt2", "t5"]))
+@pytest.mark.parametrize("family", often(MODULATED, ["flux"]))
+def test_streams_that_cannot_be_rotated_are_refused(family, journeys):
+    with pytest.raises(AlignmentError, match="functional alignment rotates the residual stream"):
+        _ = journeys(family).pi
+
+
+@pytest.mark.parametrize("family", often(SHOWN, ["clip", "falcon", "gpt2", "t5"]))
 def test_a_fine_tune_arrives_where_b_is_a_shuffled(family, journeys):
     plan = journeys(family)
     truth = align(plan.a, plan.a, method="random", residual="tied", seed=3)  # as `shuffled` made B

@@ -63,7 +63,8 @@ class _Stage:
         maps = self.solve(self.probed.evidence, id, self.options, self.known)
         space = self.probed.evidence.architecture.spaces[id]
         moves = space in self.probed.evidence.architecture.moving() and space.parent is None
-        return _Solved(maps, axis_quality(self.probed.held_out, id, maps) if moves else None)
+        every = {**self.known, **maps}  # the units within heads may have been solved before
+        return _Solved(maps, axis_quality(self.probed.held_out, id, every) if moves else None)
 
 
 def correspond(

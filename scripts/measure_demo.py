@@ -49,7 +49,7 @@ def main() -> None:
     kind, results = "text" if asked.text else "digits", []
     for seed in range(asked.seeds):
         print(f"{kind}, seed {seed} …", file=sys.stderr, flush=True)
-        results.append(shortened(run(seed=seed, on_text=asked.text, report=None, say=lambda text: None)))
+        results.append(shortened(run(seed=seed, on_text=asked.text, report=None)))
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(results, indent=1, ensure_ascii=False)
     (RESULTS / f"demo-{kind}.json").write_text(f"{text}\n")

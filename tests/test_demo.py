@@ -6,7 +6,7 @@ import io
 import json
 import re
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from rich.console import Console
 from transfusion.alignment.alignment import Alignment
 from transfusion.cli.demo import tables
 from transfusion.errors import MismatchError, OutputError
+from transfusion.runtime.progress import Progress
 from transfusion_demo import digits, results, reviews, run, text
 from transfusion_demo.output_folder import (
     NOT_KEPT,
@@ -61,24 +62,49 @@ def shares(metadata):
     return {row["name"]: row["share"] for row in metadata["models"]}
 
 
+class Seen(Progress):
+    """Keeps the notes and bars of a run, and what the outermost bar shows."""
+
+    def __init__(self):
+        self.notes, self.bars, self.spun, self.open = [], [], [], 0
+
+    def note(self, text):
+        self.notes.append(text)
+
+    @contextmanager
+    def bar(self, total=None, text=""):
+        outermost = not self.open
+        self.open += 1
+        self.bars.append((text, total))
+        yield lambda text, done=None, total=None: self.spun.append(text) if outermost else None
+        self.open -= 1
+
+
+class Failing(Progress):
+    """Fails at the first step of a demo."""
+
+    def note(self, text):
+        raise ZeroDivisionError
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     place = tmp_path_factory.mktemp("demo") / "kept"
-    said = []
-    return place, run(seed=3, keep=place, plan=SHORT, report=None, say=said.append), said
+    seen = Seen()
+    return place, run(seed=3, keep=place, plan=SHORT, report=None, progress=seen), seen
 
 
 @pytest.fixture(scope="module")
 def kept_text(tmp_path_factory):
     place = tmp_path_factory.mktemp("demo") / "kept"
-    return place, run(seed=3, keep=place, plan=SHORT_TEXT, report=None, on_text=True, say=lambda _: None)
+    return place, run(seed=3, keep=place, plan=SHORT_TEXT, report=None, on_text=True)
 
 
 # ── digits ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs(kept):
-    place, result, said = kept
+    place, result, _ = kept
     models = {"a", "b", "a-tuned", "b-tuned", "b-functional", "successor", "successor-transfusion"}
     files = {"pi-b-functional.safetensors", "task.safetensors", "support.safetensors"}
     assert models | files <= {path.name for path in place.iterdir()}
@@ -103,7 +129,16 @@ def test_a_demo_keeps_its_models_and_tells_its_results_in_the_words_of_the_verbs
     assert info["evaluation"]["against"] == str(place / "b")
     assert all(Path(row["model"]).is_dir() for row in info["evaluation-successor"]["models"])
     assert result["proof"] < 1e-9
-    assert len(said) == 6
+
+
+def test_every_step_has_a_line_and_every_long_phase_a_bar(kept):
+    _, _, seen = kept
+    steps = [text.removesuffix(" …") for text in seen.notes]
+    assert len(steps) == 6
+    assert all(text.endswith(" …") for text in seen.notes)  # no notes of the verbs that it calls
+    assert [text for text in seen.spun if text in steps] == steps
+    assert seen.bars.count(("training", 2)) == 5
+    assert {("refining", SHORT.refinement), ("measuring", 7), ("measuring naive", 8)} <= set(seen.bars)
 
 
 def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept, cli, tmp_path):
@@ -203,7 +238,7 @@ def test_images_that_are_distorted_stay_images():
 
 @pytest.mark.slow
 def test_the_demo_recovers_most_of_what_can_be_recovered(tmp_path):
-    result = run(keep=tmp_path / "kept", report=None, say=lambda _: None)
+    result = run(keep=tmp_path / "kept", report=None)
     apart, related = shares(result["onto_b"]), shares(result["onto_successor"])
     assert apart["B + π(τ), functional"] > 0.15
     assert related["successor + π(τ), guarded"] > 0.5
@@ -270,7 +305,7 @@ def test_reviews_are_cut_at_their_ends_and_keep_their_verdicts():
 
 @pytest.mark.slow
 def test_a_sentiment_lora_arrives():
-    result = run(on_text=True, report=None, say=lambda _: None)
+    result = run(on_text=True, report=None)
     found = shares(result["onto_b"])
     assert found["B + π(LoRA), functional"] > 0.2  # 0.64; other seeds differ much
     assert found["B + the LoRA as it is"] < 0.2
@@ -335,15 +370,12 @@ def test_only_a_report_that_a_demo_wrote_is_replaced(tmp_path):
 def test_a_foreign_report_stops_the_demo_before_any_work(tmp_path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
-        run(report=tmp_path / "report.html", say=lambda _: pytest.fail("it began"))
+        run(report=tmp_path / "report.html", progress=Failing())
 
 
 def test_nothing_is_kept_of_a_demo_that_fails(tmp_path):
-    def fail(_):
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        run(keep=tmp_path / "kept", plan=SHORT, report=None, say=fail)
+        run(keep=tmp_path / "kept", plan=SHORT, report=None, progress=Failing())
     assert not (tmp_path / "kept").exists()
 
 

@@ -7,14 +7,15 @@ use the steps of `demo_steps` and write their models and results into the folder
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transfusion.checkpoint.publishing import write_json
 from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.run_record import RunRecord
 from transfusion_demo import digits, text
+from transfusion_demo.demo_steps import DemoProgress
 from transfusion_demo.output_folder import (
     REPORT,
     RESULT,
@@ -28,6 +29,7 @@ from transfusion_demo.training import one_thread
 Plan = digits.DigitsPlan | text.TextPlan
 
 
+@followed
 def run(
     *,
     seed: int = 0,
@@ -37,14 +39,15 @@ def run(
     on_text: bool = False,
     plan: Plan | None = None,
     command: str | None = None,
-    say: Callable[[str], None] = print,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Train, align, transport and measure; return tables of scores, gains and shares of the gap.
 
     ``seed`` decides all random numbers. ``keep`` is a folder for the models and results; without it they are
     deleted. ``report`` is the file of the report, or None for no report; ``force`` replaces a file there that
     no demo wrote. ``on_text`` runs the demo on text in place of digits. ``plan`` has the sizes and the
-    training times. ``command`` is recorded as the command line. ``say`` is called with a line per step.
+    training times. ``command`` is recorded as the command line. ``progress`` gets a note for every step, and
+    bars.
     """
     if report is not None:
         require_replaceable(report, force=force)
@@ -52,7 +55,8 @@ def run(
     record = RunRecord("demo", command)
     which: Any = text if on_text else digits
     with one_thread(), working_folder(keep, force=force) as folder:
-        found = which.run(folder, seed=seed, say=say, plan=plan)
+        with progress.bar(text="reading the data") as advance:
+            found = which.run(folder, seed=seed, progress=DemoProgress(progress, advance), plan=plan)
         kind = "text" if on_text else "digits"
         result = record.of({"demo": kind, "seed": seed, **found, "kept_in": str(keep) if keep else None})
         write_json(folder / RESULT, result)
@@ -68,5 +72,6 @@ def _with_report(
     """Publish the report, if it is wanted, and note its place in the result."""
     if report is None:
         return result
-    page = write_report(folder, kept=kept)
+    with phase("drawing the report"):
+        page = write_report(folder, kept=kept)
     return {**result, "report": str(publish_report(page, report, result, force=force))}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transfusion.matching.alignment_run import align
+from transfusion.runtime.progress import Advance, Progress, phase
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transportation.transport_run import transport
 from transfusion.verification.equivalence import predict
@@ -19,20 +21,38 @@ REFINED = "refined"
 """The output that was moved by that π, and refined."""
 
 
-def move(folder: Path, finetuned: str, method: str, onto: str) -> Path:
+class DemoProgress(Progress):
+    """Shows the steps of a demo, and the bars of the verbs that it calls. The notes of these are dropped."""
+
+    def __init__(self, shown: Progress, advance: Advance) -> None:
+        self.shown, self.advance = shown, advance
+
+    def step(self, text: str) -> None:
+        """Begin a step: a line for it, and its text beside the spinner."""
+        self.shown.note(f"{text} …")
+        self.advance(text)
+
+    @contextmanager
+    def bar(self, total: int | None = None, text: str = "") -> Iterator[Advance]:
+        """Show a bar."""
+        with self.shown.bar(total, text) as advance:
+            yield advance
+
+
+def move(folder: Path, finetuned: str, method: str, onto: str, progress: Progress) -> Path:
     """Align A with a base in the folder, transport a fine-tune of A onto it, and return the output's path."""
     base, target, pi = folder / "a", folder / onto, pi_path(folder, onto, method)
     output = folder / f"{onto}-{method}"
-    align(base, target, method=method, output=pi)
-    transport(folder / finetuned, base=base, onto=target, via=pi, alpha=1.0, output=output)
+    align(base, target, method=method, output=pi, progress=progress)
+    transport(folder / finetuned, base=base, onto=target, via=pi, alpha=1.0, output=output, progress=progress)
     return output
 
 
-def refine(folder: Path, finetuned: str, steps: int) -> Path:
+def refine(folder: Path, finetuned: str, steps: int, progress: Progress) -> Path:
     """Transport a fine-tune of A onto B by the reported π, refine it, and return the output's path."""
     base, target, pi = folder / "a", folder / "b", pi_path(folder, "b", REPORTED_METHOD)
     output = folder / f"b-{REFINED}"
-    refining: dict[str, Any] = {"refine": True, "refine_steps": steps}
+    refining: dict[str, Any] = {"refine": True, "refine_steps": steps, "progress": progress}
     transport(folder / finetuned, base=base, onto=target, via=pi, output=output, **refining)
     return output
 
@@ -55,7 +75,11 @@ def evaluate_models(
     last the ceiling.
     """
     record = RunRecord("evaluate")
-    rows = [DemoRow(title, folder / name, measure(model)) for name, (title, model) in models.items()]
+    rows = []
+    with phase("measuring", len(models)) as advance:
+        for name, (title, model) in models.items():
+            rows.append(DemoRow(title, folder / name, measure(model)))
+            advance(f"measuring {title}")
     metadata = evaluation(tests, rows)
     write_result(folder, record, metadata, result)
     return metadata

@@ -9,7 +9,6 @@ trained on, with its units shuffled.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from transfusion.transportation.applied_model import apply
 from transfusion.verification.equivalence import verify
 from transfusion_demo.demo_steps import (
     REFINED,
+    DemoProgress,
     evaluate_models,
     move,
     pi_path,
@@ -234,42 +234,40 @@ class DigitsDemo(NamedTuple):
         return plain, order
 
 
-def run(
-    folder: Path, *, seed: int, say: Callable[[str], None], plan: DigitsPlan | None = None
-) -> dict[str, Any]:
+def run(folder: Path, *, seed: int, progress: DemoProgress, plan: DigitsPlan | None = None) -> dict[str, Any]:
     """Train, align, transport and measure; all models and results stay in the folder."""
     plan = plan or DigitsPlan()
     demo = DigitsDemo(plan, Digits.load(plan.tests, seed), folder, seed)
     demo.save_tests()
-    say("training A and B on digits, from different seeds …")
+    progress.step("training A and B on digits, from different seeds")
     a, b = demo.train_base(1), demo.train_base(2)
-    say("fine-tuning A on digits in noise, and B as the ceiling …")
+    progress.step("fine-tuning A on digits in noise, and B as the ceiling")
     tuned, ceiling = demo.finetune(a, 3), demo.finetune(b, 4)
     for name, model in (("a", a), ("b", b), ("a-tuned", tuned), ("b-tuned", ceiling)):
         demo.save(model, name)
-    say("aligning A with B, and moving the fine-tune onto B …")
-    moved = {method: load(move(folder, "a-tuned", method, "b")) for method in METHODS}
-    say("refining it on B: the fine-tune answers synthetic inputs …")
-    moved[REFINED] = load(refine(folder, "a-tuned", plan.refinement))
+    progress.step("aligning A with B, and moving the fine-tune onto B")
+    moved = {method: load(move(folder, "a-tuned", method, "b", progress)) for method in METHODS}
+    progress.step("refining it on B: the fine-tune answers synthetic inputs")
+    moved[REFINED] = load(refine(folder, "a-tuned", plan.refinement, progress))
     onto_b = demo.evaluate("B", b, moved, ceiling, "evaluation")
-    say("moving the fine-tune onto a successor of A with shuffled units …")
+    progress.step("moving the fine-tune onto a successor of A with shuffled units")
     successor = demo.train(copy.deepcopy(a), plan.continued, 5)
     in_order, order = demo.save_shuffled(successor, "successor")
     order.save(folder / "pi-shuffled.safetensors")
     difference = verify(in_order, via=order).difference
-    moved_on = {method: load(move(folder, "a-tuned", method, "successor")) for method in METHODS}
+    moved_on = {method: load(move(folder, "a-tuned", method, "successor", progress)) for method in METHODS}
     own = demo.finetune(successor, 6)
     demo.save_shuffled(own, "successor-tuned")
     shuffled = load(folder / "successor")
     onto_successor = demo.evaluate("successor", shuffled, moved_on, own, "evaluation-successor")
-    say("measuring other values of α, and the barrier between A and B …")
+    progress.step("measuring other values of α, and the barrier between A and B")
     by_alpha = demo.sweep(b, moved)
     ends, data, pi = (
         (folder / "a", folder / "b"),
         folder / "support.safetensors",
         pi_path(folder, "b", "guarded"),
     )
-    between = barriers(*ends, data=data, via=pi, points=7, output=folder / "barrier.json")
+    between = barriers(*ends, data=data, via=pi, points=7, progress=progress, output=folder / "barrier.json")
     predict_activations(folder)
     return {
         "onto_b": onto_b,

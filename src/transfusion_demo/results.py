@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from transfusion.runtime.progress import phase
+
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 Score = dict[str, Any]
 
@@ -112,7 +114,11 @@ def sweep(
 
 def measure_curve(method: str, before: DemoScores, at: Callable[[float], DemoScores]) -> DemoCurve:
     """Measure a method at every α; at α = 0 the model is the base itself."""
-    points = [(0.0, before), *((alpha, at(alpha)) for alpha in ALPHAS)]
+    points = [(0.0, before)]
+    with phase(f"measuring {method}", len(ALPHAS)) as advance:
+        for alpha in ALPHAS:
+            points.append((alpha, at(alpha)))
+            advance(f"measuring {method}")
     return DemoCurve(method, None if method == "naive" else method, points)
 
 

@@ -7,7 +7,7 @@ ones. The adapter moves to B at its own rank, with A's head as it is, and PEFT l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from transfusion.runtime.optional_libraries import require_library
 from transfusion_demo import reviews
 from transfusion_demo.demo_steps import (
     REFINED,
+    DemoProgress,
     evaluate_models,
     move,
     predict_activations,
@@ -188,23 +189,21 @@ class TextDemo(NamedTuple):
         return sweep_alpha(self.folder, "a-lora", self.tests, self.measure(plain, b.head), methods)
 
 
-def run(
-    folder: Path, *, seed: int, say: Callable[[str], None], plan: TextPlan | None = None
-) -> dict[str, Any]:
+def run(folder: Path, *, seed: int, progress: DemoProgress, plan: TextPlan | None = None) -> dict[str, Any]:
     """Train, align, transport and measure; all models and results stay in the folder."""
-    say("reading film reviews …")
+    progress.step("reading film reviews")
     demo = TextDemo.load(plan or TextPlan(), folder, seed)
     reviews.save_tests(demo.test, folder / "task.safetensors")
-    say("training A and B on different reviews, from different seeds …")
+    progress.step("training A and B on different reviews, from different seeds")
     _, b = demo.train_base("a", 1), demo.train_base("b", 2)
-    say("training a sentiment LoRA on A, and on B as the ceiling …")
+    progress.step("training a sentiment LoRA on A, and on B as the ceiling")
     lora, ceiling = demo.finetune("a", 3), demo.finetune("b", 4)
     for name, model in (("a-lora", lora), ("b-lora", ceiling)):
         model.save_pretrained(folder / name)
-    say("aligning A with B, and moving the LoRA onto B …")
-    moved = {method: demo.with_adapter(move(folder, "a-lora", method, "b")) for method in METHODS}
-    say("refining it on B: the fine-tune answers passages of the bundled corpus …")
-    refined = demo.with_adapter(refine(folder, "a-lora", demo.plan.refinement))
+    progress.step("aligning A with B, and moving the LoRA onto B")
+    moved = {method: demo.with_adapter(move(folder, "a-lora", method, "b", progress)) for method in METHODS}
+    progress.step("refining it on B: the fine-tune answers passages of the bundled corpus")
+    refined = demo.with_adapter(refine(folder, "a-lora", demo.plan.refinement, progress))
     plain = demo.classifier("b")
     plain.classifier.load_state_dict(lora.get_base_model().classifier.modules_to_save["default"].state_dict())
     models = {
@@ -213,7 +212,7 @@ def run(
         "b-lora": ("ceiling: B with a LoRA of its own", ceiling),
     }
     onto_b = evaluate_models(folder, demo.tests, models, lambda model: demo.measure(model, b.head))
-    say("measuring other values of α …")
+    progress.step("measuring other values of α")
     by_alpha = demo._replace(test=demo.test[: demo.plan.swept]).sweep(b, plain, moved)
     predict_activations(folder)
     return {"onto_b": onto_b, "sweep": by_alpha}

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from transfusion.runtime.progress import phase
+
 Loss = Callable[[torch.Generator], Tensor]
 """Draws a batch with the generator and returns its loss."""
 
@@ -27,12 +29,14 @@ def fit(parameters: Iterable[nn.Parameter], loss: Loss, schedule: TrainingSchedu
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=schedule.rate, weight_decay=0.05)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, schedule.rate, schedule.steps, pct_start=0.15)
-    for _ in range(schedule.steps):
-        optimizer.zero_grad()
-        torch.autograd.backward(loss(generator))
-        nn.utils.clip_grad_norm_(learned, 1.0)
-        optimizer.step()
-        rates.step()
+    with phase("training", schedule.steps) as advance:
+        for _ in range(schedule.steps):
+            optimizer.zero_grad()
+            torch.autograd.backward(loss(generator))
+            nn.utils.clip_grad_norm_(learned, 1.0)
+            optimizer.step()
+            rates.step()
+            advance("training")
 
 
 def draw(count: int, schedule: TrainingSchedule, generator: torch.Generator) -> Tensor:

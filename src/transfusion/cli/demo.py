@@ -42,13 +42,15 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train two small models on real data, fine-tune one, and move that onto the other."""
-    from transfusion.runtime.run_record import COMMAND
-    from transfusion_demo import run
+    messages = Messages(quiet=quiet)
+    with messages.bar(text="loading libraries"):
+        from transfusion.runtime.run_record import COMMAND
+        from transfusion_demo import run
 
-    messages, command = Messages(quiet=quiet), COMMAND.get()
+    command = COMMAND.get()
     COMMAND.set(None)  # the steps of the demo were not typed
     result = run(
-        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command, say=messages.note
+        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command, progress=messages
     )
     if as_json:
         print_json(result)

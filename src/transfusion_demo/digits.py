@@ -39,6 +39,7 @@ from transfusion_demo.demo_steps import (
 from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
 from transfusion_demo.training import TrainingSchedule, draw, fit
 
+LIBRARIES = ("transformers", "sklearn.datasets")
 METHODS = {
     "naive": "τ as it is",
     "transfusion": "π(τ), the paper's π",

@@ -31,6 +31,7 @@ from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_i
 from transfusion_demo.reviews import MASK, PAD, SPECIAL, Reviews
 from transfusion_demo.training import TrainingSchedule, draw, fit
 
+LIBRARIES = ("transformers", "tokenizers", "peft", reviews.PACKAGE)
 METHODS = {
     "naive": "the LoRA as it is",
     "transfusion": "π(LoRA), the paper's π",

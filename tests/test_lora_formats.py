@@ -340,6 +340,21 @@ def test_without_a_move_nothing_changes(format, made, aligned, tmp_path):
     assert entries.keys() == header.keys()
 
 
+def test_a_moved_file_has_a_report_from_its_header(shuffled, aligned, tmp_path, cli):
+    a, b = shuffled("flux")
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
+    moved, page = tmp_path / "moved.safetensors", tmp_path / "report.html"
+    transport(lora, base=a, onto=b, via=aligned(a, b), output=moved)
+    code, out, err = cli("report", moved, "-o", page)
+    assert code == 0, err
+    assert out.startswith(f"written to {page}: Moved")
+    assert "lora.safetensors, moved onto" in page.read_text()
+    code, _, err = cli("report", lora, "-o", tmp_path / "other.html")
+    assert code == 1
+    assert f"{lora}: it does not say how it was made" in err
+    assert "a moved LoRA file" in err
+
+
 # ── parts, kinds, strengths ──────────────────────────────────────────────────────────────────
 
 

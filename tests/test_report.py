@@ -126,6 +126,20 @@ def test_the_hero_shows_the_measured_numbers(page):
     ]
 
 
+@pytest.mark.parametrize(
+    ("interval", "mood", "whole"), [([-3.0, 0.2], "", "good"), ([-3.0, -0.1], "bad", "fair")]
+)
+def test_a_gain_whose_interval_includes_0_is_neither_good_nor_bad(interval, mood, whole, full, tmp_path):
+    info = json.loads((full.run / "evaluate.json").read_text())
+    info["models"][1]["gain"]["support"] = -1.4
+    info["models"][1]["gain_interval"] = {"task": [-1.0, 46.0], "support": interval}
+    place = shutil.copytree(full.run, tmp_path / full.run.name)
+    (place / "evaluate.json").write_text(json.dumps(info).replace(str(full.run), str(place)))
+    hero = transfusion.report(place).hero
+    assert [(one.value, one.mood) for one in hero.numbers[:2]] == [("+22.5", ""), ("−1.4", mood)]
+    assert hero.mood == whole, "a loss that may be chance is no measured loss"
+
+
 def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
     assert any("smaller α" in step for step in page.hero.next_steps), "the support has lost 5 points"
     assert 'class="verdict fair"' in page.html()
@@ -394,6 +408,8 @@ def test_the_verb_writes_and_protects(job, tmp_path, cli):
     code, _, err = cli("report", job.run, "-o", output)
     assert code == OutputError.exit_code
     assert "exists already" in err
+    code, _, err = cli("report", tmp_path / "none", "-o", output)
+    assert "none: no such file or folder" in err, "what is missing comes before what is in the way"
     code, out, _ = cli("report", job.run, "-o", output, "--force", "--json")
     assert json.loads(out)["sections"][0] == "moved"
 

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from transfusion.cli.console import VERB
+from transfusion.cli.console import VERB, Messages
 from transfusion.cli.quick_start import load_library
 from transfusion.errors import SettingError
 from transfusion.runtime.byte_sizes import parse_bytes
@@ -28,7 +28,8 @@ def checked(verb: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in values.items():
             if odd := _odd(value):
                 raise typer.BadParameter(f"--{name.replace('_', '-')}: {odd}")
-        load_library(verb.__name__)
+        with Messages(quiet=bool(values.get("quiet"))).bar(text="loading libraries"):
+            load_library(verb.__name__)
         return verb(**values)
 
     return run

@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from transfusion.cli.console import show
-from transfusion.cli.options import ArchitectureFile, Force, Json
+from transfusion.cli.console import Messages, show
+from transfusion.cli.options import ArchitectureFile, Force, Json, Quiet
 
 
 def report(
     run: Annotated[
         Path,
         typer.Argument(
-            show_default=False, help="A folder that transport or merge wrote, or any folder with results."
+            show_default=False,
+            help="A folder or a LoRA file that transport or merge wrote, or any folder with results.",
         ),
     ],
     results: Annotated[
@@ -35,11 +36,13 @@ def report(
     architecture: ArchitectureFile = None,
     as_json: Json = False,
     force: Force = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a run as one self-contained HTML page: advice, layers, heads, curves, scores and time."""
-    from transfusion.reporting.build_report import report as make
+    with Messages(quiet=quiet).bar(text="drawing the page"):
+        from transfusion.reporting.build_report import report as make
 
-    page = make(run, results or (), via=via, ceiling=ceiling, output=output, force=force)
+        page = make(run, results or (), via=via, ceiling=ceiling, output=output, force=force)
     info = {
         "written": str(output),
         "title": page.hero.title,

@@ -43,7 +43,8 @@ def report(
 ) -> Report:
     """Make one HTML page of a run: advice, layers, heads, curves, scores and time.
 
-    ``run`` is a folder that `transport` or `merge` wrote, or any folder with results of other functions.
+    ``run`` is a folder or a LoRA file that `transport` or `merge` wrote, or any folder with results of other
+    functions.
     ``results`` are files of further results.
     ``via`` is π, or its file; the default is the file that the run used.
     ``ceiling`` is B fine-tuned itself, if there is such a model.
@@ -55,11 +56,11 @@ def report(
     tuned, moved onto b · alignable · report.html
     """
     results = list(results)
+    inputs = gather_inputs(run, results, via, ceiling)
     if output is not None:
         named = via if isinstance(via, str | Path) else None
         files = inputs_of(run, *results, named, ceiling)
         require_writable(Path(output), force=force, inputs=files, folder=False)
-    inputs = gather_inputs(run, results, via, ceiling)
     bases = Bases.of(inputs)
     require_ceiling(bases.b, inputs.ceiling)
     pi, metadata = inputs.alignment, inputs.metadata

@@ -139,8 +139,10 @@ def _next_steps(
     return steps
 
 
-def _better(gain: float | None, metric: str) -> str:
-    if gain is None or abs(gain) < 1e-9:
+def _better(gain: float, metric: str, interval: Sequence[float] | None) -> str:
+    """Judge a gain: neither ``good`` nor ``bad`` if it is 0, or if its confidence interval includes 0."""
+    low, high = interval or (gain, gain)
+    if abs(gain) < 1e-9 or low <= 0 <= high:
         return ""
     return "good" if (gain > 0) == (metric in RATES) else "bad"
 
@@ -194,7 +196,7 @@ def _gains(one: Mapping[str, Any], info: Mapping[str, Any], note: str) -> list[N
             interval = (one.get("gain_interval") or {}).get(what)
             sure = f"95 %: {between(interval, metric, gained)}; " if interval else ""
             told = f"{sure}{note or f'{metric} {score}'}"
-            found.append(Number(gained(gain, metric), name, told, _better(gain, metric)))
+            found.append(Number(gained(gain, metric), name, told, _better(gain, metric, interval)))
     return found
 
 

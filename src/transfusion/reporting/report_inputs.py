@@ -14,10 +14,12 @@ from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
 from transfusion.reporting.result_schemas import SCHEMAS, schema_of
 from transfusion.runtime.untrusted_files import path_inside, read_json, validate
-from transfusion.transportation.output_record import kept_pi
+from transfusion.transportation.output_record import kept_pi, read_metadata
 
 METADATA = "transfusion.json"
 METADATA_VERBS = ("transport", "merge")
+LORA = ".safetensors"
+"""The end of a LoRA file's name. A moved one has the metadata in its header."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class ReportInputs:
         """The folder of the run."""
         return self.run if self.run.is_dir() else self.run.parent
 
+    @property
+    def output(self) -> Path:
+        """The output of the run: a folder, or a LoRA file."""
+        return self.run if self.run.suffix == LORA else self.folder
+
     def files(self, via: AnyAlignment | str | Path | None = None) -> list[Path]:
         """All files that were read, which no page may overwrite: run, results, π and models."""
         metadata = self.metadata or {}
@@ -91,7 +98,7 @@ def gather_inputs(
         raise DataError(
             f"{place}: no such file or folder", hint="give a folder that transport or merge wrote"
         )
-    if place.is_file():  # transfusion.json itself, or one result
+    if place.is_file():  # transfusion.json itself, a LoRA file, or one result
         results, place = [place, *results], place.parent
         found: list[Result] = []
     else:
@@ -156,9 +163,10 @@ def _known(path: Path) -> Result | None:
 
 def _given(path: Path) -> Result:
     try:
-        info = read_json(path)
+        info = read_metadata(path) if path.suffix == LORA else read_json(path)
     except CheckpointError as error:
-        raise DataError(error.message, hint="give a JSON file that transfusion wrote") from error
+        hint = "give a folder, a JSON file or a moved LoRA file that transfusion wrote"
+        raise DataError(error.message, hint=hint) from error
     verb = info.get("verb")
     if str(verb) not in SCHEMAS:
         reason = f'its "verb" is {reprlib.repr(verb)}' if verb is not None else 'it has no "verb"'

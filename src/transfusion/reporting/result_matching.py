@@ -55,8 +55,8 @@ def belongs(inputs: ReportInputs, result: Result) -> bool:
 
 def own_row(inputs: ReportInputs, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the row of an evaluation that is the output of this run."""
-    folder = inputs.folder.resolve()
-    return next((one for one in info["models"] if same(one["model"], folder)), None)
+    output = inputs.output.resolve()
+    return next((one for one in info["models"] if same(one["model"], output)), None)
 
 
 def own(inputs: ReportInputs, verb: str) -> list[Result]:

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    print("loading libraries …", file=sys.stderr, flush=True)
 
 import torch
 from safetensors.torch import save_file

@@ -21,6 +21,7 @@ from blake3 import blake3
 
 import transporting
 from families import CASES, finetuned
+from own_process import run_alone
 from test_merging import lora
 from test_staging import in_shards
 from transfusion.alignment.alignment import Alignment
@@ -33,6 +34,7 @@ from transfusion.runtime.resources import Resources
 from transfusion.transportation.applied_model import apply
 from transfusion.transportation.dense_transport import DenseTransport
 from transfusion.transportation.output_memory import OutputMemory
+from transfusion.transportation.output_record import PI_FILE
 from transfusion.transportation.transport_run import merge, transport
 
 
@@ -72,10 +74,11 @@ def rotated(inputs: dict[str, Path]) -> DenseTransport:
 
 
 def hashes(folder: Path) -> dict[str, str]:
+    about = {folder / name for name in ("transfusion.json", "README.md", PI_FILE)}  # which tell of the run
     return {
         str(path.relative_to(folder)): blake3(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("transfusion.json", "README.md")  # which tell of the run
+        if path.is_file() and path not in about
     }
 
 
@@ -257,7 +260,7 @@ def test_every_kind_of_output_is_the_same(workers, inputs, tmp_path, cli):
 
 @pytest.mark.slow
 def test_on_the_command_line_with_an_alignment_on_the_way(ray, inputs, tmp_path, cli):
-    begin = ("transport", inputs["tuned"], "--base", inputs["a"], "--onto", inputs["b"], "-q")
+    begin = ("transport", inputs["tuned"], "--base", inputs["a"], "--onto", inputs["b"], "--anyway", "-q")
     for name, engine in (("here", "local"), ("there", "ray")):
         code, _, said = cli(*begin, "-o", tmp_path / name, "--engine", engine, "--jobs", 2)
         assert code == 0, said
@@ -409,12 +412,11 @@ def test_the_memory_that_is_given_is_kept(kind, tmp_path):
         pi = Alignment.load(made.pi)
         maps = {id: Rotation.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
         made = made._replace(pi=replace(pi, maps=maps).save(tmp_path / "turned.safetensors"))
-    run = transporting.command(made, tmp_path / "out")
+    run = [*transporting.command(made, tmp_path / "out"), "--alpha", "1"]
     plan = json.loads(subprocess.check_output([*run, "--jobs", "1", "--dry-run", "--json"]))
     least = plan["memory_in_all"]
     for memory in (least, 2 * least):
-        _, peak = transporting._run([*run, "--memory", f"{memory}B"])
-        assert peak <= memory
+        assert run_alone([*run, "--memory", f"{memory}B"]).require().peak <= memory
         shutil.rmtree(tmp_path / "out")
     refused = subprocess.run([*run, "--memory", f"{least - 1}B"], capture_output=True, text=True)
     assert refused.returncode == 2

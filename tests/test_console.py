@@ -10,7 +10,9 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -53,6 +55,9 @@ def test_a_phase_within_a_phase_has_a_bar_below_it(monkeypatch):
             inside("inner work")
             assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work", "inner work"]
         assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work"]
+        with suppress(ValueError), messages.bar(2, "tried in vain"):
+            raise ValueError
+        assert [task.fields["what"] for task in messages._bars.tasks] == ["outer work"]
     assert messages._bars is None
     with pytest.raises(KeyboardInterrupt), messages.bar(1, "interrupted"):
         raise KeyboardInterrupt
@@ -70,6 +75,15 @@ def test_without_a_terminal_a_long_phase_prints_a_line_now_and_then(monkeypatch,
                 advance(f"refining, loss {step}")
         lines = capsys.readouterr().err.splitlines()
         assert lines == [] if quiet else [f"{n}/600 refining, loss {n - 1}, {n} s" for n in (30, 60, 90)]
+
+
+@pytest.mark.parametrize(("asked", "hidden"), [([], True), (["default"], False)])
+def test_what_libraries_announce_is_not_for_users(asked, hidden, monkeypatch, cli):
+    monkeypatch.setattr(sys, "warnoptions", asked)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        assert cli("--version")[0] == 0
+        assert (("ignore", None, FutureWarning, None, 0) in warnings.filters) is hidden
 
 
 STEERING = "x\x1b[2J\x07\x9b31m\x7f\u202ey"

@@ -124,8 +124,9 @@ def test_an_unknown_method_names_the_known_ones(made):
 
 
 def test_another_family_is_refused(made):
-    with pytest.raises(MismatchError, match="is a vit and .* a bert"):
+    with pytest.raises(MismatchError, match="is a vit and .* a bert") as refused:
         align(made("vit"), made("bert"))
+    assert "functional" not in str(refused.value.hint), "which moves between no images and texts"
 
 
 def test_differing_vocabularies_are_refused(made, tmp_path):

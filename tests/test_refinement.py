@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from families import CASES, finetuned, often
 from test_adapter import train_adapter
 from transfusion import align, rerun, transport
+from transfusion.cli.transport import _lines
 from transfusion.data.probes.corruptions import corrupted_images, recombined_texts
 from transfusion.data.probes.gradient_inputs import REACH, adversarial, invert, roughness
 from transfusion.data.probes.probed_model import ProbedModel
@@ -126,6 +127,7 @@ def test_b_is_the_start_where_pi_does_harm(inputs):
 
     moved = transport(**given, alpha=30.0, refine=True, refine_steps=2, progress=Noted())
     assert moved.metadata()["refinement"]["start"] == "base"
+    assert "tensors moved" not in _lines(moved.metadata())[0]
     assert any("starts from B" in one for one in noted)
 
 

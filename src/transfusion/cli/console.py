@@ -90,9 +90,11 @@ class Messages(Progress):
                     else:
                         bars.update(task, completed=done, total=total, what=text)
 
-                yield advance_task
-                if len(bars.tasks) > 1:
-                    bars.remove_task(task)
+                try:
+                    yield advance_task
+                finally:  # a caller may go on after an error
+                    if len(bars.tasks) > 1:
+                        bars.remove_task(task)
 
     @contextmanager
     def _opened(self) -> Iterator[Bars]:

@@ -286,7 +286,8 @@ class _Batch:
                 " compare",
                 hint="check its weights, and the inputs if they are your own",
             )
-        self.of.active |= largest > 0 and key.endswith(OUTPUT)
+        if largest > 0 and key.endswith(OUTPUT):
+            self.of.active = True
 
 
 def _place(tensor: Tensor) -> StorageWeakRef:

@@ -606,3 +606,17 @@ def test_sums_in_place_have_the_bits_of_plain_sums_and_leave_shared_tensors_alon
     assert torch.equal(added(b, change), wide(b) + change)
     assert torch.equal(added(b, change.double()), wide(b) + change.double())
     assert all(torch.equal(one, was) for one, was in zip((a, tuned, b), before, strict=True))
+
+
+def test_buffers_that_older_libraries_stored_are_written_as_they_are(made, tmp_path):
+    """As in most checkpoints of BERT on the hub."""
+    a, b = made("bert", 1), made("bert", 2)
+    folders = {"a": a, "b": b, "tuned": finetuned(CASES["bert"], a, tmp_path / "plain")}
+    name, rows = "embeddings.position_ids", torch.arange(7)[None]
+    for place, folder in folders.items():
+        shutil.copytree(folder, tmp_path / place)
+        file = tmp_path / place / "model.safetensors"
+        save_file({**load_file(file), name: rows}, file, {"format": "pt"})
+    bases = {"base": tmp_path / "a", "onto": tmp_path / "b"}
+    transport(tmp_path / "tuned", **bases, anyway=True, output=tmp_path / "moved")
+    assert torch.equal(load_file(tmp_path / "moved" / "model.safetensors")[name], rows)

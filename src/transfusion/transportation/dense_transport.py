@@ -207,7 +207,8 @@ class DenseTransport(OutputModel[TensorAction]):
         return streaming_bytes(self, self.alignment, changes=changes, scattered=self._scattered, held=held)
 
     def _scattered(self, entry: TensorAction) -> bool:
-        return any(entry.name in s.names and s.scattered(entry.name) for s in self.sources)
+        moving = (s for s in self.sources if entry.name in s.names and entry.name not in s.buffers)
+        return any(source.scattered(entry.name) for source in moving)
 
     # ── tensors ──────────────────────────────────────────────────────────────────────────────
 

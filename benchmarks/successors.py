@@ -19,8 +19,8 @@ from rich.table import Table
 
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.transportation.adapters.adapter_drift import strength_alpha
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.adapters.adapter_drift import strength_alpha
+from transfusion.transport.transport_run import transport
 from transfusion_demo.digits import Digits, DigitsDemo, DigitsPlan
 from transfusion_demo.training import TrainingSchedule, one_thread
 

@@ -35,8 +35,8 @@ from peers import Peer, difference, install
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
-from transfusion.checkpoint.publishing import write_json
-from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
+from transfusion.files.publishing import write_json
+from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.model.model import Model
 
 SHARDS = 6

@@ -25,9 +25,9 @@ from experiments.pairs.data import CACHE, say
 from experiments.pairs.training import Told
 from experiments.settings import Lmc
 from transfusion import align
-from transfusion.checkpoint.publishing import publish_file
 from transfusion.data.dataset import Dataset
 from transfusion.evaluation.interpolation import Barrier, barrier
+from transfusion.files.publishing import publish_file
 from transfusion.model.model import Model
 
 MODELS = CACHE / "connectivity"

@@ -18,10 +18,10 @@ from experiments.settings import ImageTask, Scale, Task, TextTask
 from experiments.tuning import follow
 from transfusion import Resources, align
 from transfusion.alignment.alignment import Alignment
-from transfusion.checkpoint.publishing import publish_file
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.live.live_model import LiveModel
+from transfusion.files.publishing import publish_file
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 
 HEAD = "head.safetensors"
 CONFIG = "open_clip_config.json"

@@ -14,8 +14,8 @@ from transfusion.evaluation.batches import Batch, Scorer, TensorBatches
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.zero_shot import ZeroShotScorer
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.runtime.optional_libraries import require_library
 
 BATCH = 250

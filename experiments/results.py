@@ -14,8 +14,8 @@ from experiments.paper import EXPERTS, ZERO, Cell
 from experiments.recipes import Kind, Recipe, recipe
 from experiments.running import EXPERT
 from experiments.settings import Scale
-from transfusion.checkpoint.publishing import publish_file, write_json
 from transfusion.errors import DataError
+from transfusion.files.publishing import publish_file, write_json
 
 FOLDER = Path(__file__).parent / "results"
 ABSENT = "–"

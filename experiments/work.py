@@ -20,11 +20,11 @@ from experiments.pictures import draw_strengths
 from experiments.recipes import PAIR, RECIPES, Kind, Recipe, recipe
 from experiments.settings import Scale
 from experiments.small import SMALL
-from transfusion.checkpoint.publishing import publish_file
 from transfusion.cli import views
 from transfusion.cli.console import out
 from transfusion.evaluation.interpolation import curves_metadata
-from transfusion.reporting.charts.result_figures import draw_barriers
+from transfusion.files.publishing import publish_file
+from transfusion.report.charts.result_figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"

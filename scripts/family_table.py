@@ -16,10 +16,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from families import CASES, Case
-from transfusion.architecture.families import all_families
 from transfusion.architecture.table import Family, Symmetry
-from transfusion.live.live_model import LiveModel
+from transfusion.families import all_families
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.verification.certification import certify
 
 HEAD = """# Families

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from families import CASES, Case
 from transfusion.architecture.binding import bind
-from transfusion.architecture.families import all_families
+from transfusion.architecture.layouts import parse
 from transfusion.architecture.table import Symmetry, Table
 from transfusion.errors import TransfusionError
-from transfusion.layouts import parse
-from transfusion.live.live_model import LiveModel
+from transfusion.families import all_families
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.verification.certification import certify
 
 Mutant = tuple[str, str, Table]

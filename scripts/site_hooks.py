@@ -1,7 +1,7 @@
 """Hooks of `mkdocs build`. The site needs no network.
 
 - Formulas become MathML, which browsers draw.
-- ``<!-- code: transfusion/transportation/alpha.py Alpha.at -->`` becomes the present code of that name.
+- ``<!-- code: transfusion/transport/alpha.py Alpha.at -->`` becomes the present code of that name.
 - SVG pictures become a part of the page, in the colours of its theme.
 - CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which are outside docs/, become pages.
 """

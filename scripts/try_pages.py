@@ -88,7 +88,7 @@ def _forked(command: str, folder: Path) -> str:
     import transformers  # noqa: F401
 
     from transfusion.cli import main
-    from transfusion.transportation import transport_run  # noqa: F401
+    from transfusion.transport import transport_run  # noqa: F401
 
     with tempfile.TemporaryFile() as printed:
         if (child := os.fork()) == 0:

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, often
-from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError, ArchitectureError, CheckpointError, OutputError
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 
 TARGETS = {
     "vit-classifier": ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"],
@@ -263,8 +263,8 @@ def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):
 def test_every_kind_of_peft_is_known_or_refused():
     import peft
 
-    from transfusion.transportation.adapters.adapter_checks import REFUSED
-    from transfusion.transportation.adapters.adapter_kinds import KINDS
+    from transfusion.transport.adapters.adapter_checks import REFUSED
+    from transfusion.transport.adapters.adapter_kinds import KINDS
 
     assert not KINDS.keys() & REFUSED.keys()
     assert {kind.value for kind in peft.PeftType} <= KINDS.keys() | REFUSED.keys()

@@ -15,19 +15,19 @@ from safetensors.torch import load_file, save_file
 
 from transfusion.alignment.maps import TransportMap
 from transfusion.architecture.naming import Naming, without_part
-from transfusion.checkpoint.tensor_content import row_blocks
-from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError, SettingError
-from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.files.tensor_content import row_blocks
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.adapters import adapter as adapter_module
-from transfusion.transportation.adapters import adapter_drift as adapter_drift_module
-from transfusion.transportation.adapters.adapter_drift import adapter_drift
-from transfusion.transportation.adapters.adapter_targets import as_matrix
-from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.transport.adapters import adapter as adapter_module
+from transfusion.transport.adapters import adapter_drift as adapter_drift_module
+from transfusion.transport.adapters.adapter_drift import adapter_drift
+from transfusion.transport.adapters.adapter_targets import as_matrix
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out",

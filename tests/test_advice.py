@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from families import often, transformers_model
 from transfusion.alignment.alignment import Alignment
-from transfusion.checkpoint import tensor_content
+from transfusion.files import tensor_content
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.matching.search import Search
@@ -23,7 +23,7 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.engines import LocalEngine, open_engine
 from transfusion.runtime.threads import Threads
-from transfusion.transportation.applied_model import apply
+from transfusion.transport.applied_model import apply
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 192, "num_hidden_layers": 4}
 MODELS = {

@@ -26,8 +26,8 @@ from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.fewshot_alpha import fewshot
 from transfusion.evaluation.model_comparison import evaluate
 from transfusion.matching.alignment_run import align
-from transfusion.transportation.alpha import Alpha
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.transport_run import transport
 from wording import put_tokenizer
 
 

@@ -9,8 +9,8 @@ import pytest
 from transfusion.architecture.binding import bind
 from transfusion.architecture.table import Axis, Stack, Table
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.verification.certification import certify
 
 STACK = Stack(

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from cases.encoders import BART
 from families import CASES
 from making import case
-from transfusion.data.probes import calibration_probes
-from transfusion.data.probes.probed_model import Probes
-from transfusion.data.probes.random_inputs import run_model
-from transfusion.data.probes.synthetic_texts import corpus
 from transfusion.errors import DataError, LibraryError
+from transfusion.running.probes import calibration_probes
+from transfusion.running.probes.probed_model import Probes
+from transfusion.running.probes.random_inputs import run_model
+from transfusion.running.probes.synthetic_texts import corpus
 from wording import BERT_WORDS, CLS, PAD, SEP, joined, put_tokenizer, subject_of
 
 LINES = [text.replace("\n", " ") for name in ("news.txt", "stories.txt") for text in corpus()[name]]

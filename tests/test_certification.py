@@ -15,8 +15,8 @@ from transfusion.cli import main
 from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 from transfusion.verification.certification import certify_file, randomise
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny_talker.py"
@@ -158,7 +158,7 @@ def test_a_class_that_is_not_there_is_refused():
 
 
 def test_a_table_for_a_class_of_a_library(tmp_path):
-    (tmp_path / "mine.py").write_text("from transfusion.architecture.families.gpt2 import FAMILIES\n")
+    (tmp_path / "mine.py").write_text("from transfusion.families.gpt2 import FAMILIES\n")
     settings = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "vocab_size": 31, "n_positions": 13}
     (tmp_path / "tiny.json").write_text(json.dumps({**settings, "bos_token_id": 1, "eos_token_id": 1}))
     for name in ("GPT2LMHeadModel", "transformers:GPT2LMHeadModel"):

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from families import CASES, finetuned
 from test_adapter import train_adapter
 from transfusion import align, merge
-from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import UselessResultError
-from transfusion.live.running import RunningModel
-from transfusion.transportation.checked_merge import merged_search
-from transfusion.transportation.merge_rules import MergeRule
-from transfusion.transportation.output_shift import FARTHEST, SAME, AlphaSearch, OutputShift
-from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.running.probes.probed_model import Probes
+from transfusion.running.running import RunningModel
+from transfusion.transport.checked_merge import merged_search
+from transfusion.transport.merge_rules import MergeRule
+from transfusion.transport.output_shift import FARTHEST, SAME, AlphaSearch, OutputShift
+from transfusion.transport.transport_plan import TransportPlan
 
 VIT = "vit-classifier"
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transfusion.checkpoint.checkpoint import Checkpoint
-from transfusion.checkpoint.references import resolve
 from transfusion.errors import CheckpointError
+from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.references import resolve
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter import Adapter
+from transfusion.transport.adapters.adapter import Adapter
 
 
 @pytest.fixture
@@ -409,7 +409,7 @@ def test_a_copy_of_another_type_is_refused(sharded):
 
 @pytest.mark.parametrize("span", [2**22, 0], ids=["by their span", "one by one"])
 def test_rows_are_those_of_the_whole(span, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.checkpoint.tensor_files.SPAN", span)
+    monkeypatch.setattr("transfusion.files.tensor_files.SPAN", span)
     tensors = {
         "a": torch.randn(7, 3, 2),
         "b": torch.randn(5).bfloat16(),

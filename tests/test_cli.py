@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from importlib import import_module
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -318,7 +319,7 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
     code = (
         "import os, signal, sys\n"
         "from transfusion.cli import main\n"
-        "from transfusion.transportation.dense_transport import DenseTransport\n"
+        "from transfusion.transport.dense_transport import DenseTransport\n"
         "compute = DenseTransport.rows\n"
         "def stop(self, entry, rows):\n"
         f"    if 'layer.2' in entry.name: os.kill(os.getpid(), signal.{name})\n"
@@ -391,7 +392,7 @@ def test_an_unexpected_error_hides_its_traceback_unless_asked(cli, made, monkeyp
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("transfusion.reporting.description.describe_model", broken)
+    monkeypatch.setattr(import_module("transfusion.report.description"), "describe_model", broken)
     code, _, err = cli("inspect", made("vit"))
     assert code == 1
     assert "unexpected: ZeroDivisionError: oops" in err

@@ -11,12 +11,12 @@ from torch import nn
 
 from cases.encoders import MODERNBERT
 from cases.first import BERT
-from transfusion.architecture.families import all_families
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel
+from transfusion.families import all_families
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel
+from transfusion.transport.transport_run import transport
 from transfusion.verification.certification import certify, randomise
 
 ENCODERS = {"bert": (transformers.BertModel, BERT), "modernbert": (transformers.ModernBertModel, MODERNBERT)}

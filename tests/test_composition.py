@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transfusion.architecture.families._composition import DEFAULTS
-from transfusion.data.probes.random_inputs import run_model
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel
+from transfusion.families._composition import DEFAULTS
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.random_inputs import run_model
+from transfusion.transport.applied_model import apply
 from transfusion.verification.certification import certify
 
 

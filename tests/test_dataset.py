@@ -12,8 +12,8 @@ from transfusion.errors import DataError
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.interpolation import barrier
 from transfusion.evaluation.predictions import PredictionKind
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 
 IMAGES = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(6)

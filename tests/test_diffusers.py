@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
-from transfusion.checkpoint.references import resolve
 from transfusion.errors import AlignmentError, ArchitectureError, CheckpointError
-from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.files.references import resolve
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import transfusion
 from deepening import deepened
 from families import CASES, finetuned
 from test_estimate import MACHINE
-from transfusion.transportation.alpha import Alpha
-from transfusion.transportation.model_card import card
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.model_card import card
 from transfusion.verification.certification import certify
 from transfusion.verification.drafting.propose import propose
 

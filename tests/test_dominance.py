@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from families import VIT, Case, transformers_model
 from transfusion.alignment.alignment import random_maps
 from transfusion.alignment.maps import Permutation
-from transfusion.live.building import build
 from transfusion.matching.blocks import AxisBlock, BlockState, SearchContext
 from transfusion.matching.methods import preset
 from transfusion.matching.weights import dominance
@@ -23,6 +22,7 @@ from transfusion.matching.weights.gain_products import GainProducts
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
+from transfusion.running.building import build
 from transfusion.runtime.threads import Threads
 
 ONE = Threads(1)

@@ -13,14 +13,14 @@ from torch import nn
 from cases import decoders, first
 from families import CASES, often
 from transfusion.architecture import families
-from transfusion.architecture.families import all_families, register_file
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.cli import main
-from transfusion.data.probes.random_inputs import random_inputs
 from transfusion.errors import ArchitectureError, VerificationError
-from transfusion.live.live_model import LiveModel
+from transfusion.families import all_families, register_file
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.random_inputs import random_inputs
 from transfusion.verification.certification import certify
 from transfusion.verification.drafting.draft_from_folder import propose_for
 from transfusion.verification.drafting.probe_model import drawn

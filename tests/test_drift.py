@@ -14,8 +14,8 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.matching.alignment_run import align
 from transfusion.matching.base_drift import OUTSIDE, describe_drift
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
+from transfusion.transport.transport_run import transport
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 
@@ -85,7 +85,7 @@ def test_auto_keeps_the_relative_strength_of_an_adapter_whose_models_are_too_lar
     """B's block 1 is one and a half times as large as A's."""
     base, lora = adapter
     larger = changed(base, tmp_path / "b", lambda name, value: value * (1.5 if ".layers.1." in name else 1))
-    monkeypatch.setattr("transfusion.live.running.device_memory", lambda device: 1000)
+    monkeypatch.setattr("transfusion.running.running.device_memory", lambda device: 1000)
     moved = transport(lora, base=base, onto=larger, method="naive", alpha="auto", output=tmp_path / "moved")
     assert "in float32, and there are 1.0 kB" in moved.metadata()["output_shift"]["not_tried"]
     assert moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
@@ -151,7 +151,7 @@ def test_what_b_changed_is_told_in_plain_sentences():
 def test_kinds_without_directions_of_low_rank_go_by_the_size_of_weights(made, tmp_path):
     import peft
 
-    from transfusion.live.live_model import LiveModel
+    from transfusion.running.live_model import LiveModel
 
     base = made("llama")
     module = LiveModel.of(Model.open(base)).module.float()

@@ -14,15 +14,15 @@ import transfusion
 from families import CASES, FIRST
 from transfusion.cli import main
 from transfusion.errors import ArchitectureError, CheckpointError, LibraryError, SettingError
-from transfusion.live.config_model import open_headers
 from transfusion.matching.blocks import blocks
 from transfusion.matching.methods import METHODS, preset
 from transfusion.matching.search_memory import plan_memory
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
+from transfusion.running.config_model import open_headers
 from transfusion.runtime.machine import Machine
-from transfusion.transportation.estimate import assignments_of, plan, products_of
-from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.transport.estimate import assignments_of, plan, products_of
+from transfusion.transport.transport_plan import TransportPlan
 
 SCALE = Path(__file__).parent.parent / "benchmarks" / "scale"
 CONFIGS = SCALE / "configs"

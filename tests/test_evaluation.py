@@ -23,7 +23,6 @@ from making import Case, case
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples
 from transfusion.data.image_files import ImageFile
-from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
 from transfusion.evaluation.batch_size import batch_size_for
 from transfusion.evaluation.class_prompts import SUPPLIED, Classes
@@ -33,6 +32,7 @@ from transfusion.evaluation.intervals import Answers, gain_interval, score_inter
 from transfusion.evaluation.model_comparison import evaluate
 from transfusion.evaluation.scores import Score, f1, gain, matthews
 from transfusion.model.model import Model
+from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
 from wording import GPT2_WORDS, WORDS, put_tokenizer
 

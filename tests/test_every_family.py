@@ -15,16 +15,16 @@ from torch import nn
 
 from families import CASES, FIRST, OFTEN, finetuned, often
 from transfusion.alignment.alignment import Alignment
-from transfusion.data.probes.random_inputs import in_dtype, run_model
 from transfusion.errors import AdapterError
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.adapters.module_settings import WRAPPED
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.task_vector import TaskVector
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.probes.random_inputs import in_dtype, run_model
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.module_settings import WRAPPED
+from transfusion.transport.applied_model import apply
+from transfusion.transport.task_vector import TaskVector
+from transfusion.transport.transport_run import merge, transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out", "ignore:Unsupported layer type", "ignore:The following \\w+_pattern keys"

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned, often
 from transfusion.errors import AdapterError, ArchitectureError
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 FIRST = "model.layers.0.block_sparse_moe.experts.0.w1.weight"
@@ -209,7 +209,7 @@ def test_a_module_is_certified_as_it_is_in_memory():
     import transformers
 
     from cases.moe import MIXTRAL
-    from transfusion.architecture.families import all_families
+    from transfusion.families import all_families
     from transfusion.verification.certification import certify_class
 
     family = next(family for family in all_families() if family.name == "mixtral")

@@ -8,11 +8,11 @@ import pytest
 
 from families import CASES, FIRST, OFTEN, often
 from transfusion.architecture.binding import bind
-from transfusion.architecture.families import all_families
 from transfusion.architecture.table import Symmetry
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel
+from transfusion.families import all_families
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.verification.certification import EXACT, certify, free_axes
 
 LAST = {case.family: name for name, case in CASES.items() if case.family in OFTEN}

@@ -18,11 +18,11 @@ from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.fewshot_alpha import fewshot
 from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
-from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.alpha import Alpha
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.transport_run import transport
 
 
 @pytest.fixture(scope="module")

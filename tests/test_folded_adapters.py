@@ -9,10 +9,10 @@ import torch
 
 from families import CASES
 from transfusion.errors import AdapterError, MismatchError
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.folded_adapter import FoldedAdapter
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Setting `save_embedding_layers`", "ignore:Model has `tie_word"

@@ -23,13 +23,9 @@ from test_every_family import adapted, loaded, stored, with_adapter
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.architecture.architecture import HeadPolicy
-from transfusion.architecture.families import all_families
 from transfusion.architecture.table import Symmetry
-from transfusion.data.probes.probed_model import Probes
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
-from transfusion.live import live_model, running
-from transfusion.live.activation_store import GRADIENT, HELD_OUT, OUTPUT
-from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.families import all_families
 from transfusion.matching import functional_choice
 from transfusion.matching.activations import correspondence, probed_pair
 from transfusion.matching.activations.axis_activations import AxisPiece
@@ -40,11 +36,15 @@ from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
 from transfusion.matching.solvers.polar import polar
 from transfusion.model.model import Model
+from transfusion.running import live_model, running
+from transfusion.running.activation_store import GRADIENT, HELD_OUT, OUTPUT
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.probes.probed_model import Probes
 from transfusion.runtime import optional_libraries
-from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.norm_folding import NormFolding
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.applied_model import apply
+from transfusion.transport.norm_folding import NormFolding
+from transfusion.transport.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore:Unsupported layer type")
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned, often
 from transfusion.alignment.alignment import Alignment
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations import expert_matching
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 ROUTER = "model.layers.0.block_sparse_moe.gate.weight"

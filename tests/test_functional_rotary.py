@@ -15,15 +15,15 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Rotation
 from transfusion.alignment.rotary_pairs import random_pair_rotations, rotary_pairs, rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
-from transfusion.live.activation_store import OUTPUT
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.activations.axis_activations import AxisPiece
 from transfusion.matching.activations.head_matching import _head_scores, _HeadCovariances
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.activation_store import OUTPUT
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 from transfusion.verification.certification import EXACT, certify, free_axes, random_move
 
 TURNING = (

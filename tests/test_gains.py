@@ -15,7 +15,7 @@ from transfusion.alignment.alignment import random_maps
 from transfusion.alignment.maps import Permutation
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
-from transfusion.layouts import explode
+from transfusion.architecture.layouts import explode
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model

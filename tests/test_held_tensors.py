@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transfusion.checkpoint import held_tensors
-from transfusion.checkpoint.checkpoint import Checkpoint
-from transfusion.checkpoint.held_tensors import HELD, held_bytes
+from transfusion.files import held_tensors
+from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.held_tensors import HELD, held_bytes
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_small_tensors_are_held_whatever_the_rows(checkpoint, monkeypatch):
 
 
 def test_threads_read_parts_of_one_tensor(checkpoint, monkeypatch):
-    monkeypatch.setattr("transfusion.checkpoint.shared_read.CHUNK", 3)
+    monkeypatch.setattr("transfusion.files.shared_read.CHUNK", 3)
     rows = torch.tensor([7, 0, 3])
     wanted = checkpoint.read("t0", rows)
     with checkpoint.holding_tensors(), ThreadPoolExecutor(4) as pool:

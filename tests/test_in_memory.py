@@ -13,14 +13,14 @@ from torch import nn
 
 import transfusion
 from families import CASES, FIRST, OFTEN, PRINCIPAL, VIT, often, transformers_model
-from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint
 from transfusion.data.dataset import Dataset
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError
-from transfusion.live.building import build, module_of
-from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.files.checkpoint import CONFIGS, Checkpoint
 from transfusion.matching.alignment_run import align
 from transfusion.model.in_memory import configuration
 from transfusion.model.model import Model
+from transfusion.running.building import build, module_of
+from transfusion.running.live_model import LiveModel, largest_difference
 
 CONTRADICTED = ("mt5-untied", "umt5-untied", "t5-untied-as-published")
 """Cases whose files say what their modules do not: that two matrices of words are not tied."""

@@ -13,14 +13,14 @@ from families import CASES, often
 from transfusion.alignment.maps import Map, Permutation
 from transfusion.architecture.architecture import HeadPolicy, Policy
 from transfusion.data.dataset import Dataset
-from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
 from transfusion.evaluation.interpolation import Shortcuts, barrier
 from transfusion.evaluation.predictions import PredictionKind
-from transfusion.live.building import build
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
 from transfusion.model.model import Model
+from transfusion.running.building import build
+from transfusion.running.probes.random_inputs import random_inputs, run_model
 
 
 def examples(folder, count: int = 12) -> Dataset:
@@ -157,7 +157,7 @@ def test_the_height_is_over_the_straight_line(made):
 
 
 def test_a_module_is_left_as_it_was_even_after_an_error(made):
-    from transfusion.live.live_model import LiveModel
+    from transfusion.running.live_model import LiveModel
 
     live = LiveModel.of(Model.open(made("vit-classifier")))
     before = {name: parameter.data.clone() for name, parameter in live.module.named_parameters()}

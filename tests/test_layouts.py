@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfusion.errors import LayoutError
-from transfusion.layouts import (
+from transfusion.architecture.layouts import (
     Concat,
     Layout,
     Name,
@@ -20,6 +19,7 @@ from transfusion.layouts import (
     size_of,
     solve_sizes,
 )
+from transfusion.errors import LayoutError
 
 AXES = ("a", "b", "c", "head", "x@next", "layer.3.qk")
 names = st.sampled_from(AXES).map(Name)

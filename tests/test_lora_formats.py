@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from families import often
-from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import (
     AdapterError,
     CheckpointError,
@@ -26,11 +25,12 @@ from transfusion.errors import (
     SettingError,
     UselessResultError,
 )
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter_transport import AdapterTransport
-from transfusion.transportation.rerun import rerun
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.rerun import rerun
+from transfusion.transport.transport_run import merge, transport
 
 RANK, ALPHA = 3, 2.0
 FLUX = {
@@ -803,7 +803,7 @@ def test_inspect_tells_the_u_nets_apart(width, name, tmp_path, cli):
 
 @pytest.mark.parametrize("format", often([*FORMATS], ["ComfyUI", "diffusers"]))
 def test_the_family_is_recognised_in_every_format(format, made, tmp_path):
-    from transfusion.reporting.description import inspect
+    from transfusion.report.description import inspect
 
     for model in MODULES:
         lora = write_lora(tmp_path / f"{model}.safetensors", FORMATS[format], made(model), model)
@@ -862,8 +862,8 @@ def test_a_lora_on_a_convolution_moves(shuffled, aligned, tmp_path):
 
 
 def test_a_name_that_may_be_two_modules_is_refused(kohya, made, aligned, monkeypatch):
-    from transfusion.transportation.adapters.adapter_targets import TensorSlice
-    from transfusion.transportation.adapters.lora_targets import LoraTargets
+    from transfusion.transport.adapters.adapter_targets import TensorSlice
+    from transfusion.transport.adapters.lora_targets import LoraTargets
 
     a, known = made("flux"), {}
     for name in ("double_blocks.0.img.attn_qkv", "double_blocks.0.img_attn.qkv"):
@@ -874,7 +874,7 @@ def test_a_name_that_may_be_two_modules_is_refused(kohya, made, aligned, monkeyp
 
 
 def test_a_model_that_holds_a_lora_is_no_lora():
-    from transfusion.checkpoint.lora_keys import is_lora
+    from transfusion.files.lora_keys import is_lora
 
     factors = [f"blocks.{i}.q.lora_{one}.weight" for i in range(3) for one in "AB"]
     assert is_lora(factors)

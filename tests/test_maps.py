@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from transfusion.alignment.maps import Map, Permutation, TransportMap
 from transfusion.alignment.tensor_moves import _move_by_factors, move_tensor
+from transfusion.architecture.layouts import parse
 from transfusion.errors import AlignmentError, LayoutError
-from transfusion.layouts import parse
 
 SIZES = {"group": 2, "rep": 3, "qk": 4, "vo": 5, "x": 6, "ffn": 3, "unit": 2}
 PARENTS = {"rep": "group", "qk": "group", "vo": "group", "unit": "rep"}
@@ -30,7 +30,7 @@ LAYOUTS = (
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    from transfusion.layouts import Name, size_of
+    from transfusion.architecture.layouts import Name, size_of
 
     return tuple(2 if item == Name("_") else size_of(item, SIZES) for item in parse(text).items)
 

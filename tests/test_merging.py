@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from families import CASES, finetuned
 from transfusion.errors import AdapterError, MismatchError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.transport.transport_run import merge, transport
 
 CASE = "llama"
 
@@ -104,7 +105,7 @@ def test_dare_keeps_a_random_share_and_the_expectation(inputs, changes):
 @pytest.mark.parametrize(("how", "density"), [("sum", None), ("ties", 0.4)])
 def test_how_much_is_made_at_a_time_does_not_matter(how, density, inputs, monkeypatch):
     whole = merged(inputs, how=how, density=density)
-    monkeypatch.setattr("transfusion.transportation.output_model.BLOCK", 100)
+    monkeypatch.setattr(import_module("transfusion.transport.output_model"), "BLOCK", 100)
     same(merged(inputs, how=how, density=density), whole)
 
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, often
-from transfusion.architecture.families import timm_vit
 from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.live.building import build
+from transfusion.families import timm_vit
 from transfusion.model.model import Model, differing_settings, untied_config
+from transfusion.running.building import build
 
 
 @pytest.mark.parametrize("case", CASES)

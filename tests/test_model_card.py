@@ -7,8 +7,8 @@ import doctest
 import pytest
 from huggingface_hub import ModelCard
 
-from transfusion.transportation import model_card as cards
-from transfusion.transportation.model_card import card, licence_of
+from transfusion.transport import model_card as cards
+from transfusion.transport.model_card import card, licence_of
 
 METADATA = {
     "transfusion": "0.1.0",

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
 from families import finetuned, often
-from transfusion.architecture.families import all_families, unet, wan
-from transfusion.architecture.families._shared import depth
 from transfusion.architecture.naming import without_part
 from transfusion.architecture.original_names import OriginalNames, split_rows
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.families import all_families, unet, wan
+from transfusion.families._shared import depth
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 
 HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}
 Z_IMAGE_ORIGINAL = {

@@ -22,16 +22,16 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.errors import AlignmentError, SettingError
-from transfusion.live.live_model import LiveModel
 from transfusion.matching.activations.raw_activations import RawActivations
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import METHODS, EvidenceKind, FusionOptions, StreamJoin
 from transfusion.matching.ot_fusion import distances, fuse, join
 from transfusion.matching.solvers.transport_plans import hard_plan, soft_plan
 from transfusion.model.model import Model
-from transfusion.reporting.description import inspect
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.report.description import inspect
+from transfusion.running.live_model import LiveModel
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 from transfusion.verification.equivalence import verify
 
 FLAT = Policy(Residual.UNTIED, InnerPolicy.FREE, HeadPolicy.FLAT)

@@ -13,12 +13,12 @@ from families import CASES, finetuned
 from test_adapter import train_adapter
 from transfusion import align, predict, transport
 from transfusion.errors import AlignmentError, SettingError
-from transfusion.live.running import RunningModel
 from transfusion.model.model import Model
+from transfusion.running.running import RunningModel
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.balanced_alpha import balanced_alpha
-from transfusion.transportation.output_shift import AlphaSearch, OutputShift
-from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.transport.balanced_alpha import balanced_alpha
+from transfusion.transport.output_shift import AlphaSearch, OutputShift
+from transfusion.transport.transport_plan import TransportPlan
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 import draw_pictures
 import pages
 import try_pages
-from transfusion.architecture.families import all_families
+from transfusion.families import all_families
 
 ROOT = Path(__file__).parent.parent
 VERBS = ROOT / "docs" / "verbs"
@@ -145,11 +145,11 @@ def test_code_that_is_gone_stops_the_build():
 
     import site_hooks
 
-    shown = site_hooks.code("transfusion/transportation/alpha.py", "Alpha.at")
-    assert shown.startswith('```python title="src/transfusion/transportation/alpha.py, line ')
+    shown = site_hooks.code("transfusion/transport/alpha.py", "Alpha.at")
+    assert shown.startswith('```python title="src/transfusion/transport/alpha.py, line ')
     assert "    def at(" not in shown
     with pytest.raises(PluginError, match=r"alpha.py has no Alpha.nowhere"):
-        site_hooks.code("transfusion/transportation/alpha.py", "Alpha.nowhere")
+        site_hooks.code("transfusion/transport/alpha.py", "Alpha.nowhere")
     with pytest.raises(PluginError, match=r"src/transfusion/nowhere.py does not exist"):
         site_hooks.code("transfusion/nowhere.py", "Alpha.at")
 

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import CASES, FIRST, OFTEN, Case, finetuned, often, transformers_model
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 200, "num_hidden_layers": 12}
 DEEP = {

@@ -26,9 +26,9 @@ from transfusion.matching.methods import (
     preset,
 )
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.norm_folding import NormFolding
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.applied_model import apply
+from transfusion.transport.norm_folding import NormFolding
+from transfusion.transport.transport_run import transport
 from transfusion.verification.equivalence import verify
 
 FOUR = ("vit-classifier", "bert-pretraining", "clip", "llama")

@@ -13,25 +13,25 @@ import torch
 from cases.first import OPEN_CLIP, _keep_open_clip, _open_clip
 from families import BERT, CASES, FIRST, GPT2, OFTEN, VIT, Case, often
 from making import case
-from transfusion.data.probes import synthetic_probes
-from transfusion.data.probes.generated_texts import (
+from transfusion.model.model import Model
+from transfusion.running.building import build
+from transfusion.running.lockstep import run_side_by_side
+from transfusion.running.probes import synthetic_probes
+from transfusion.running.probes.generated_texts import (
     TOGETHER,
     WORDPIECE,
     frequent_tokens,
     generate_texts,
     ordinary_tokens,
 )
-from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
-from transfusion.data.probes.probed_model import ProbedModel, seeded_generator
-from transfusion.data.probes.random_inputs import run_model
-from transfusion.data.probes.shapes import overlapping_shapes
-from transfusion.data.probes.synthetic_audio import coloured_noise, log_mel
-from transfusion.data.probes.synthetic_audio import synthetic_audio as sounds
-from transfusion.data.probes.synthetic_images import normalisation, patch_grid, smooth_noise
-from transfusion.data.probes.synthetic_texts import corpus
-from transfusion.live.building import build
-from transfusion.live.lockstep import run_side_by_side
-from transfusion.model.model import Model
+from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
+from transfusion.running.probes.random_inputs import run_model
+from transfusion.running.probes.shapes import overlapping_shapes
+from transfusion.running.probes.synthetic_audio import coloured_noise, log_mel
+from transfusion.running.probes.synthetic_audio import synthetic_audio as sounds
+from transfusion.running.probes.synthetic_images import normalisation, patch_grid, smooth_noise
+from transfusion.running.probes.synthetic_texts import corpus
 from wording import (
     BERT_WORDS,
     CLS,
@@ -411,7 +411,7 @@ def test_timm_and_open_clip_tell_it_in_their_own_words(made):
 def test_patches_are_cut_as_the_library_cuts_them(made):
     from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches
 
-    from transfusion.data.probes.synthetic_images import image_inputs, size
+    from transfusion.running.probes.synthetic_images import image_inputs, size
 
     subject = subject_of(made("siglip2-vision"))
     image = torch.randn(1, *size(subject))

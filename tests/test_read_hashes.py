@@ -14,9 +14,9 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from test_original_names import ORIGINAL, in_original_names
-from transfusion.checkpoint import read_hashes
-from transfusion.checkpoint.checkpoint import Checkpoint
-from transfusion.checkpoint.read_hashes import HashedSection, TensorHash
+from transfusion.files import read_hashes
+from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.read_hashes import HashedSection, TensorHash
 from transfusion.model.input_digests import InputDigests
 from transfusion.model.model import Model
 from transfusion.runtime.engines import open_engine

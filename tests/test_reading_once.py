@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,17 @@ from safetensors.torch import load_file, save_file
 
 from families import CASES, finetuned
 from test_staging import content, dies, in_shards, kill_at, overwrite
-from transfusion.checkpoint.checkpoint import Checkpoint
-from transfusion.checkpoint.staging import StagingFolder
-from transfusion.checkpoint.tensor_files import TensorReader
 from transfusion.errors import AlignmentError, CheckpointError, TransfusionError
+from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.staging import StagingFolder
+from transfusion.files.tensor_files import TensorReader
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.model.weight_sample import weight_sample
 from transfusion.runtime.progress import Advance, Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.output_model import OutputModel
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.transport.output_model import OutputModel
+from transfusion.transport.transport_run import merge, transport
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +199,7 @@ def test_shards_of_weights_that_pi_does_not_name_are_made_again(
 
 def test_a_pi_for_other_weights_is_refused_first_when_a_run_goes_on(inputs, tmp_path, monkeypatch):
     interrupted(inputs, tmp_path / "moved", monkeypatch)
-    monkeypatch.setattr("transfusion.transportation.dense_transport.DenseTransport.rows", None)
+    monkeypatch.setattr(import_module("transfusion.transport.dense_transport").DenseTransport, "rows", None)
     now = {**inputs, "onto": altered(inputs["onto"], tmp_path / "other", 0)}
     with pytest.raises(AlignmentError, match="has other weights"):
         written(now, tmp_path / "moved")

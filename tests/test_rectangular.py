@@ -19,9 +19,6 @@ from families import CASES
 from transfusion import align, apply, merge, rerun, transport
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.rectangular import RectangularAlignment
-from transfusion.data.probes.random_inputs import run_model
-from transfusion.data.probes.synthetic_texts import corpus
-from transfusion.data.probes.text_encoders import TextEncoder
 from transfusion.errors import (
     AdapterError,
     AlignmentError,
@@ -30,7 +27,6 @@ from transfusion.errors import (
     SettingError,
     UselessResultError,
 )
-from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import plan_align
 from transfusion.matching.methods import preset
 from transfusion.matching.rectangular import rectangular_matching
@@ -38,10 +34,14 @@ from transfusion.matching.rectangular.rectangular_matching import divided_path
 from transfusion.matching.rectangular.rectangular_solver import isometry, monotone_path, nearest_frequencies
 from transfusion.model.model import Model
 from transfusion.model.part_roles import tensor_parts
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.random_inputs import run_model
+from transfusion.running.probes.synthetic_texts import corpus
+from transfusion.running.probes.text_encoders import TextEncoder
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.rectangular.resampling import resampled_kernel, resampled_positions
-from transfusion.transportation.refinement import refinement_inputs, refiner
+from transfusion.transport.rectangular.resampling import resampled_kernel, resampled_positions
+from transfusion.transport.refinement import refinement_inputs, refiner
 from vocabularies import rearranged, save_tokenizer, trained_tokenizer, with_rows
 
 LLAMA = {

@@ -15,22 +15,22 @@ from families import CASES, finetuned, often
 from test_adapter import train_adapter
 from transfusion import align, rerun, transport
 from transfusion.cli.transport import _lines
-from transfusion.data.probes.corruptions import corrupted_images, recombined_texts
-from transfusion.data.probes.gradient_inputs import REACH, adversarial, invert, roughness
-from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import MismatchError, SettingError, UselessResultError
-from transfusion.live.building import build
 from transfusion.model.model import Model
+from transfusion.running.building import build
+from transfusion.running.probes.corruptions import corrupted_images, recombined_texts
+from transfusion.running.probes.gradient_inputs import REACH, adversarial, invert, roughness
+from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.memory_budget import PROGRAM
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.output_shift import AlphaSearch, OutputShift
-from transfusion.transportation.refinement import refinement_inputs, refiner
-from transfusion.transportation.refinement.output_targets import OutputTargets, with_similarities
-from transfusion.transportation.refinement.refinement_inputs import RefinementInputs
-from transfusion.transportation.refinement.refinement_settings import describe_refinement
-from transfusion.transportation.refinement.training_state import TrainingState
-from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.transport.output_shift import AlphaSearch, OutputShift
+from transfusion.transport.refinement import refinement_inputs, refiner
+from transfusion.transport.refinement.output_targets import OutputTargets, with_similarities
+from transfusion.transport.refinement.refinement_inputs import RefinementInputs
+from transfusion.transport.refinement.refinement_settings import describe_refinement
+from transfusion.transport.refinement.training_state import TrainingState
+from transfusion.transport.transport_plan import TransportPlan
 
 VIT = "vit-classifier"
 
@@ -612,7 +612,7 @@ def test_a_functional_pi_is_checked_unless_alpha_is_given(made, tmp_path_factory
 
 
 def _named(direction: float, reach: float) -> AlphaSearch:
-    from transfusion.data.probes.probed_model import Probes
+    from transfusion.running.probes.probed_model import Probes
 
     search = _search(direction, reach)
     search.probes = Probes([], "some inputs")

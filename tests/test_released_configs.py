@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.errors import ArchitectureError, CheckpointError
+from transfusion.files.checkpoint import Checkpoint
 from transfusion.model.recognition import declared_family
 
 COMMON: dict[str, Any] = {

@@ -17,13 +17,13 @@ import transfusion
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import DataError, MismatchError, OutputError
 from transfusion.model.model import Model
-from transfusion.reporting import headline
-from transfusion.reporting.charts.map_charts import HeatMap, StrandChart
-from transfusion.reporting.charts.page_charts import BarChart, ChartCurve, LineChart
-from transfusion.reporting.charts.page_svg import NARROW, VARIABLES, WIDE
-from transfusion.reporting.head_panels import panels
-from transfusion.reporting.report_inputs import gather_inputs
-from transfusion.reporting.tensor_roles import roles
+from transfusion.report import headline
+from transfusion.report.charts.map_charts import HeatMap, StrandChart
+from transfusion.report.charts.page_charts import BarChart, ChartCurve, LineChart
+from transfusion.report.charts.page_svg import NARROW, VARIABLES, WIDE
+from transfusion.report.head_panels import panels
+from transfusion.report.report_inputs import gather_inputs
+from transfusion.report.tensor_roles import roles
 
 
 class Reader(HTMLParser):
@@ -259,7 +259,7 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
 
     from transfusion.alignment.maps import Rotation
     from transfusion.architecture.architecture import HeadPolicy
-    from transfusion.reporting.report_bases import Bases
+    from transfusion.report.report_bases import Bases
 
     a = Model.open(job.a)
     policy = replace(a.architecture.policy, heads=HeadPolicy.FLAT)
@@ -279,7 +279,7 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
 
 
 def test_heads_in_groups_are_counted_one_by_one(made):
-    from transfusion.reporting.report_bases import Bases
+    from transfusion.report.report_bases import Bases
 
     a = made("llama")
     pi = transfusion.align(a, a, method="random", seed=5)

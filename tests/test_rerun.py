@@ -13,8 +13,8 @@ from families import CASES, finetuned
 from transfusion.alignment.rectangular import load_alignment
 from transfusion.cli import main
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError
-from transfusion.transportation.output_record import PI_FILE
-from transfusion.transportation.rerun import Rerun
+from transfusion.transport.output_record import PI_FILE
+from transfusion.transport.rerun import Rerun
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
     assert run(cli, inputs, "-o", tmp_path / "first", "--anyway", "--force")[0] == 0, (
         "it is a file of this program"
     )
-    monkeypatch.delattr("transfusion.transportation.rerun.align")
+    monkeypatch.delattr("transfusion.transport.rerun.align")
     code, _, err = cli("transport", "--from", tmp_path / "first", "-o", tmp_path / "again")
     assert code == 0, err
     assert (tmp_path / "again" / PI_FILE).read_bytes() == (tmp_path / "first" / PI_FILE).read_bytes()
@@ -250,7 +250,7 @@ def test_as_many_fine_tunes_as_the_metadata_names(cli, inputs, tmp_path):
 def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):
     import transformers
 
-    from transfusion.transportation.transport_run import transport
+    from transfusion.transport.transport_run import transport
 
     a, b, tuned = (transformers.ViTModel.from_pretrained(inputs[role]) for role in ("a", "b", "a"))
     tuned.layernorm.weight.data += 1

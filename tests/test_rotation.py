@@ -20,8 +20,8 @@ from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation, Transp
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.tensor_moves import move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Policy
+from transfusion.architecture.layouts import parse
 from transfusion.errors import AlignmentError, TransfusionError
-from transfusion.layouts import parse
 
 some = settings(max_examples=15)
 ONE = np.zeros(1, dtype=np.int64)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ from transfusion.matching.sweeps import Step
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.adapters.adapter import Adapter
-from transfusion.transportation.dense_transport import DenseTransport
-from transfusion.transportation.finetunes import open_finetune
+from transfusion.transport.adapters.adapter import Adapter
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.finetunes import open_finetune
 
 
 class Noted(Progress):
@@ -105,7 +106,7 @@ def test_a_run_that_is_refused_leaves_nothing(inputs, tmp_path, monkeypatch):
 
 
 def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.output_run.OutputRun._align", None)
+    monkeypatch.setattr(import_module("transfusion.transport.output_run").OutputRun, "_align", None)
     with pytest.raises(OutputError, match="is, or holds, an input"):
         transfusion.transport(**inputs, output=inputs["finetuned"], force=True)
     (tmp_path / "there").mkdir()
@@ -116,7 +117,7 @@ def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_moved_is_refused_before_the_search(inputs, made, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.output_run.OutputRun._align", None)
+    monkeypatch.setattr(import_module("transfusion.transport.output_run").OutputRun, "_align", None)
     with pytest.raises(SettingError, match="is too little"):
         transfusion.transport(**inputs, resources=Resources(memory=1000))
     other = finetuned(CASES["bert"], made("bert", 1), tmp_path / "other")

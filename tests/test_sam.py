@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.verification.certification import certify
 
 

@@ -22,10 +22,10 @@ from making import Case, case
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Rotation
 from transfusion.errors import AlignmentError, DataError
-from transfusion.live.activation_store import EXACT
 from transfusion.matching.alignment_run import align
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.transport_run import transport
+from transfusion.running.activation_store import EXACT
+from transfusion.transport.applied_model import apply
+from transfusion.transport.transport_run import transport
 from transfusion.verification.equivalence import predict
 
 HEADS = 4

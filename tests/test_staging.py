@@ -21,15 +21,15 @@ from safetensors.torch import load_file, save_file
 from families import CASES, finetuned
 from making import written_by_us
 from transfusion.alignment.rectangular import load_alignment
-from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
-from transfusion.checkpoint.staging import StagingFolder, open_staging
 from transfusion.errors import CheckpointError, OutputError
-from transfusion.live.building import build
+from transfusion.files.shard_writer import LazyTensor, write_shard
+from transfusion.files.staging import StagingFolder, open_staging
 from transfusion.model.model import Model
+from transfusion.running.building import build
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.dense_transport import DenseTransport
-from transfusion.transportation.output_record import PI_FILE
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output_record import PI_FILE
+from transfusion.transport.transport_run import transport
 
 
 def in_shards(folder: Path, place: Path, size: str = "12KB") -> Path:
@@ -103,7 +103,7 @@ def test_a_file_is_flushed_while_it_is_written_and_an_error_of_the_disk_is_one_o
 ):
     import os
 
-    monkeypatch.setattr("transfusion.checkpoint.shard_writer._FLUSHED", 1000)
+    monkeypatch.setattr("transfusion.files.shard_writer._FLUSHED", 1000)
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
     many = LazyTensor((100, 100), torch.float32, lambda: [lambda: torch.ones(1, 100)] * 100)
@@ -206,7 +206,7 @@ def test_an_output_that_lacks_a_tensor_does_not_appear(inputs, tmp_path, monkeyp
         kept = list(tensors)[1:] if path.name.startswith("model-00002") else list(tensors)
         return real(path, {name: tensors[name] for name in kept}, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("transfusion.checkpoint.model_writer.write_shard", forgetful)
+    monkeypatch.setattr("transfusion.files.model_writer.write_shard", forgetful)
     with pytest.raises(OutputError, match="would not hold every planned tensor exactly once"):
         prepared(inputs).save(tmp_path / "moved")
     assert not list(tmp_path.iterdir())
@@ -465,7 +465,7 @@ def test_no_space_left_is_named_and_finished_shards_are_kept(inputs, undisturbed
         return real(path, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr("transfusion.checkpoint.model_writer.write_shard", full)
+        patch.setattr("transfusion.files.model_writer.write_shard", full)
         with pytest.raises(OutputError, match="No space left on device") as caught:
             prepared(inputs).save(tmp_path / "moved")
     assert "resumes from" in str(caught.value.hint)
@@ -513,7 +513,7 @@ def test_fifty_kills_at_random_moments(inputs, undisturbed, tmp_path):
     rng = random.Random(0)
     slow = (
         "import sys, time\n"
-        "from transfusion.transportation.dense_transport import DenseTransport\n"
+        "from transfusion.transport.dense_transport import DenseTransport\n"
         "from transfusion.cli import main\n"
         "real = DenseTransport.rows\n"
         "def rows(self, *args):\n"

@@ -14,13 +14,7 @@ from families import FIRST, OFTEN, often
 from transfusion import align, predict
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.architecture.architecture import Policy
-from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import ArchitectureError, SettingError
-from transfusion.live.live_model import LiveModel
-from transfusion.live.lockstep import run_side_by_side
-from transfusion.live.running import HowToRun
-from transfusion.live.streaming import stream
 from transfusion.matching.activations import axis_activations
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.matching.activations.functional_memory import FunctionalMemory, ModelPasses
@@ -30,9 +24,15 @@ from transfusion.matching.activations.procrustes import solve_axis
 from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.matching.search_memory import plan_memory
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
+from transfusion.running.lockstep import run_side_by_side
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.running.running import HowToRun
+from transfusion.running.streaming import stream
 from transfusion.runtime.memory_budget import PROGRAM
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.transport.transport_plan import TransportPlan
 from transfusion.verification.equivalence import compare
 
 WHOLE_ONLY = frozenset(["marian", "llama4"])

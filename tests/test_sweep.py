@@ -9,7 +9,6 @@ import torch
 
 from families import CASES, finetuned
 from transfusion.data.dataset import Dataset
-from transfusion.data.probes.random_inputs import random_inputs
 from transfusion.errors import MismatchError, SettingError
 from transfusion.evaluation.alpha_line import AlphaLines
 from transfusion.evaluation.alpha_sweep import (
@@ -22,11 +21,12 @@ from transfusion.evaluation.alpha_sweep import (
     sweep,
 )
 from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.live.building import build
-from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.transport_run import transport
+from transfusion.running.building import build
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.random_inputs import random_inputs
+from transfusion.transport.transport_run import transport
 
 
 def examples(folder, count: int = 21) -> Dataset:

@@ -14,17 +14,17 @@ from torch import nn
 
 from families import CASES
 from test_folded_adapters import adapted, lora
-from transfusion.architecture.families import all_families
 from transfusion.architecture.naming import Naming
 from transfusion.data.dataset import Dataset
-from transfusion.data.probes.random_inputs import random_inputs, run_model
 from transfusion.errors import AdapterError
 from transfusion.evaluation.alpha_sweep import sweep
-from transfusion.live.live_model import LiveModel, largest_difference
+from transfusion.families import all_families
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transportation.adapters.adapter_classes import CLASSES, class_for
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.transport.adapters.adapter_classes import CLASSES, class_for
+from transfusion.transport.transport_run import merge, transport
 
 BESIDE = ("head", "pooler", "projector", "classification_head", "classifier")
 """Parts of heads that PEFT does not save unless it is told to."""

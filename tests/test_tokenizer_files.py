@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from transfusion.checkpoint.tokenizer_files import BYTES, PIECES, PLAIN, WORDPIECE, TokenTable, tokens_in
+from transfusion.files.tokenizer_files import BYTES, PIECES, PLAIN, WORDPIECE, TokenTable, tokens_in
 from transfusion.model.vocabulary_map import VocabularyMap, describe_vocabulary, differing_digits
 from vocabularies import with_tokenizer
 

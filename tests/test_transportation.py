@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 from families import CASES, PRINCIPAL, finetuned, often
 from making import written_by_us
 from transfusion.errors import AlignmentError, MismatchError, OutputError, SettingError
-from transfusion.live.live_model import LiveModel, largest_difference
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.alpha import Alpha
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.dense_transport import Action
-from transfusion.transportation.rectangular.rectangular_plan import RectangularPlan
-from transfusion.transportation.task_vector import TaskVector, added, wide
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.applied_model import apply
+from transfusion.transport.dense_transport import Action
+from transfusion.transport.rectangular.rectangular_plan import RectangularPlan
+from transfusion.transport.task_vector import TaskVector, added, wide
+from transfusion.transport.transport_run import merge, transport
 
 WITH_HEADS = (
     ("vit", "vit-classifier"),

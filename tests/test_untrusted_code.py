@@ -14,11 +14,11 @@ from torch import nn
 import transfusion
 from test_drafting import GRAIN, Mills
 from transfusion.architecture import families
-from transfusion.architecture.families import register_file
 from transfusion.errors import ArchitectureError, CheckpointError
-from transfusion.live.live_model import LiveModel
-from transfusion.live.model_classes import class_of_transformers
+from transfusion.families import register_file
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
+from transfusion.running.model_classes import class_of_transformers
 from transfusion.verification.drafting.draft_from_folder import propose_for
 from transfusion.verification.drafting.draft_source import literal
 from transfusion.verification.drafting.propose import propose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.config_schema import KINDS, require_sensible
-from transfusion.checkpoint.checkpoint import CONFIGS
-from transfusion.data.probes.random_inputs import random_inputs
 from transfusion.errors import (
     AdapterError,
     AlignmentError,
@@ -22,12 +21,14 @@ from transfusion.errors import (
     SettingError,
     TransfusionError,
 )
+from transfusion.files.checkpoint import CONFIGS
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import gather_pieces
+from transfusion.running.probes.random_inputs import random_inputs
 from transfusion.runtime.untrusted_files import parse_json
-from transfusion.transportation.adapters.adapter import Adapter
-from transfusion.transportation.adapters.module_settings import ModulePatterns, ModuleSettings
-from transfusion.transportation.alpha import Alpha
+from transfusion.transport.adapters.adapter import Adapter
+from transfusion.transport.adapters.module_settings import ModulePatterns, ModuleSettings
+from transfusion.transport.alpha import Alpha
 
 # ── config.json ──────────────────────────────────────────────────────────────────────────────
 
@@ -127,7 +128,7 @@ def test_null_means_not_given_where_libraries_say_so():
 
 
 def test_every_setting_that_has_a_kind_is_a_setting_of_some_table():
-    from transfusion.architecture.families import all_families
+    from transfusion.families import all_families
 
     families = all_families()
     parts = [part for family in families for part in family.components.values()]
@@ -192,7 +193,7 @@ def test_numbers_in_names_are_not_counted_up_to(made, tmp_path):
     ],
 )
 def test_a_live_model_takes_no_more_than_its_tensors_justify(case, settings, match, made, tmp_path):
-    from transfusion.live.building import build
+    from transfusion.running.building import build
 
     model = Model.open(configured(made(case), tmp_path / "odd", **settings))
     with pytest.raises(ArchitectureError, match=match):
@@ -297,7 +298,7 @@ def test_patterns_that_cannot_be_tried_are_refused_with_the_adapter(key, pattern
 
 @pytest.mark.parametrize("pattern", ["(a|aa)+b", "((a{1,1000}){1,1000}){1,1000}x"])
 def test_patterns_that_backtrack_for_ever_are_given_up(pattern, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.adapters.module_settings.SECONDS", 0.05)
+    monkeypatch.setattr(import_module("transfusion.transport.adapters.module_settings"), "SECONDS", 0.05)
     with pytest.raises(AdapterError, match="with model.* takes too long") as caught:
         ModulePatterns((pattern,)).first("model.layers." + "a" * 60 + "!b!x!")
     assert repr(pattern) in caught.value.message
@@ -305,7 +306,9 @@ def test_patterns_that_backtrack_for_ever_are_given_up(pattern, monkeypatch):
 
 def test_all_names_together_have_the_time_and_not_each_of_them(monkeypatch):
     monkeypatch.setattr(
-        "transfusion.transportation.adapters.module_settings.process_time", iter(range(100)).__next__
+        import_module("transfusion.transport.adapters.module_settings"),
+        "process_time",
+        iter(range(100)).__next__,
     )
     tried = ModulePatterns(("(a|aa)+b",))
     assert [tried.first(name) for name in ("x", "y", "ab")] == [None, None, "(a|aa)+b"]
@@ -583,7 +586,7 @@ DISPENSABLE = {"repeatable", "model.safetensors"}
 @pytest.mark.parametrize("make", [of_transport, of_merge])
 def test_metadata_is_checked_whole_before_a_rerun(make, tmp_path):
     """Every key, missing or of another kind, is named."""
-    from transfusion.transportation.rerun import Rerun
+    from transfusion.transport.rerun import Rerun
 
     file = tmp_path / "transfusion.json"
     file.write_text(json.dumps(make()))
@@ -604,7 +607,7 @@ def test_metadata_is_checked_whole_before_a_rerun(make, tmp_path):
     [({"score": "no"}, "score = 'no' is not a choice"), ({"starts": ["no"]}, "starts"), ({"functional": {"a": 1}}, "alignment.options")],
 )  # fmt: skip
 def test_options_of_another_release_are_refused_by_name(options, match, tmp_path):
-    from transfusion.transportation.rerun import Rerun
+    from transfusion.transport.rerun import Rerun
 
     provenance = of_transport()
     provenance["alignment"]["options"] |= options
@@ -705,7 +708,7 @@ def results() -> dict[str, dict]:
 @pytest.mark.parametrize("name", results())
 def test_a_result_is_checked_whole_before_a_page_is_made_of_it(name, tmp_path):
     """Every key, missing or of another kind: the file and the key are named."""
-    from transfusion.reporting.build_report import report
+    from transfusion.report.build_report import report
 
     file = tmp_path / "result.json"
     file.write_text(json.dumps(results()[name]))
@@ -727,7 +730,7 @@ def test_a_result_is_checked_whole_before_a_page_is_made_of_it(name, tmp_path):
 
 @pytest.mark.parametrize("name", results())
 def test_a_result_with_an_empty_list_is_refused_or_shown_without_a_warning(name, tmp_path):
-    from transfusion.reporting.build_report import report
+    from transfusion.report.build_report import report
 
     refused = []
     for path in keys_in(whole := results()[name]):
@@ -748,7 +751,7 @@ def test_a_result_with_an_empty_list_is_refused_or_shown_without_a_warning(name,
     "text", ["[" * 100_000, '{"verb": [1]}', '{"verb": {"a": 1}}', "5", '{"verb": "sweep"}', "{", "\0"]
 )
 def test_files_that_are_no_results_are_refused(text, tmp_path):
-    from transfusion.reporting.build_report import report
+    from transfusion.report.build_report import report
 
     (tmp_path / "odd.json").write_text(text)
     with pytest.raises(DataError, match=r"odd\.json: "):
@@ -919,7 +922,7 @@ def test_constants_of_a_machine_that_make_no_sense_are_refused(value, tmp_path):
     ids=str,
 )  # fmt: skip
 def test_how_images_are_prepared_is_checked_where_it_is_read(info, made, tmp_path):
-    from transfusion.data.probes.probed_model import ProbedModel
+    from transfusion.running.probes.probed_model import ProbedModel
 
     folder = configured(made("vit-classifier"), tmp_path / "vit")
     (folder / "preprocessor_config.json").write_text(json.dumps(info))
@@ -959,7 +962,7 @@ def test_names_that_no_file_can_have_are_known_errors(verb, name, cli, tmp_path,
 def test_a_licence_is_read_from_a_small_regular_file_only(tmp_path):
     import os
 
-    from transfusion.transportation.model_card import licence_of
+    from transfusion.transport.model_card import licence_of
 
     (tmp_path / "README.md").write_text("---\nlicense: [mit, apache-2.0]\n---\n")
     assert licence_of(tmp_path) == "mit, apache-2.0"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from families import CASES, finetuned
 from transfusion.errors import MismatchError
 from transfusion.matching.alignment_run import align
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.transport.transport_run import merge, transport
 
 CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert-pretraining": "BertForPreTraining"}
 

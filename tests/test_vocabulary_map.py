@@ -13,17 +13,17 @@ from safetensors.torch import load_file, save_file
 from families import CASES, finetuned
 from making import case
 from transfusion.alignment.alignment import Alignment
-from transfusion.data.probes import synthetic_probes
 from transfusion.errors import AdapterError, AlignmentError, DataError, MismatchError, SettingError
 from transfusion.evaluation.interpolation import barrier
-from transfusion.live.building import build
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.composed_tokens import pursue
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.running.building import build
+from transfusion.running.probes import synthetic_probes
+from transfusion.transport.applied_model import apply
+from transfusion.transport.composed_tokens import pursue
+from transfusion.transport.transport_run import merge, transport
 from transfusion.verification.equivalence import predict, verify
 from vocabularies import (
     copied,

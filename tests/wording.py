@@ -9,11 +9,11 @@ import torch
 
 from families import BERT, GPT2
 from making import case
-from transfusion.data.probes import synthetic_probes
-from transfusion.data.probes.probed_model import ProbedModel, Probes
-from transfusion.data.probes.synthetic_texts import corpus
-from transfusion.live.building import build
 from transfusion.model.model import Model
+from transfusion.running.building import build
+from transfusion.running.probes import synthetic_probes
+from transfusion.running.probes.probed_model import ProbedModel, Probes
+from transfusion.running.probes.synthetic_texts import corpus
 
 WORDS = 300
 """How many tokens the tokenizer of these tests knows."""

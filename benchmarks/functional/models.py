@@ -16,7 +16,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from scale.models import SIZES, pair
-from transfusion.data.probes.synthetic_texts import corpus
+from transfusion.running.probes.synthetic_texts import corpus
 
 
 @dataclass(frozen=True)

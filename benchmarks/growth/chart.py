@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from growth.tasks import ALIGN, START, TASKS
-from transfusion.reporting.charts.figure_style import INK, LINE, figure_file, frame, styles_of
+from transfusion.report.charts.figure_style import INK, LINE, figure_file, frame, styles_of
 
 PANELS = {"seconds": ("seconds", 1.0), "peak": ("peak memory, GB", 1e9)}
 ROWS = {"align": ALIGN, "transport, merge, verify": tuple(name for name in TASKS if name not in ALIGN)}

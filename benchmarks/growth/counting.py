@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from scale.comparing import growth
-from transfusion.live.activation_store import HELD_OUT
-from transfusion.live.config_model import open_headers
 from transfusion.matching.activations.functional_memory import FunctionalMemory, ModelPasses, is_assigned
 from transfusion.matching.blocks import blocks
 from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.running.activation_store import HELD_OUT
+from transfusion.running.config_model import open_headers
 from transfusion.runtime.machine import Machine
-from transfusion.transportation.estimate import assignments_of, plan, products_of
+from transfusion.transport.estimate import assignments_of, plan, products_of
 
 CONFIGS = Path(__file__).parent.parent / "scale" / "configs"
 LARGER = {"8 B": CONFIGS / "llama-8b.json", "70 B": CONFIGS / "llama-70b.json"}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from functional.models import add_tokenizer
 from scale.models import Size, drawn, pair, write_model
-from transfusion.checkpoint.publishing import write_json
+from transfusion.files.publishing import write_json
 
 NOISE = 0.1
 """The size of a fine-tune's change, relative to the weights."""

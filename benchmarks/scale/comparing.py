@@ -18,7 +18,7 @@ from transfusion.matching.methods import preset
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.machine import Machine
-from transfusion.transportation.estimate import assignments_of, plan, products_of
+from transfusion.transport.estimate import assignments_of, plan, products_of
 
 
 @dataclass(frozen=True)

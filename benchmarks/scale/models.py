@@ -23,8 +23,8 @@ from torch import Tensor
 from transfusion.alignment.alignment import random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
-from transfusion.checkpoint.publishing import write_json
-from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
+from transfusion.files.publishing import write_json
+from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.model.model import Model
 
 SHARD = 2**30

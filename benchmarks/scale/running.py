@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.alignment.maps import Map
-from transfusion.checkpoint.tensor_content import tensor_digest
+from transfusion.files.tensor_content import tensor_digest
 from transfusion.matching.advice import advise
 from transfusion.matching.methods import preset
 from transfusion.matching.search import Search

@@ -48,8 +48,8 @@ from transfer.drawing import (
     draw_seconds,
 )
 from transfusion.matching.methods import preset
-from transfusion.transportation.adapters.adapter_output import AdapterOutput
-from transfusion.transportation.refinement.refinement_settings import RefinementSettings
+from transfusion.transport.adapters.adapter_output import AdapterOutput
+from transfusion.transport.refinement.refinement_settings import RefinementSettings
 
 
 @dataclass(frozen=True)

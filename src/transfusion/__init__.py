@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from transfusion.evaluation.model_comparison import evaluate
     from transfusion.matching.alignment_run import align
     from transfusion.model.model import Model
-    from transfusion.reporting.build_report import report
-    from transfusion.reporting.description import inspect
+    from transfusion.report.build_report import report
+    from transfusion.report.description import inspect
     from transfusion.runtime.resources import Resources
-    from transfusion.transportation.applied_model import apply
-    from transfusion.transportation.estimate import plan
-    from transfusion.transportation.rerun import rerun
-    from transfusion.transportation.transport_run import merge, transport
+    from transfusion.transport.applied_model import apply
+    from transfusion.transport.estimate import plan
+    from transfusion.transport.rerun import rerun
+    from transfusion.transport.transport_run import merge, transport
     from transfusion.verification.equivalence import predict, verify
 
 __all__ = [
@@ -61,20 +61,24 @@ _HOMES = {
     "Resources": "runtime.resources",
     "TransfusionError": "errors",
     "align": "matching.alignment_run",
-    "apply": "transportation.applied_model",
+    "apply": "transport.applied_model",
     "barrier": "evaluation.interpolation",
     "evaluate": "evaluation.model_comparison",
     "fewshot": "evaluation.fewshot_alpha",
-    "inspect": "reporting.description",
-    "merge": "transportation.transport_run",
-    "plan": "transportation.estimate",
+    "inspect": "report.description",
+    "merge": "transport.transport_run",
+    "plan": "transport.estimate",
     "predict": "verification.equivalence",
-    "report": "reporting.build_report",
-    "rerun": "transportation.rerun",
+    "report": "report.build_report",
+    "rerun": "transport.rerun",
     "sweep": "evaluation.alpha_sweep",
-    "transport": "transportation.transport_run",
+    "transport": "transport.transport_run",
     "verify": "verification.equivalence",
 }
+
+for _room in ("report", "transport"):  # named like verbs: loaded now, they do not take the verbs' names later
+    import_module(f"{__name__}.{_room}")
+    del globals()[_room]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transfusion.checkpoint.publishing import write_json
+from transfusion.files.publishing import write_json
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.run_record import RunRecord

@@ -10,7 +10,7 @@ from typing import Any
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.progress import Advance, Progress, phase
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.transport_run import transport
+from transfusion.transport.transport_run import transport
 from transfusion.verification.equivalence import predict
 from transfusion_demo.output_folder import write_result
 from transfusion_demo.results import DemoRow, DemoScores, DemoTests, evaluation, measure_curve, sweep

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.rectangular import require_one_shape
-from transfusion.checkpoint.publishing import write_json
 from transfusion.evaluation.barrier_run import barriers
+from transfusion.files.publishing import write_json
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.transportation.applied_model import apply
+from transfusion.transport.applied_model import apply
 from transfusion.verification.equivalence import verify
 from transfusion_demo.demo_steps import (
     REFINED,

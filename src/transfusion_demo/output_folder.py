@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.checkpoint.publishing import publish_file, require_writable, write_json
-from transfusion.checkpoint.staging import staged_folder
 from transfusion.errors import OutputError
-from transfusion.reporting.build_report import report
+from transfusion.files.publishing import publish_file, require_writable, write_json
+from transfusion.files.staging import staged_folder
+from transfusion.report.build_report import report
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.adapters.adapter import Adapter
-from transfusion.transportation.adapters.adapter_config import CONFIG
+from transfusion.transport.adapters.adapter import Adapter
+from transfusion.transport.adapters.adapter_config import CONFIG
 
 REPORT = Path("transfusion-demo") / "report.html"
 """The default place of the report, relative to the current folder."""

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,11 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model, take_hashes
 from transfusion.runtime.memory_budget import PROGRAM, WORKER
 from transfusion.runtime.resources import Resources
-from transfusion.transportation.applied_model import apply
-from transfusion.transportation.dense_transport import DenseTransport
-from transfusion.transportation.output_memory import OutputMemory
-from transfusion.transportation.output_record import PI_FILE
-from transfusion.transportation.transport_run import merge, transport
+from transfusion.transport.applied_model import apply
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output_memory import OutputMemory
+from transfusion.transport.output_record import PI_FILE
+from transfusion.transport.transport_run import merge, transport
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +194,8 @@ def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
 
 
 def test_tensors_that_are_moved_whole_are_counted_whole(inputs, monkeypatch):
-    monkeypatch.setattr("transfusion.transportation.output_memory.BLOCK", 64)
-    monkeypatch.setattr("transfusion.transportation.output_model.BLOCK", 64)
+    monkeypatch.setattr(import_module("transfusion.transport.output_memory"), "BLOCK", 64)
+    monkeypatch.setattr(import_module("transfusion.transport.output_model"), "BLOCK", 64)
     by_rows, whole = moved(inputs), rotated(inputs)
     assert by_rows.bound().per_thread < whole.bound().per_thread
     largest = max(e.shape.nbytes for e in whole.entries if not whole.by_rows(e))

@@ -191,7 +191,7 @@ def _tensors(output: Path, expected: frozenset[str]) -> list[str]:
     import torch
     from safetensors import safe_open
 
-    from transfusion.transportation.output_record import PI_FILE
+    from transfusion.transport.output_record import PI_FILE
 
     holding: dict[str, list[str]] = {}
     found: list[str] = []
@@ -221,8 +221,8 @@ def _tensors(output: Path, expected: frozenset[str]) -> list[str]:
 
 def _loaded(output: Path) -> list[str]:
     """Whether the library that it was written for takes the output."""
-    from transfusion.live.live_model import LiveModel
     from transfusion.model.model import Model
+    from transfusion.running.live_model import LiveModel
 
     try:
         LiveModel.of(Model.open(output))

@@ -18,12 +18,12 @@ from transfusion.alignment.pi_file import FORMAT, KEY, WRITING, damaged, read_pi
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.checkpoint.publishing import publish_file
-from transfusion.checkpoint.shard_writer import LazyTensor, write_shard
-from transfusion.checkpoint.tensor_content import tensor_digest
-from transfusion.checkpoint.tensor_files import Rows
+from transfusion.architecture.layouts import Index, Layout, names_in
 from transfusion.errors import AlignmentError, MismatchError, listing
-from transfusion.layouts import Index, Layout, names_in
+from transfusion.files.publishing import publish_file
+from transfusion.files.shard_writer import LazyTensor, write_shard
+from transfusion.files.tensor_content import tensor_digest
+from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.model.weight_sample import weight_sample

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transfusion.architecture.layouts import Index
 from transfusion.errors import AlignmentError
-from transfusion.layouts import Index
 
 _SUM = 1e-3
 """The tolerance for shares that must sum to 1, and for orthogonality; files and float32 round."""

@@ -29,8 +29,8 @@ from transfusion.alignment.pi_file import (
     read_rectangular_file,
 )
 from transfusion.alignment.provenance import Number, Provenance, ProvenanceInfo
-from transfusion.checkpoint.publishing import publish_file, write_tensors
-from transfusion.checkpoint.tensor_content import tensor_digest
+from transfusion.files.publishing import publish_file, write_tensors
+from transfusion.files.tensor_content import tensor_digest
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map, Permutation
+from transfusion.architecture.layouts import Concat, Item, Layout, Name, Product, index_map, names_in, size_of
 from transfusion.errors import LayoutError
-from transfusion.layouts import Concat, Item, Layout, Name, Product, index_map, names_in, size_of
 
 
 def move_tensor(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from transfusion.architecture.table import Symmetry
 
 if TYPE_CHECKING:
-    from transfusion.layouts import Layout
+    from transfusion.architecture.layouts import Layout
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 

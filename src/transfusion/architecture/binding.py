@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from transfusion.architecture.architecture import Architecture, Shortcut, Space
 from transfusion.architecture.config_schema import WRONG_FILE
+from transfusion.architecture.layouts import Layout, parse, solve_sizes
 from transfusion.architecture.table import Axis, Shapes, Stack, Symmetry, Table
 from transfusion.errors import ArchitectureError, listing
-from transfusion.layouts import Layout, parse, solve_sizes
 
 _BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+|(?P<kind>[a-z]\w*))?\}")
 """``{}``, the number of a block; ``{1+}``, the same from block 1 on; ``{kind}``, that of one kind."""

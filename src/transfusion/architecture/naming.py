@@ -82,3 +82,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _template(text: str) -> str:
     parts = re.split(r"\{\}|\*", text)
     return "".join(part + (rf"\g<{i}>" if i < len(parts) else "") for i, part in enumerate(parts, 1))
+
+
+def depth(names: Iterable[str], pattern: str) -> int:
+    """How many blocks the names count, for a pattern like ``encoder.layer.{}.``."""
+    regex = re.compile(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"))
+    found = [int(match.group(1)) for name in names if (match := regex.match(name))]
+    return max(found, default=-1) + 1

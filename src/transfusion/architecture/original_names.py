@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
-from transfusion.architecture.families._shared import depth
+from transfusion.architecture.naming import depth
 from transfusion.architecture.table import Family, Shapes
 from transfusion.errors import ArchitectureError
 

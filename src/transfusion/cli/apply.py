@@ -36,7 +36,7 @@ def apply(
     architecture: ArchitectureFile = None,
 ) -> None:
     """Write π(A): the same function as A, its units in B's order."""
-    from transfusion.transportation.applied_model import apply as run
+    from transfusion.transport.applied_model import apply as run
 
     with results_apart():
         run(

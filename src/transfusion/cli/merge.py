@@ -100,7 +100,7 @@ def merge(
     dtype: StoredDtype = None,
 ) -> None:
     """Write B + α·(several fine-tunes of A, moved by one π and combined)."""
-    from transfusion.transportation.transport_run import merge as run
+    from transfusion.transport.transport_run import merge as run
 
     common: dict[str, Any] = {"base": base, "onto": onto, "via": via, "output": output, "force": force}
     common |= {"dry_run": dry_run, "resources": resources}

@@ -83,7 +83,7 @@ def as_size(text: str) -> int:
 def use_tables(file: Path | None) -> Path | None:
     """Register the tables of a file before the verb runs."""
     if file is not None:
-        from transfusion.architecture.families import register_file
+        from transfusion.families import register_file
 
         register_file(file)
     return file

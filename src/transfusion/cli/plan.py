@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from transfusion.runtime.machine import Machine
-    from transfusion.transportation.estimate import Estimate
+    from transfusion.transport.estimate import Estimate
 
 _AMOUNT = re.compile(r"(?P<count>\d+(\.\d+)?)\s*(?P<unit>[kMGT]?)(?P<what>[bB])")
 _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -115,19 +115,19 @@ def plan(
     pace = amount(network)
     from transfusion.runtime.machine import Machine
     from transfusion.runtime.run_record import RunRecord
-    from transfusion.transportation.estimate import SWEEPS
-    from transfusion.transportation.estimate import plan as estimate
+    from transfusion.transport.estimate import SWEEPS
+    from transfusion.transport.estimate import plan as estimate
 
     record, messages = RunRecord("plan"), Messages(quiet=quiet)
     if machine is None:
         if output is not None:
-            from transfusion.reporting.result_files import ResultFiles
+            from transfusion.report.result_files import ResultFiles
 
             ResultFiles.checked(output, force=force)
         messages.note("note: measuring this machine, which takes about a second")
     known = Machine.load(machine) if machine is not None else Machine.measure()
     if output is not None:
-        from transfusion.checkpoint.publishing import publish_file, write_json
+        from transfusion.files.publishing import publish_file, write_json
 
         publish_file(output, lambda staged: write_json(staged, known.as_dict()), force=force)
         messages.note(f"constants written to {output}")

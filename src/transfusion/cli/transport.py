@@ -37,8 +37,8 @@ from transfusion.runtime.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from transfusion.runtime.resources import Resources
-    from transfusion.transportation.adapters.adapter_output import AdapterOutput
-    from transfusion.transportation.dense_transport import DenseTransport
+    from transfusion.transport.adapters.adapter_output import AdapterOutput
+    from transfusion.transport.dense_transport import DenseTransport
 
 
 @given(aligning=aligning, resources=computing)
@@ -122,7 +122,7 @@ def transport(
     dtype: StoredDtype = None,
 ) -> None:
     """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
-    from transfusion.transportation.transport_run import transport as run
+    from transfusion.transport.transport_run import transport as run
 
     common: dict[str, Any] = {"base": base, "onto": onto, "via": via, "output": output, "force": force}
     common |= {"dry_run": dry_run, "resources": resources}
@@ -167,7 +167,7 @@ def show_rerun(
     context: typer.Context, file: Path, finetuned: list[str], common: Mapping[str, Any], as_json: bool
 ) -> None:
     """Repeat a recorded run, and print its output; refuse options that the record decides."""
-    from transfusion.transportation.rerun import rerun
+    from transfusion.transport.rerun import rerun
 
     named = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     decided = [
@@ -220,9 +220,9 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     """Return the metadata of an output, line by line; the verdict on π last, unless it was a warning."""
     from transfusion.matching.advice import Verdict
     from transfusion.model.vocabulary_map import describe_vocabulary
-    from transfusion.transportation.adapters.adapter_drift import describe_adapter_drift
-    from transfusion.transportation.alpha import Alpha
-    from transfusion.transportation.refinement.refinement_settings import BASE, describe_refinement
+    from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
+    from transfusion.transport.alpha import Alpha
+    from transfusion.transport.refinement.refinement_settings import BASE, describe_refinement
 
     moved, onto = metadata["moved"], metadata["onto"]["name"]
     if metadata.get("fits_as_it_is"):

@@ -9,10 +9,10 @@ from torch import nn
 
 from transfusion.errors import CheckpointError, SettingError
 from transfusion.model.model import Model, Reference
-from transfusion.transportation.adapters.adapter_opening import is_adapter, open_adapter
-from transfusion.transportation.dense_transport import DenseTransport
-from transfusion.transportation.output_record import recorded_base
-from transfusion.transportation.transport_plan import TransportPlan
+from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output_record import recorded_base
+from transfusion.transport.transport_plan import TransportPlan
 
 
 def open_model(

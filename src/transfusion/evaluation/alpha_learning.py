@@ -18,7 +18,7 @@ from transfusion.architecture.naming import block_of
 from transfusion.errors import MismatchError, SettingError
 from transfusion.evaluation.alpha_line import AlphaLine
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.transportation.alpha import Alpha
+from transfusion.transport.alpha import Alpha
 
 START, EPOCHS, RATE = 1.0, 40, 0.05
 """The initial coefficients, the passes over all examples, and the learning rate of Adam."""

@@ -21,16 +21,16 @@ from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
 from transfusion.evaluation.adapted_model import hold
 from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.live.building import in_type
-from transfusion.live.live_model import LiveModel
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
+from transfusion.running.building import in_type
+from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision, require_device
-from transfusion.transportation.adapters.adapter_opening import is_adapter
-from transfusion.transportation.alpha import Alpha
-from transfusion.transportation.dense_transport import Action, DenseTransport
-from transfusion.transportation.finetunes import Finetune
-from transfusion.transportation.transport_plan import Base, TransportPlan
+from transfusion.transport.adapters.adapter_opening import is_adapter
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.dense_transport import Action, DenseTransport
+from transfusion.transport.finetunes import Finetune
+from transfusion.transport.transport_plan import Base, TransportPlan
 
 NAIVE = "naive"
 

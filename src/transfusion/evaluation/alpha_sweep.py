@@ -22,16 +22,16 @@ from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
 from transfusion.matching.alignment_run import align
 from transfusion.model.bases import ConfigArgument, open_bases
 from transfusion.model.model import Model
-from transfusion.reporting.charts.result_figures import draw_sweep
-from transfusion.reporting.result_files import Paths, ResultFiles
+from transfusion.report.charts.result_figures import draw_sweep
+from transfusion.report.result_files import Paths, ResultFiles
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.finetunes import Finetune, open_finetune
-from transfusion.transportation.output_run import calibrated, refuse_beside_via
-from transfusion.transportation.task_vector import NewTokens
-from transfusion.transportation.transport_plan import Base
+from transfusion.transport.finetunes import Finetune, open_finetune
+from transfusion.transport.output_run import calibrated, refuse_beside_via
+from transfusion.transport.task_vector import NewTokens
+from transfusion.transport.transport_plan import Base
 
 ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
 """The default values: the paper's range, and 1, which adds all of τ."""

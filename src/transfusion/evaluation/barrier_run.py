@@ -25,8 +25,8 @@ from transfusion.evaluation.interpolation import (
 from transfusion.evaluation.model_comparison import DataReference
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, Reference
-from transfusion.reporting.charts.result_figures import draw_barriers
-from transfusion.reporting.result_files import Paths, ResultFiles
+from transfusion.report.charts.result_figures import draw_barriers
+from transfusion.report.result_files import Paths, ResultFiles
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transfusion.data.dataset import Dataset
 from transfusion.evaluation.predictions import PredictionKind, logits_of, targets_of
-from transfusion.live.live_model import LiveModel
+from transfusion.running.live_model import LiveModel
 
 
 @dataclass(frozen=True)

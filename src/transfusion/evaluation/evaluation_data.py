@@ -25,8 +25,8 @@ from transfusion.evaluation.task_heads import (
     with_task_head_of,
 )
 from transfusion.evaluation.tasks import Task
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import require_device
 
 TENSORS = (".safetensors", ".npz")

@@ -15,7 +15,7 @@ from transfusion.evaluation.batches import Batches, Scorer, TaskHeadScorer, Tens
 from transfusion.evaluation.intervals import Answers
 from transfusion.evaluation.predictions import IGNORED, PredictionKind, out_of_memory, prediction_kind
 from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Score, perplexity
-from transfusion.live.live_model import LiveModel
+from transfusion.running.live_model import LiveModel
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.checkpoint.tensor_content import content
-from transfusion.data.probes.random_inputs import in_double, in_dtype, plain_experts
 from transfusion.errors import ArchitectureError, DataError
 from transfusion.evaluation.predictions import out_of_memory
-from transfusion.live.live_model import LiveModel
+from transfusion.files.tensor_content import content
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.random_inputs import in_double, in_dtype, plain_experts
 
 IMAGE, TEXT = "image", "text"
 _METHODS = {

@@ -12,7 +12,6 @@ import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.rectangular import AnyAlignment
-from transfusion.checkpoint.publishing import publish_file, write_json
 from transfusion.errors import SettingError
 from transfusion.evaluation.adapted_model import named_base
 from transfusion.evaluation.alpha_learning import EPOCHS, RATE, START, LearnedAlpha, LearningSchedule, learn
@@ -23,17 +22,18 @@ from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.model_comparison import DataReference
 from transfusion.evaluation.scores import Score, gain
 from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
+from transfusion.files.publishing import publish_file, write_json
 from transfusion.model.bases import ConfigArgument, open_bases
-from transfusion.reporting.charts.result_figures import draw_fewshot
-from transfusion.reporting.result_files import Paths, ResultFiles, require_places
+from transfusion.report.charts.result_figures import draw_fewshot
+from transfusion.report.result_files import Paths, ResultFiles, require_places
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.alpha import Alpha
-from transfusion.transportation.finetunes import Finetune, open_finetune
-from transfusion.transportation.task_vector import NewTokens
-from transfusion.transportation.transport_plan import Base
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.finetunes import Finetune, open_finetune
+from transfusion.transport.task_vector import NewTokens
+from transfusion.transport.transport_plan import Base
 
 SHOTS = 10
 

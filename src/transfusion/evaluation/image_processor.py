@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from transfusion.data.image_files import ImageFile
-from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.data.probes.synthetic_images import fitted, image_inputs, normalised, size
 from transfusion.errors import DataError
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.probes.synthetic_images import fitted, image_inputs, normalised, size
 from transfusion.runtime.optional_libraries import require_library
 
 Transform: TypeAlias = Callable[[Any], Tensor]

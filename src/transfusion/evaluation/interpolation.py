@@ -26,9 +26,9 @@ from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
 from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.model_comparison import DataReference
-from transfusion.live.live_model import LiveModel
 from transfusion.model.bases import compare_vocabularies
 from transfusion.model.model import Model, Reference, require_same_shape
+from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision
 
 POINTS = 11

@@ -19,12 +19,12 @@ from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.intervals import Interval, gain_interval, score_interval
 from transfusion.evaluation.scores import Score, gain
 from transfusion.model.model import Model, Reference
-from transfusion.reporting.result_files import ResultFiles
+from transfusion.report.result_files import ResultFiles
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transportation.adapters.adapter_opening import is_adapter
+from transfusion.transport.adapters.adapter_opening import is_adapter
 
 _Compared = TypeVar("_Compared")
 DataReference = str | Path | Dataset | Examples | EvaluationData

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from transfusion.data.dataset import Dataset
-from transfusion.data.probes.probed_model import vocabulary
-from transfusion.data.probes.random_inputs import in_dtype, run_model
 from transfusion.errors import ArchitectureError, DataError
-from transfusion.live.live_model import LiveModel
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.probed_model import vocabulary
+from transfusion.running.probes.random_inputs import in_dtype, run_model
 
 IGNORED = -100
 """The label that does not count, as in torch."""

@@ -14,14 +14,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transfusion.architecture.naming import Naming, without_part
-from transfusion.checkpoint.checkpoint import CONFIGS
-from transfusion.checkpoint.weight_files import weights_in
 from transfusion.errors import ArchitectureError, DataError, MismatchError, listing
 from transfusion.evaluation.batches import Batch, Scorer
 from transfusion.evaluation.features import features, unit_length
-from transfusion.live.building import build
-from transfusion.live.live_model import LiveModel
+from transfusion.files.checkpoint import CONFIGS
+from transfusion.files.weight_files import weights_in
 from transfusion.model.model import Model
+from transfusion.running.building import build
+from transfusion.running.live_model import LiveModel
 
 NORMALISE = "normalise"
 """The metadata key that is "true" if features are scaled to length 1 first."""

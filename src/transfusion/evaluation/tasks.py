@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from transfusion.data.examples import Examples
-from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import ArchitectureError, DataError
 from transfusion.evaluation.batches import Batches, Scorer, TaskHeadScorer
 from transfusion.evaluation.class_prompts import Classes
@@ -21,8 +20,9 @@ from transfusion.evaluation.predictions import PredictionKind, logits_of, predic
 from transfusion.evaluation.task_heads import LinearTaskHead, LinearTaskHeadScorer
 from transfusion.evaluation.text_batches import TextTokenizer
 from transfusion.evaluation.zero_shot import ZeroShotScorer
-from transfusion.live.live_model import LiveModel
 from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.probed_model import ProbedModel
 
 
 @dataclass(frozen=True)

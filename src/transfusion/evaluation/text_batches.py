@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.checkpoint.tokenizer_files import VOCABULARIES
-from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.data.probes.tokenizers import Tokenizer, tokenizer_of
 from transfusion.errors import DataError
+from transfusion.files.tokenizer_files import VOCABULARIES
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.probes.tokenizers import Tokenizer, tokenizer_of
 from transfusion.runtime.optional_libraries import require_library
 
 Tokens = dict[str, list[int]]

@@ -12,7 +12,7 @@ from transfusion.evaluation.batches import Batch, Scorer
 from transfusion.evaluation.class_prompts import Classes
 from transfusion.evaluation.features import IMAGE, TEXT, features, fingerprint, text_parameters, unit_length
 from transfusion.evaluation.text_batches import TextTokenizer, Tokens
-from transfusion.live.live_model import LiveModel
+from transfusion.running.live_model import LiveModel
 
 
 @dataclass(frozen=True)

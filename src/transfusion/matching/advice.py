@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transfusion.alignment.maps import Map, Permutation
 from transfusion.alignment.tensor_moves import RowMover
-from transfusion.checkpoint.tensor_files import Rows
+from transfusion.files.tensor_files import Rows
 from transfusion.matching.blocks import blocks
 from transfusion.matching.search import CHANCE, UNMOVED, Search
 from transfusion.matching.trial import Trial

@@ -22,9 +22,8 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
-from transfusion.checkpoint.publishing import path_beside, require_writable
 from transfusion.errors import SettingError
-from transfusion.live.running import HowToRun
+from transfusion.files.publishing import path_beside, require_writable
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.base_drift import base_drift
 from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
@@ -53,6 +52,7 @@ from transfusion.model.bases import (
 )
 from transfusion.model.model import Model, Reference, take_hashes
 from transfusion.model.weight_sample import weight_sample
+from transfusion.running.running import HowToRun
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.progress import SILENT, Progress, followed

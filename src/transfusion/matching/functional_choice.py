@@ -12,7 +12,6 @@ from transfusion.alignment.maps import Map, Rotation
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
-from transfusion.live.running import HowToRun
 from transfusion.matching.activations.correspondence import Correspondence, correspond
 from transfusion.matching.activations.prediction_quality import (
     PredictionQuality,
@@ -24,6 +23,7 @@ from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.sweeps import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
+from transfusion.running.running import HowToRun
 from transfusion.runtime.engines import Engine
 
 CLEARLY = 0.02

@@ -16,9 +16,9 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from transfusion.alignment.maps import KINDS, Map
-from transfusion.checkpoint.publishing import publish_file, write_tensors
-from transfusion.checkpoint.tensor_content import tensor_digest
 from transfusion.errors import AlignmentError, TransfusionError
+from transfusion.files.publishing import publish_file, write_tensors
+from transfusion.files.tensor_content import tensor_digest
 from transfusion.matching.trial import Trial
 from transfusion.matching.weights.gains import GainSnapshot
 from transfusion.runtime.untrusted_files import parse_json, validate

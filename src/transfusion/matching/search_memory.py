@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from transfusion.checkpoint import tensor_content
 from transfusion.errors import ArchitectureError, LibraryError, SettingError
+from transfusion.files import tensor_content
 from transfusion.matching.activations.functional_memory import FunctionalMemory
 from transfusion.matching.blocks import AxisBlock, Block, NestedBlock, blocks
 from transfusion.matching.methods import FunctionalOptions, Method

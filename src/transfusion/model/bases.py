@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from transfusion.architecture.architecture import Architecture
-from transfusion.checkpoint.tokenizer_files import tokens_in
 from transfusion.errors import MismatchError, SettingError, listing
+from transfusion.files.tokenizer_files import tokens_in
 from transfusion.model.model import Model, Reference, differing_settings, require_same_shape
 from transfusion.model.vocabulary_map import (
     LEAST_SHARE,

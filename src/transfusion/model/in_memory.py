@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.errors import CheckpointError
+from transfusion.files.checkpoint import Checkpoint
 
 InMemory: TypeAlias = nn.Module | Mapping[str, Tensor]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from blake3 import blake3
 
-from transfusion.checkpoint.read_hashes import HashedSection, TensorHash
+from transfusion.files.read_hashes import HashedSection, TensorHash
 from transfusion.model.model import Model, take_hashes
 from transfusion.runtime.engines import Engine
 

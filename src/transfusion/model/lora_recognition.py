@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from transfusion.architecture.families import all_families
 from transfusion.architecture.original_names import OriginalNames
 from transfusion.architecture.table import Family
-from transfusion.checkpoint.lora_keys import DENOISER, LoraKey
+from transfusion.families import all_families
+from transfusion.files.lora_keys import DENOISER, LoraKey
 
 UNET = "unet"
 """The family of U-Nets, whose names have several numbers."""

@@ -15,14 +15,14 @@ from torch import Tensor
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.binding import bind
 from transfusion.architecture.config_schema import WRONG_FILE, settings_of
-from transfusion.architecture.families._shared import BOOKKEEPING
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Table
-from transfusion.checkpoint.checkpoint import Checkpoint
-from transfusion.checkpoint.selected_rows import CheckpointView
-from transfusion.checkpoint.tensor_content import content
-from transfusion.checkpoint.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
+from transfusion.families._shared import BOOKKEEPING
+from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.selected_rows import CheckpointView
+from transfusion.files.tensor_content import content
+from transfusion.files.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.model.in_memory import InMemory, hold_in_memory
 from transfusion.model.original_files import in_library_names
 from transfusion.model.recognition import recognise

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transfusion.architecture.families import all_families
 from transfusion.architecture.original_names import PREFIXES, OriginalNames, split_rows, without_prefix
-from transfusion.checkpoint.checkpoint import CONFIGS, Checkpoint, PartT
-from transfusion.checkpoint.read_hashes import HashedSection
-from transfusion.checkpoint.tensor_content import row_blocks
-from transfusion.checkpoint.tensor_files import Rows
 from transfusion.errors import ArchitectureError
+from transfusion.families import all_families
+from transfusion.files.checkpoint import CONFIGS, Checkpoint, PartT
+from transfusion.files.read_hashes import HashedSection
+from transfusion.files.tensor_content import row_blocks
+from transfusion.files.tensor_files import Rows
 
 WHOLE = PREFIXES[0]
 """The prefix of the model that denoises, in files with more than one model."""

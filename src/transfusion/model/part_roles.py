@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.layouts import Concat, Item, Layout, Name, Product, names_in, size_of
 from transfusion.architecture.table import Symmetry
-from transfusion.layouts import Concat, Item, Layout, Name, Product, names_in, size_of
 
 PLACES = ("position", "row", "column")
 """The axes of places, in all tables."""

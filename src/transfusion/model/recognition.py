@@ -12,12 +12,12 @@ from typing import Any
 
 from transfusion.architecture.binding import bind
 from transfusion.architecture.config_schema import WRONG_FILE, require_sensible, settings_of
-from transfusion.architecture.families import all_families, family_of_component
-from transfusion.architecture.families._shared import NO_CONFIG
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Shapes
-from transfusion.checkpoint.checkpoint import Checkpoint
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
+from transfusion.families import all_families, family_of_component
+from transfusion.families._shared import NO_CONFIG
+from transfusion.files.checkpoint import Checkpoint
 
 CLASS_NAME = "_class_name"
 """The setting by which diffusers names a class."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture.naming import without_part
-from transfusion.checkpoint.tensor_files import Rows, TensorInfo
 from transfusion.errors import ArchitectureError, listing
+from transfusion.files.tensor_files import Rows, TensorInfo
 
 _PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d{1,9})(\[(?P<part>\d{1,9})\])?")
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfusion.checkpoint.selected_rows import NOWHERE, RowSelection
-from transfusion.checkpoint.tokenizer_files import BYTES, PIECES, TokenTable
+from transfusion.architecture.layouts import Index
 from transfusion.errors import listing
-from transfusion.layouts import Index
+from transfusion.files.selected_rows import NOWHERE, RowSelection
+from transfusion.files.tokenizer_files import BYTES, PIECES, TokenTable
 from transfusion.runtime.optional_libraries import require_library
 
 VOCABULARY = "vocab"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blake3 import blake3
 
-from transfusion.checkpoint.tensor_content import content
+from transfusion.files.tensor_content import content
 from transfusion.model.model import Model
 
 _TENSORS, _BYTES = 64, 4096

@@ -21,13 +21,13 @@ from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rotary_pairs import random_pair_rotations
 from transfusion.architecture.architecture import Architecture, InnerPolicy, Policy, Residual
-from transfusion.architecture.families import register_file
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
-from transfusion.live.live_model import LiveModel, largest_difference
-from transfusion.live.vector_effects import vector_effects
-from transfusion.reporting.result_files import ResultFiles
+from transfusion.families import register_file
+from transfusion.report.result_files import ResultFiles
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.vector_effects import vector_effects
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json
@@ -91,7 +91,7 @@ def certify(live: LiveModel, *, seed: int = 5) -> Certificate:
         live: A model in float64 with its table, under the default policy (no axes tied).
         seed: The seed of the random permutations and rotations.
 
-    >>> from transfusion.live.live_model import LiveModel
+    >>> from transfusion.running.live_model import LiveModel
     >>> certify(LiveModel.of(transfusion.Model.open("models/a"))).passed
     True
     """

@@ -24,11 +24,6 @@ from transfusion.alignment.rectangular import (
 )
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
-from transfusion.live.activations import record_outputs
-from transfusion.live.live_model import LiveModel, largest_difference
-from transfusion.live.meta_models import skeleton
-from transfusion.live.running import HowToRun
-from transfusion.live.streaming import unit_sizes
 from transfusion.matching.activations.prediction_quality import (
     PredictionQuality,
     mean_quality,
@@ -40,7 +35,12 @@ from transfusion.matching.rectangular.rectangular_matching import RectangularMat
 from transfusion.matching.search_memory import functional_memory
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
-from transfusion.reporting.result_files import ResultFiles
+from transfusion.report.result_files import ResultFiles
+from transfusion.running.activations import record_outputs
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.meta_models import skeleton
+from transfusion.running.running import HowToRun
+from transfusion.running.streaming import unit_sizes
 from transfusion.runtime.memory_budget import LIBRARY
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.resources import LOCAL, Resources

@@ -55,7 +55,7 @@ def signed(metadata: Metadata, maps: dict[str, np.ndarray]) -> Metadata:
     """Metadata with the digest of these maps: whoever changes a file can also sign it."""
     import torch
 
-    from transfusion.checkpoint.tensor_content import tensor_digest
+    from transfusion.files.tensor_content import tensor_digest
 
     total = blake3()
     for id in sorted(maps):

@@ -14,11 +14,18 @@ from transfusion.alignment.alignment import NormFold
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Policy
-from transfusion.checkpoint.tensor_content import row_blocks
-from transfusion.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
-from transfusion.live.activation_store import GRADIENT, INPUT, OUTPUT, ActivationStore, comparable, precision
+from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
+from transfusion.files.tensor_content import row_blocks
 from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.model.model import Model
+from transfusion.running.activation_store import (
+    GRADIENT,
+    INPUT,
+    OUTPUT,
+    ActivationStore,
+    comparable,
+    precision,
+)
 
 NUMBERS = 2**22
 """How many numbers of a table are read at a time; always the same, so that sums keep their digits."""

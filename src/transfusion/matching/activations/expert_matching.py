@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map, Permutation
-from transfusion.layouts import Layout, Name, names_in
-from transfusion.live.activation_store import INPUT
+from transfusion.architecture.layouts import Layout, Name, names_in
 from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.activations.procrustes import normalise_units, unit
 from transfusion.matching.solvers.assignment import assign, best_totals
+from transfusion.running.activation_store import INPUT
 
 COMPARED = 4096
 """The most neurons of all experts together by which experts are compared."""

@@ -14,19 +14,19 @@ from functools import cached_property
 from torch import nn
 
 from transfusion.architecture.architecture import HeadPolicy, Space
-from transfusion.data.probes.generated_texts import memory_of_texts
-from transfusion.data.probes.probe_counts import enough_probes, tokens_of_a_probe
-from transfusion.data.probes.probed_model import ProbedModel
-from transfusion.data.probes.synthetic_texts import written_texts
-from transfusion.data.probes.tokenizers import has_tokenizer
-from transfusion.layouts import names_in
-from transfusion.live.activation_store import HELD_OUT, precision
-from transfusion.live.meta_models import skeleton
-from transfusion.live.streaming import unit_sizes
+from transfusion.architecture.layouts import names_in
 from transfusion.matching.activations.probed_pair import bytes_of_samples
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.running.activation_store import HELD_OUT, precision
+from transfusion.running.meta_models import skeleton
+from transfusion.running.probes.generated_texts import memory_of_texts
+from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.probes.synthetic_texts import written_texts
+from transfusion.running.probes.tokenizers import has_tokenizer
+from transfusion.running.streaming import unit_sizes
 from transfusion.runtime.memory_budget import LIBRARY, NO_LIMIT, MemoryBudget
 
 NUMBER = 4

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from transfusion.alignment.maps import Map, Permutation, Rotation
 from transfusion.alignment.rotary_pairs import split_pairs
+from transfusion.architecture.layouts import Index
 from transfusion.architecture.table import Symmetry
-from transfusion.layouts import Index
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.matching.activations.procrustes import (
     mean_ratio,

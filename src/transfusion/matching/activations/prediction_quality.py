@@ -11,9 +11,9 @@ from torch import Tensor
 
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
-from transfusion.layouts import ANONYMOUS, Layout, Name
-from transfusion.live.activation_store import INPUT
+from transfusion.architecture.layouts import ANONYMOUS, Layout, Name
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
+from transfusion.running.activation_store import INPUT
 
 
 @dataclass(frozen=True)

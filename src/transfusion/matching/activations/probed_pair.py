@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from transfusion.architecture.architecture import Policy
-from transfusion.data.probes import calibration_probes, synthetic_probes
-from transfusion.data.probes.probe_counts import enough_probes
-from transfusion.data.probes.probed_model import ProbedModel, Probes
-from transfusion.layouts import ANONYMOUS, names_in
-from transfusion.live.activation_recorder import record_activations
-from transfusion.live.activation_store import HELD_OUT, ActivationStore
-from transfusion.live.running import WHOLE, HowToRun
+from transfusion.architecture.layouts import ANONYMOUS, names_in
 from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.running.activation_recorder import record_activations
+from transfusion.running.activation_store import HELD_OUT, ActivationStore
+from transfusion.running.probes import calibration_probes, synthetic_probes
+from transfusion.running.probes.probe_counts import enough_probes
+from transfusion.running.probes.probed_model import ProbedModel, Probes
+from transfusion.running.running import WHOLE, HowToRun
 from transfusion.runtime.scratch_folder import scratch_folder
 
 

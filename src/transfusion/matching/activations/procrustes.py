@@ -12,11 +12,11 @@ from torch import Tensor
 from transfusion.alignment.maps import Map, Rotation
 from transfusion.alignment.rotary_pairs import rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
-from transfusion.live.activation_store import EXACT, INPUT, OUTPUT
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.matching.solvers.assignment import assign
 from transfusion.matching.solvers.polar import polar
+from transfusion.running.activation_store import EXACT, INPUT, OUTPUT
 
 SMALLEST = 1e-18
 """The smallest norm that is divided by: the product of two is still a number in float32."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import Shortcut
-from transfusion.layouts import Layout
-from transfusion.live.activations import ModuleRecord, record_outputs
-from transfusion.live.live_model import LiveModel
+from transfusion.architecture.layouts import Layout
 from transfusion.matching.weights.unit_vectors import unfold
 from transfusion.model.model import Model
+from transfusion.running.activations import ModuleRecord, record_outputs
+from transfusion.running.live_model import LiveModel
 
 
 class RawActivations:

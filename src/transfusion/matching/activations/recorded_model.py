@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import NormFold
-from transfusion.layouts import Item, Layout, Name
-from transfusion.live.activation_store import INPUT, OUTPUT, ActivationStore
+from transfusion.architecture.layouts import Item, Layout, Name
 from transfusion.model.model import Model
 from transfusion.model.part_roles import TensorPart
+from transfusion.running.activation_store import INPUT, OUTPUT, ActivationStore
 
 
 class RecordedModel:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from transfusion.alignment.alignment import NormFold
 from transfusion.alignment.rectangular import PartPair, map_name
+from transfusion.architecture.layouts import Item, names_in
 from transfusion.errors import MismatchError
-from transfusion.layouts import Item, names_in
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, is_place, moves, place_of, tensor_parts
 

@@ -19,13 +19,7 @@ from torch import Tensor
 
 from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import PartPair, RectangularAlignment, RectangularMap
-from transfusion.data.probes.paired_probes import paired_probes
-from transfusion.data.probes.probed_model import ProbedModel
 from transfusion.errors import AlignmentError, UselessResultError
-from transfusion.live.activation_recorder import record_activations
-from transfusion.live.activation_store import INPUT, OUTPUT
-from transfusion.live.building import build
-from transfusion.live.running import RunningModel
 from transfusion.matching.activations.prediction_quality import PredictionQuality, mean_quality
 from transfusion.matching.activations.procrustes import norm_ratio
 from transfusion.matching.activations.recorded_model import RecordedModel
@@ -40,6 +34,12 @@ from transfusion.matching.rectangular.rectangular_solver import (
 )
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart
+from transfusion.running.activation_recorder import record_activations
+from transfusion.running.activation_store import INPUT, OUTPUT
+from transfusion.running.building import build
+from transfusion.running.probes.paired_probes import paired_probes
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.running import RunningModel
 
 BRANCHES = ("stream <- vo", "stream <- ffn")
 """What the branches of a block write to the stream."""

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from transfusion.alignment.rectangular import RectangularMap
 from transfusion.alignment.rotary_pairs import rotary_pairs
+from transfusion.architecture.layouts import Item, names_in
 from transfusion.architecture.table import Symmetry
-from transfusion.layouts import Item, names_in
-from transfusion.live.activation_store import INPUT, OUTPUT, comparable
 from transfusion.matching.activations.prediction_quality import PredictionQuality, predicted, shuffled
 from transfusion.matching.activations.procrustes import mean_ratio, norm_ratio, normalise_units, unit
 from transfusion.matching.activations.recorded_model import RecordedModel
+from transfusion.running.activation_store import INPUT, OUTPUT, comparable
 
 FULL_RANK = 1e-11
 """Singular values below this share of the largest one are taken for zero, in float64."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
-from transfusion.layouts import AxisFactor, Layout, explode
+from transfusion.architecture.layouts import AxisFactor, Layout, explode
 
 
 def unfold(tensor: Tensor, layout: Layout, id: str, dim: int, architecture: Architecture) -> Iterator[Tensor]:

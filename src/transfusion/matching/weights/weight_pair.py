@@ -13,8 +13,8 @@ from torch import Tensor
 from transfusion.alignment.maps import Map
 from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture
-from transfusion.checkpoint.tensor_content import row_blocks
-from transfusion.checkpoint.tensor_files import Rows
+from transfusion.files.tensor_content import row_blocks
+from transfusion.files.tensor_files import Rows
 from transfusion.matching.weights.sections import Section
 from transfusion.model.model import Model, shared_tensors
 from transfusion.runtime.clock import Clock

@@ -13,8 +13,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from transfusion.architecture.layouts import Index, Item, index_map, parse, solve_sizes
 from transfusion.errors import LayoutError
-from transfusion.layouts import Index, Item, index_map, parse, solve_sizes
 from transfusion.verification.drafting.module_parts import ModulePart, PartKind, Slot
 from transfusion.verification.drafting.probe_model import ProbeModel, same
 

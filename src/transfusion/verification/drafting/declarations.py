@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from transfusion.architecture.families._shared import HARMLESS
 from transfusion.errors import ArchitectureError
+from transfusion.families._shared import HARMLESS
 from transfusion.verification.drafting.axis_labels import Count
 from transfusion.verification.drafting.draft import Draft
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from transfusion.architecture.config_schema import require_sensible
 from transfusion.architecture.table import Config
-from transfusion.checkpoint.publishing import publish_file, require_writable, write_text
-from transfusion.checkpoint.references import resolve
-from transfusion.data.probes.random_inputs import random_inputs
 from transfusion.errors import ArchitectureError, TransfusionError
-from transfusion.live.model_classes import class_named_in, class_of_transformers
+from transfusion.files.publishing import publish_file, require_writable, write_text
+from transfusion.files.references import resolve
 from transfusion.model.bases import input_files
+from transfusion.running.model_classes import class_named_in, class_of_transformers
+from transfusion.running.probes.random_inputs import random_inputs
 from transfusion.runtime.untrusted_files import path_inside, read_json
 from transfusion.verification.drafting.axis_labels import counts_blocks
 from transfusion.verification.drafting.declarations import require_word

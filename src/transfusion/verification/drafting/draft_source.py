@@ -35,7 +35,7 @@ from torch import Tensor
 
 {% endif %}
 {% if family.of_library %}
-from transfusion.architecture.families import HARMLESS
+from transfusion.families import HARMLESS
 {% endif %}
 from transfusion.architecture.table import Axis, Config, Family, Stack, Table{{ ", fixed" if fixed }}
 

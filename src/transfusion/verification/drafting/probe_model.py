@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.architecture.table import Family, Table
-from transfusion.data.probes.random_inputs import run_model
 from transfusion.errors import ArchitectureError, listing
+from transfusion.running.probes.random_inputs import run_model
 from transfusion.verification.certification import randomise
 from transfusion.verification.drafting.module_parts import ModuleCall, ModulePart, Slot, find_parts
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
-from transfusion.live.live_model import LiveModel
+from transfusion.running.live_model import LiveModel
 from transfusion.verification.certification import Certificate, certify
 from transfusion.verification.drafting.analysis import analyse
 from transfusion.verification.drafting.declarations import declare

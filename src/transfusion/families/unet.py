@@ -1,0 +1,342 @@
+"""The UNet of Stable Diffusion 1.5, 2 and XL as in diffusers: convolutions, and attention to text.
+
+A group norm normalises neighbouring channels together, so channels move within their group only. After a
+concatenation of two streams the groups are others: the channels of a stream are then divided into cells that
+lie in one group of every norm. Between the two convolutions of a residual block, whole groups move as well.
+Attention has a stream of its own, from its first to its last projection, with a point after every branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+from transfusion.architecture.naming import depth
+from transfusion.architecture.original_names import PREFIXES
+from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
+from transfusion.errors import ArchitectureError
+from transfusion.families._diffusion import DIFFUSERS, FREQUENCY, LATENT, LATENT_OUT, TEXT
+from transfusion.families._shared import ATTENTION, CROSS, below, both_ends_below, needs_config
+from transfusion.families._unet_names import ORIGINAL
+
+ENDS = """
+conv_in.*                           {first} <- latent above beside
+time_embedding.cond_proj.weight?    frequency <- wish
+time_embedding.linear_1.*           clock <- frequency
+time_embedding.linear_2.*           time <- clock
+add_embedding.linear_1.*?           size <- told
+add_embedding.linear_2.*?           time <- size
+conv_norm_out.*                     scale {last}
+conv_out.*                          latent_out <- {last} above beside
+"""
+
+RESNET = """
+norm1.*             scale {source}
+conv1.*             (group unit) <- {source} above beside
+time_emb_proj.*     (group unit) <- time
+norm2.*             scale (group unit)
+conv2.*             {target} <- (group unit) above beside
+"""
+
+SHORTCUT = """
+conv_shortcut.*     {target} <- {source} _ _
+"""
+
+TRANSFORMER = """
+norm.*                                        scale {stream}
+proj_in.*                                     x@first <- {stream}{pixels}
+transformer_blocks.{{}}.norm1.*               scale x
+transformer_blocks.{{}}.attn1.to_q.*          (head qk) <- x
+transformer_blocks.{{}}.attn1.to_k.*          (head qk) <- x
+transformer_blocks.{{}}.attn1.to_v.*          (head vo) <- x
+transformer_blocks.{{}}.attn1.to_out.0.*      y <- (head vo)
+transformer_blocks.{{}}.norm2.*               scale y
+transformer_blocks.{{}}.attn2.to_q.*          (cross_head cross_qk) <- y
+transformer_blocks.{{}}.attn2.to_k.*          (cross_head cross_qk) <- text
+transformer_blocks.{{}}.attn2.to_v.*          (cross_head cross_vo) <- text
+transformer_blocks.{{}}.attn2.to_out.0.*      z <- (cross_head cross_vo)
+transformer_blocks.{{}}.norm3.*               scale z
+transformer_blocks.{{}}.ff.net.0.proj.*       [ffn|ffn] <- z
+transformer_blocks.{{}}.ff.net.2.*            x@next <- ffn
+proj_out.*                                    {stream} <- x@last{pixels}
+"""
+
+SHORTCUTS = """
+transformer_blocks.{}.norm1   x -> y        transformer_blocks.{}.attn1
+transformer_blocks.{}.norm2   y -> z        transformer_blocks.{}.attn2
+transformer_blocks.{}.norm3   z -> x@next   transformer_blocks.{}.ff
+"""
+
+CHANNELS = (
+    fixed("cell", "group norms normalise neighbouring channels together", scope="layer"),
+    Axis("channel", within="cell"),
+)
+AXES = (
+    Axis("time", scope="model"),
+    Axis("clock", scope="model"),
+    Axis("size", scope="model"),
+    fixed("above", "rows of pixels come in this order"),
+    fixed("beside", "columns of pixels come in this order"),
+    fixed("told", "what is known of an image comes in this order"),
+    fixed("wish", "the sines of the guidance come in this order"),
+    FREQUENCY,
+    LATENT,
+    LATENT_OUT,
+    TEXT,
+)
+HEADS: dict[tuple[int, ...], int | list[int]] = {
+    (320, 640, 1280, 1280, 768): 8,
+    (320, 640, 1280, 1280, 1024): [5, 10, 20, 20],
+    (320, 640, 1280, 2048): [5, 10, 20],
+    (384, 768, 1536, 1536, 1280): [6, 12, 24, 24],
+}
+"""The numbers of heads in the published models, by the widths of their levels and of the text."""
+PERMUTED = "is divided into groups that are normalised apart: its channels may be permuted only"
+PLAIN_DOWN, DOWN, PLAIN_UP, UP = (
+    "DownBlock2D",
+    "CrossAttnDownBlock2D",
+    "UpBlock2D",
+    "CrossAttnUpBlock2D",
+)
+
+
+@dataclass
+class _Plan:
+    """The streams and modules of one UNet, in the order of the forward pass."""
+
+    groups: int
+    pixels: str
+    """The two further dimensions of a projection that is a convolution."""
+    cells: dict[str, int] = field(default_factory=dict)
+    """The size of a stream's cells."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    stacks: list[Stack] = field(default_factory=list)
+
+    def stream(self, name: str, size: int) -> str:
+        self.sizes[name] = self.cells[name] = size
+        return name
+
+    def normalise(self, *streams: str) -> None:
+        """Divide the cells of streams that one group norm normalises together."""
+        group, start = sum(self.sizes[one] for one in streams) // self.groups, 0
+        for one in streams:
+            self.cells[one] = gcd(self.cells[one], group, start)
+            start += self.sizes[one]
+
+    def resnet(self, name: str, sources: tuple[str, ...], size: int) -> str:
+        """Add a residual block; return the stream that it ends in: its own, if its shortcut has weights."""
+        plain = sum(self.sizes[one] for one in sources) == size
+        if plain and len(sources) > 1:
+            raise ArchitectureError(
+                f"unet: {name} adds a concatenation of two streams to its output",
+                hint="there is no table for it",
+            )
+        self.normalise(*sources)
+        target = sources[0] if plain else self.stream(f"{_stack(name)}_out", size)
+        rows = RESNET if plain else RESNET + SHORTCUT.strip()
+        rows = rows.format(source=_concatenated(*sources), target=_channels(target))
+        axes = (Axis("group"), Axis("unit", within="group"))
+        self.stacks.append(Stack(_stack(name), 1, below(f"{name}.", rows), axes, {"group": self.groups}))
+        return target
+
+    def attention(self, name: str, stream: str, depth: int, heads: int) -> None:
+        """Add the transformer blocks of one place."""
+        self.normalise(stream)
+        rows = TRANSFORMER.format(stream=_channels(stream), pixels=self.pixels)
+        self.stacks.append(
+            Stack(
+                _stack(name),
+                depth,
+                below(f"{name}.", rows),
+                (*ATTENTION, *CROSS),
+                {"head": heads, "cross_head": heads},
+                both_ends_below(f"{name}.", SHORTCUTS),
+                points=("x", "y", "z"),
+            )
+        )
+
+    def resample(self, name: str, source: str) -> str:
+        """Add a convolution between two resolutions."""
+        target = self.stream(f"{_stack(name)}_out", self.sizes[source])
+        row = f"{name}.conv.*   {_channels(target)} <- {_channels(source)} above beside"
+        self.stacks.append(Stack(_stack(name), 1, row, ()))
+        return target
+
+    def channels(self) -> Iterator[Stack]:
+        """Yield a stack without rows for the axes of each stream."""
+        for name, size in self.cells.items():
+            yield Stack(name, 1, "", CHANNELS, {"channel": size})
+
+
+def _stack(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _channels(stream: str) -> str:
+    return f"({stream}.cell {stream}.channel)"
+
+
+def _concatenated(*streams: str) -> str:
+    parts = "|".join(_channels(one) for one in streams)
+    return f"[{parts}]" if len(streams) > 1 else parts
+
+
+def _each(value: Any, count: int) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value] * count
+
+
+def table(config: Config, names: frozenset[str]) -> Table:
+    channels = config["block_out_channels"]
+    levels = len(channels)
+    layers = _each(config["layers_per_block"], levels)
+    depths = _each(config.get("transformer_layers_per_block") or 1, levels)
+    heads = _each(config.get("num_attention_heads") or config["attention_head_dim"], levels)
+    plan = _Plan(config["norm_num_groups"], "" if config.get("use_linear_projection") else " _ _")
+    x = first = plan.stream("conv_in", channels[0])
+    skips = [x]
+    for level, kind in enumerate(config["down_block_types"]):
+        name = f"down_blocks.{level}"
+        for layer in range(layers[level]):
+            x = plan.resnet(f"{name}.resnets.{layer}", (x,), channels[level])
+            if kind == DOWN:
+                plan.attention(f"{name}.attentions.{layer}", x, depths[level], heads[level])
+            skips.append(x)
+        if level < levels - 1:
+            x = plan.resample(f"{name}.downsamplers.0", x)
+            skips.append(x)
+    x = plan.resnet("mid_block.resnets.0", (x,), channels[-1])
+    plan.attention("mid_block.attentions.0", x, depths[-1], heads[-1])
+    x = plan.resnet("mid_block.resnets.1", (x,), channels[-1])
+    for up, kind in enumerate(config["up_block_types"]):
+        name, level = f"up_blocks.{up}", levels - 1 - up
+        for layer in range(layers[level] + 1):
+            x = plan.resnet(f"{name}.resnets.{layer}", (x, skips.pop()), channels[level])
+            if kind == UP:
+                plan.attention(f"{name}.attentions.{layer}", x, depths[level], heads[level])
+        if level:
+            x = plan.resample(f"{name}.upsamplers.0", x)
+    plan.normalise(x)
+    ends = Stack("ends", 1, ENDS.format(first=_channels(first), last=_channels(x)), ())
+    return Table(stacks=(ends, *plan.stacks, *plan.channels()), axes=AXES, unrotated=PERMUTED)
+
+
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The configuration; the numbers of heads are those of the published model of these sizes."""
+    levels = range(depth(shapes, "down_blocks.{}."))
+    channels = [shapes[f"down_blocks.{level}.resnets.0.conv1.weight"][0] for level in levels]
+    text = shapes["mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight"][1]
+    if (known := (*channels, text)) not in HEADS:
+        raise needs_config("unet", f"the number of attention heads, at widths {channels},")
+    depths = [
+        max(1, depth(shapes, f"{place}.attentions.0.transformer_blocks.{{}}."))
+        for place in (*(f"down_blocks.{level}" for level in levels[:-1]), "mid_block")
+    ]
+    attends = {
+        name: f"{name}.attentions.0.norm.weight" in shapes
+        for side in ("down", "up")
+        for level in levels
+        for name in (f"{side}_blocks.{level}",)
+    }
+    told = shapes.get("add_embedding.linear_1.weight")
+    wish = shapes.get("time_embedding.cond_proj.weight")
+    return {
+        "_class_name": "UNet2DConditionModel",
+        "in_channels": shapes["conv_in.weight"][1],
+        "out_channels": shapes["conv_out.weight"][0],
+        "block_out_channels": channels,
+        "layers_per_block": depth(shapes, "down_blocks.0.resnets.{}."),
+        "down_block_types": [DOWN if attends[f"down_blocks.{one}"] else PLAIN_DOWN for one in levels],
+        "up_block_types": [UP if attends[f"up_blocks.{one}"] else PLAIN_UP for one in levels],
+        "norm_num_groups": 32,
+        "cross_attention_dim": text,
+        "attention_head_dim": HEADS[known],
+        "transformer_layers_per_block": depths,
+        "use_linear_projection": len(shapes["mid_block.attentions.0.proj_in.weight"]) == 2,
+        "addition_embed_type": told and "text_time",
+        "addition_time_embed_dim": told and 256,
+        "projection_class_embeddings_input_dim": told and told[1],
+        "time_cond_proj_dim": wish and wish[1],
+    }
+
+
+def draws(config: Config) -> dict[str, Draw]:
+    """Latents of four by six pixels at the lowest resolution, and five tokens of text each."""
+    side = 2 ** len(config["block_out_channels"])
+    inputs = {
+        "sample": Draw((config["in_channels"], side, side * 3 // 2)),
+        "timestep": Draw(low=0.0, high=1000.0),
+        "encoder_hidden_states": Draw((5, config["cross_attention_dim"])),
+    }
+    if config.get("time_cond_proj_dim"):
+        inputs["timestep_cond"] = Draw((config["time_cond_proj_dim"],))
+    if config.get("addition_embed_type") == "text_time":
+        pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        inputs["text_embeds"] = Draw((pooled,))
+        inputs["time_ids"] = Draw((6,), low=0.0, high=1000.0)
+    return inputs
+
+
+def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of an image comes in one argument."""
+    told = {name: inputs[name] for name in ("text_embeds", "time_ids") if name in inputs}
+    others = {name: one for name, one in inputs.items() if name not in told}
+    return {**others, **({"added_cond_kwargs": told} if told else {})}
+
+
+KNOWN = """
+addition_time_embed_dim attention_head_dim block_out_channels center_input_sample cross_attention_dim
+down_block_types downsample_padding dropout flip_sin_to_cos freq_shift in_channels layers_per_block
+mid_block_scale_factor norm_eps norm_num_groups num_attention_heads out_channels
+projection_class_embeddings_input_dim sample_size time_cond_proj_dim transformer_layers_per_block
+up_block_types upcast_attention use_linear_projection
+"""
+
+FAMILIES = (
+    Family(
+        name="unet",
+        library="diffusers",
+        table=table,
+        signature=(
+            "conv_in.weight",
+            "time_embedding.linear_1.weight",
+            "down_blocks.0.resnets.0.time_emb_proj.weight",
+            "mid_block.attentions.0.proj_in.weight",
+            "conv_norm_out.weight",
+        ),
+        model_types=("UNet2DConditionModel",),
+        draws=draws,
+        arrange=arrange,
+        from_shapes=from_shapes,
+        prefixes=PREFIXES,
+        original=ORIGINAL,
+        known_keys=DIFFUSERS | frozenset(KNOWN.split()),
+        required={
+            "act_fn": ("silu", None),
+            "addition_embed_type": ("text_time", None),
+            "addition_embed_type_num_heads": (64, None),
+            "attention_type": ("default", None),
+            "class_embed_type": (None,),
+            "class_embeddings_concat": (False, None),
+            "cross_attention_norm": (None,),
+            "mid_block_only_cross_attention": (False, None),
+            "num_class_embeds": (None,),
+            "conv_in_kernel": (3,),
+            "conv_out_kernel": (3,),
+            "dual_cross_attention": (False, None),
+            "encoder_hid_dim": (None,),
+            "encoder_hid_dim_type": (None,),
+            "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+            "only_cross_attention": (False, None),
+            "resnet_out_scale_factor": (1.0,),
+            "resnet_skip_time_act": (False, None),
+            "resnet_time_scale_shift": ("default",),
+            "reverse_transformer_layers_per_block": (None,),
+            "time_embedding_act_fn": (None,),
+            "time_embedding_dim": (None,),
+            "time_embedding_type": ("positional",),
+            "timestep_post_act": (None,),
+        },
+    ),
+)

@@ -1,0 +1,305 @@
+"""Checkpoints: read the headers first, and tensors when they are needed.
+
+A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as transformers, diffusers,
+open_clip or timm write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single
+tensor. Pickles are loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint of tensors
+in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.errors import CheckpointError, listing
+from transfusion.files.held_tensors import HeldTensors
+from transfusion.files.read_hashes import HashedSection
+from transfusion.files.references import PICKLES, resolve
+from transfusion.files.tensor_content import BLOCK, all_finite, content, row_blocks, tensor_digest
+from transfusion.files.tensor_files import (
+    FLOATS,
+    SAFETENSORS_DTYPES,
+    Rows,
+    Stamp,
+    TensorInfo,
+    headers,
+    read_blocks,
+    read_tensor,
+    stamp,
+    unpickle,
+)
+from transfusion.files.weight_files import WEIGHTS, weights_in
+from transfusion.runtime.untrusted_files import path_inside, read_json
+
+__all__ = [
+    "BLOCK",
+    "CONFIGS",
+    "FLOATS",
+    "MEMORY",
+    "SAFETENSORS_DTYPES",
+    "WEIGHTS",
+    "Checkpoint",
+    "Rows",
+    "TensorInfo",
+    "all_finite",
+    "content",
+    "headers",
+    "row_blocks",
+    "tensor_digest",
+]
+
+CONFIGS = ("config.json", "open_clip_config.json")
+PartT = TypeVar("PartT")
+MEMORY = Path("<memory>")
+"""The root of a checkpoint in memory."""
+
+
+@dataclass
+class Checkpoint:
+    """A model on disk, or in memory: its tensors by name, its configuration, and its other files."""
+
+    label: str
+    """As the user wrote it."""
+    root: Path
+    """The folder, or the file itself."""
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[Path, ...]
+    """The files with weights, in order."""
+    config: dict[str, Any] | None = None
+    config_name: str | None = None
+    module: nn.Module | None = field(default=None, repr=False)
+    """The module whose tensors these are, if it was given in memory."""
+    auxiliary_folder: Path | None = None
+    """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
+    _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    """The tensors of the pickles that are loaded, or mapped."""
+    _held: HeldTensors | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the paths only: another process opens the files itself."""
+        if self.in_memory:
+            raise CheckpointError(
+                f"{self.label}: a model in memory cannot be read by other processes",
+                hint="save it to a folder that all processes see, and give the folder",
+            )
+        where = {file: file.absolute() for file in self.files}
+        return {
+            **self.__dict__,
+            "root": self.root.absolute(),
+            "files": tuple(where.values()),
+            "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
+            "module": None,
+            "_pickles": {},
+            "_held": None,
+        }
+
+    @contextmanager
+    def holding_tensors(self) -> Iterator[None]:
+        """Read tensors whole, and once, from which scattered rows are read in the ``with`` block."""
+        self._held = HeldTensors()
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
+        """Hash sections of stored tensors while they are read, as long as tensors are held."""
+        if self._held is not None:
+            self._held.sections = sections
+
+    def stored_bytes(self, name: str) -> tuple[str, int]:
+        """Return the stored tensor that holds a tensor, and its first byte there."""
+        return name, 0
+
+    def require_unchanged(self) -> None:
+        """Refuse files that have changed since they were opened, here or in another process."""
+        opened = {info.file: info.stamp for info in self.tensors.values() if info.stamp}
+        now = {file: _stamp(file) for file in opened}
+        if unseen := [file for file in opened if now[file] is None]:
+            raise CheckpointError(
+                f"{self.label}: {listing(unseen, 2)} cannot be seen",
+                hint="the file was moved, or the storage that holds it is not mounted at this path",
+            )
+        changed = [file.name for file in opened if now[file] != opened[file]]
+        if changed:
+            raise CheckpointError(
+                f"{self.label}: {listing(changed)} changed while it was being read",
+                hint="run again when no other program writes to the file",
+            )
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """Read one tensor, or some of its rows, as stored; refuse a file that has changed."""
+        info = self.tensors[name]
+        try:
+            if info.file.suffix not in PICKLES:
+                return read_tensor(info, rows) if self._held is None else self._held.rows(info, rows)
+            tensor = self._unpickled(info.file)[name]
+        except (OSError, KeyError) as error:
+            raise self._unreadable(name, error) from error
+        if rows is None:
+            return tensor
+        return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+
+    def _unpickled(self, file: Path) -> dict[str, Tensor]:
+        if file not in self._pickles:
+            self._pickles[file] = unpickle(file)
+        return self._pickles[file]
+
+    def blocks(self, name: str, *, checked: bool = False) -> Iterator[Tensor]:
+        """Read one tensor from its first value to its last, in flat blocks that share one piece of memory.
+
+        A block is valid until the next one is read. NaN and infinite values are refused if ``checked``.
+        """
+        info = self.tensors[name]
+        try:
+            if info.file.suffix in PICKLES:
+                found: Iterable[Tensor] = torch.split(self.read(name).reshape(-1), BLOCK)
+            else:
+                found = read_blocks(info)
+            for block in found:
+                if checked:
+                    self._require_finite(name, block)
+                yield block
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+
+    def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
+        """Read one tensor, or some of its rows; refuse NaN and infinite values."""
+        tensor = self.read(name, rows)
+        self._require_finite(name, tensor)
+        return tensor
+
+    def _unreadable(self, name: str, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{self.tensors[name].file}: {name} cannot be read ({error})",
+            hint="run again when no other program writes to the file, or fetch the file again",
+        )
+
+    def _require_finite(self, name: str, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and not all_finite(tensor):
+            raise CheckpointError(
+                f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
+                " infinite values",
+                hint="the model is damaged, or was saved in a type that is too narrow for its values",
+            )
+
+    def in_stored_names(
+        self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]
+    ) -> dict[str, PartT]:
+        """Return the tensors of an output by the names in files; ``join`` concatenates rows."""
+        return dict(tensors)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name in files of a tensor."""
+        return name
+
+    @property
+    def companions(self) -> Checkpoint | None:
+        """The tensors of other models in the same files, such as a VAE: outputs have them as they are."""
+        return None
+
+    @property
+    def in_memory(self) -> bool:
+        return self.root == MEMORY
+
+    @property
+    def config_label(self) -> str | None:
+        """The name of the configuration in messages."""
+        return "its configuration" if self.in_memory else self.config_name
+
+    @property
+    def parameters(self) -> int:
+        return sum(torch.Size(info.shape).numel() for info in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def auxiliary_files(self) -> list[Path]:
+        """Return the other files of the folder that belong to a model: tokenizer, processor, generation."""
+        if not self.root.is_dir():
+            return []
+        skipped = {*CONFIGS, "transfusion.json", "README.md", ".gitattributes"}
+        return [
+            path
+            for path in sorted(self.root.iterdir())
+            if path.is_file()
+            and path.suffix not in PICKLES | {".safetensors", ".h5", ".msgpack", ".onnx", ".ot"}
+            and path.name not in skipped
+            and not path.name.endswith(".index.json")
+        ]
+
+    @classmethod
+    def open(
+        cls, reference: str | Path, *, config: str | Path | Mapping[str, Any] | None = None
+    ) -> Checkpoint:
+        """Find a model and read its headers; ``config`` replaces the configuration beside the weights."""
+        root = resolve(reference)
+        tensors = weights_in(root)
+        if not tensors:
+            raise CheckpointError(f"{reference}: no tensors in it", hint="is this the right file?")
+        files = tuple(dict.fromkeys(info.file for info in tensors.values()))
+        checkpoint = cls(str(reference), root, tensors, files)
+        folder = root if root.is_dir() else root.parent
+        beside = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
+        if config is not None:
+            checkpoint.configure(config)
+        elif beside is not None:
+            checkpoint.config, checkpoint.config_name = read_json(path_inside(folder, beside)), beside.name
+        return checkpoint
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        config: str | Path | Mapping[str, Any] | None = None,
+        label: str = "a state dict in memory",
+        module: nn.Module | None = None,
+    ) -> Checkpoint:
+        """Return tensors in memory as a checkpoint; they are shared, not copied."""
+        _require_values(tensors, label)
+        checkpoint = cls(label, MEMORY, {}, (), module=module)
+        if config is not None:
+            checkpoint.configure(config)
+        # Registered as a loaded pickle, so that `read` needs no special case for tensors in memory.
+        file = MEMORY / WEIGHTS[3 if checkpoint.config_name == CONFIGS[1] else 2]
+        here = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        checkpoint.tensors = {
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file) for name, tensor in here.items()
+        }
+        checkpoint.files, checkpoint._pickles = (file,), {file: here}
+        return checkpoint
+
+    def configure(self, config: str | Path | Mapping[str, Any]) -> None:
+        """Set the configuration from a JSON file, or from its content."""
+        self.config = dict(config) if isinstance(config, Mapping) else read_json(Path(config))
+        self.config_name = CONFIGS["model_cfg" in self.config]
+
+
+def _require_values(tensors: Mapping[str, Tensor], label: str) -> None:
+    odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if odd or not tensors:
+        raise CheckpointError(
+            f"{label}: a mapping of names to tensors was expected"
+            + (f", but {listing(odd)} are no tensors" if odd else ", but it is empty"),
+            hint="give a module, or its state_dict() alone",
+        )
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{label}: {len(empty)} tensor(s) have no values (device meta): {listing(empty)}",
+            hint="load the weights into memory first, without offloading",
+        )
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        return stamp(file)
+    except OSError:
+        return None

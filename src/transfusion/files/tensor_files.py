@@ -1,0 +1,272 @@
+"""Files of weights: read headers, and tensors or some of their rows.
+
+Tensors of safetensors files are read, not mapped: a file that is truncated during a run gives a known error,
+where a mapping would end the program with a signal. Pickles are loaded by the restricted unpickler only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transfusion.errors import CheckpointError, SettingError
+from transfusion.files.references import PICKLES
+from transfusion.files.tensor_content import content
+from transfusion.runtime.untrusted_files import require_regular
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+Rows: TypeAlias = slice | Tensor
+"""Some rows of a tensor: a range, or their indices."""
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Size, modification time and change time of a file; programs can set back the second only."""
+
+_LARGEST_HEADER = 100_000_000
+"""The limit of safetensors: a longer header is refused before it is read."""
+CHUNK = 2**19
+"""The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
+SPAN = 2**22
+"""Scattered rows within so many bytes are selected from one read of the whole range."""
+WIDE_SPAN, DENSE = 2**25, 4
+"""The same, if they are at least one row in so many."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """The header entry of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+    offset: int = 0
+    """The first byte in a safetensors file."""
+    stamp: Stamp | None = None
+    """The stamp of the file before its header was read; None for a tensor in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row."""
+        return self.dtype.itemsize * torch.Size(self.shape[1:]).numel()
+
+
+def headers(file: Path) -> dict[str, TensorInfo]:
+    """Return the name, shape and type of every tensor in a file of weights."""
+    details = stamp(require_regular(file))
+    if file.suffix in PICKLES:
+        return {
+            name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file, stamp=details)
+            for name, tensor in unpickle(file).items()
+        }
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            if "transfusion" in (opened.metadata() or {}):
+                raise CheckpointError(
+                    f"{file}: a file of π, not a model", hint="check the order of the arguments"
+                )
+            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
+                piece = opened.get_slice(name)
+                dtype = SAFETENSORS_DTYPES.get(piece.get_dtype())
+                if dtype is None:
+                    raise CheckpointError(
+                        f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
+                        hint="quantised checkpoints cannot be moved; use the original weights",
+                    )
+                found[name] = tuple(piece.get_shape()), dtype
+        offsets = _offsets(file)
+        return {name: TensorInfo(name, *one, file, offsets[name], details) for name, one in found.items()}
+    except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file}: not a complete safetensors file ({error})",
+            hint="an interrupted download may have truncated it; fetch it again",
+        ) from error
+
+
+def header_metadata(file: Path) -> dict[str, str]:
+    """Return the free entries in the header of a safetensors file; none of a pickle."""
+    if require_regular(file).suffix in PICKLES:
+        return {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: not a complete safetensors file ({error})",
+            hint="an interrupted download may have truncated it; fetch it again",
+        ) from error
+
+
+def _offsets(file: Path) -> dict[str, int]:
+    """Return the offset of every tensor, from a header that safetensors has checked."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > min(_LARGEST_HEADER, file.stat().st_size):
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(opened.read(length))
+    return {
+        name: 8 + length + details["data_offsets"][0]
+        for name, details in header.items()
+        if name != "__metadata__"
+    }
+
+
+def stamp(file: Path | int) -> Stamp:
+    """Return a stamp that changes when a file, given by path or descriptor, is replaced or written."""
+    details = os.stat(file)
+    return details.st_size, details.st_mtime_ns, details.st_ctime_ns
+
+
+def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
+    with open_tensor(info) as reader:
+        return reader(rows)
+
+
+def read_blocks(info: TensorInfo) -> Iterator[Tensor]:
+    """Read a tensor of a safetensors file in flat blocks that share one piece of memory."""
+    size = torch.Size(info.shape).numel()
+    with open_tensor(info) as reader:
+        buffer = torch.empty(min(size, CHUNK // info.dtype.itemsize), dtype=info.dtype)
+        for start in range(0, size, max(1, len(buffer))):
+            yield reader.fill(buffer[: size - start], start * info.dtype.itemsize)
+
+
+@contextmanager
+def open_tensor(info: TensorInfo) -> Iterator[TensorReader]:
+    """Open a tensor of a safetensors file; refuse a file that has changed."""
+    with FileIO(info.file) as file:
+        _require_stamp(file, info)
+        yield TensorReader(file, info)
+
+
+def _require_stamp(file: FileIO, info: TensorInfo) -> None:
+    if stamp(file.fileno()) != info.stamp:
+        raise OSError("the file changed while it was being read")
+
+
+def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
+    """Read a tensor of any file of weights, or some of its rows."""
+    if info.file.suffix in PICKLES:
+        tensor = unpickle(info.file)[info.name]
+        return tensor if rows is None else tensor[rows]
+    return read_tensor(info, rows)
+
+
+@dataclass(frozen=True)
+class TensorReader:
+    """Reads rows of one tensor from an open file."""
+
+    file: FileIO
+    info: TensorInfo
+
+    def __call__(self, rows: Rows | None) -> Tensor:
+        if rows is None:
+            return self.fill(self._empty(self.info.shape), 0)
+        if isinstance(rows, slice):
+            first, last, _ = rows.indices(self.info.shape[0])
+            return self._between(first, max(first, last))
+        return self._picked(rows)
+
+    def _between(self, first: int, last: int) -> Tensor:
+        return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self.info.row_bytes)
+
+    def _picked(self, rows: Tensor) -> Tensor:
+        if not rows.numel():
+            return self._between(0, 0)
+        first, last = (int(end) for end in torch.aminmax(rows))
+        span = last + 1 - first
+        if span * self.info.row_bytes <= (WIDE_SPAN if span <= DENSE * len(rows) else SPAN):
+            return self._between(first, last + 1).index_select(0, rows - first)
+        picked = self._empty((len(rows), *self.info.shape[1:]))
+        into, row = content(picked), self.info.row_bytes
+        starts = (rows * row).tolist()
+        for place, start in zip(range(0, len(into), row), starts, strict=True):
+            self.read_into(into[place : place + row], start)
+        return picked
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self.info.dtype)
+
+    def fill(self, tensor: Tensor, start: int) -> Tensor:
+        """Read as many bytes as a tensor holds, from this byte of the stored tensor on."""
+        self.read_into(content(tensor), start)
+        return tensor
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill a buffer from this byte of the stored tensor on."""
+        self.file.seek(self.info.offset + start)
+        count = self.file.readinto(buffer)
+        while count < len(buffer):  # interrupted by a signal, or more than the system reads at once
+            more = self.file.readinto(buffer[count:])
+            if not more:
+                raise OSError("the file ends too early")
+            count += more
+
+
+def unpickle(file: Path) -> dict[str, Tensor]:
+    """Load the tensors of a pickle; refuse a pickle that would execute code."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: this pickle holds more than tensors and could execute code; it was not loaded",
+            hint="convert it to safetensors where you trust it, or save only its state_dict()",
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{file}: not a complete checkpoint ({(str(error) or type(error).__name__).splitlines()[0]})",
+            hint="an interrupted download may have truncated it; fetch it again",
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
+        raise CheckpointError(
+            f"{file}: a dictionary of tensors was expected",
+            hint="save the model's state_dict() alone",
+        )
+    return state
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a type that weights can be stored in, by its name."""
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in FLOATS:
+        known = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
+        raise SettingError(f"dtype = {dtype} is not a choice", hint=f"choose one of {known}")
+    return chosen

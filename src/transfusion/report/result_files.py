@@ -1,0 +1,86 @@
+"""The files of a result: checked before the work, written after it, as JSON or as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+
+from transfusion.errors import OutputError, SettingError
+from transfusion.files.publishing import publish_file, require_writable, write_json
+from transfusion.model.bases import input_files
+from transfusion.runtime.run_record import RunRecord
+
+JSON = ".json"
+FIGURES = (".png", ".svg", ".pdf")
+Drawing: TypeAlias = Callable[[Mapping[str, Any], Path, str], None]
+"""Draw a result into a file of a format."""
+Paths: TypeAlias = str | Path | Sequence[str | Path] | None
+"""One file, several, or none."""
+
+
+class Recorded(Protocol):
+    """A result that keeps the record of its run: a frozen dataclass with a field ``record``."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+    def metadata(self) -> dict[str, Any]: ...
+
+
+ResultT = TypeVar("ResultT", bound=Recorded)
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """The files that a result is written to, and how figures of it are drawn."""
+
+    paths: tuple[Path, ...]
+    force: bool
+    draw: Drawing | None = None
+
+    @classmethod
+    def checked(
+        cls, output: Paths, *, force: bool, inputs: Iterable[object] = (), draw: Drawing | None = None
+    ) -> ResultFiles:
+        """Refuse, before any work, files that cannot be written, hold an input, or are of no known kind."""
+        given = () if output is None else (output,) if isinstance(output, str | Path) else output
+        files = cls(tuple(map(Path, given)), force, draw)
+        for path in files.paths:
+            files._require_kind(path)
+        require_places(files.paths, inputs, force=force)
+        return files
+
+    def _require_kind(self, path: Path) -> None:
+        if self.draw is None and path.suffix != JSON:
+            raise OutputError(f"{path}: not a file of JSON", hint="end the name in .json")
+        if path.suffix not in (*FIGURES, JSON):
+            raise OutputError(
+                f"{path}: neither a figure nor JSON", hint=f"end the name in {', '.join(FIGURES)} or {JSON}"
+            )
+
+    def finish(self, found: ResultT, record: RunRecord, about: Mapping[str, Any] | None = None) -> ResultT:
+        """Write a result with the record of its run, and return it with that record."""
+        whole = record.of({**(about or {}), **found.metadata()})
+        for path in self.paths:
+            self._write(path, whole)
+        return replace(found, record=whole)
+
+    def _write(self, path: Path, whole: Mapping[str, Any]) -> None:
+        draw = self.draw
+        if path.suffix == JSON or draw is None:
+            publish_file(path, lambda staged: write_json(staged, whole), force=self.force)
+        else:
+            format = path.suffix.removeprefix(".")
+            publish_file(path, lambda staged: draw(whole, staged, format), force=self.force)
+
+
+def require_places(paths: Sequence[Path], inputs: Iterable[object], *, force: bool) -> None:
+    """Refuse outputs with the same path, and outputs that cannot be written or hold an input."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise SettingError("two outputs have the same name", hint="give every output a name of its own")
+    read = input_files(*inputs) if paths else []
+    for path in paths:
+        require_writable(path, force=force, inputs=read, folder=False)

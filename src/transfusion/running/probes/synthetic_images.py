@@ -1,0 +1,136 @@
+"""Synthetic images, normalised as the model's own preparation does."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transfusion.running.probes.probed_model import BATCH, ProbedModel, seeded_generator
+from transfusion.running.probes.shapes import overlapping_shapes
+from transfusion.runtime.optional_libraries import require_library
+
+GRIDS = (3, 5, 9, 14)
+"""Cells of the grids on which noise is drawn before it is enlarged: blobs of several sizes."""
+NOISY = 4
+"""One image in this number is smooth noise; the others show overlapping shapes."""
+GREY, CONTRAST = 0.5, 0.25
+"""The mean and the standard deviation of pixels between 0 and 1."""
+
+
+def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
+    """Generate ``count`` images, under the library's names."""
+    images = generated_images(size(subject), count, seed)
+    inputs = image_inputs(subject, normalised(subject, images))
+    return inputs, f"{count} images of overlapping shapes and of smooth noise"
+
+
+def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:
+    """Generate ``count`` images with values between 0 and 1."""
+    channels, rows, columns = shape
+    generator = seeded_generator(seed, 1)
+    images = torch.cat(
+        [
+            overlapping_shapes(min(BATCH, count - start), channels, rows, columns, generator)
+            for start in range(0, count, BATCH)
+        ]
+    )
+    for number in range(0, count, NOISY):
+        noise = smooth_noise(shape, GRIDS[number // NOISY % len(GRIDS)], generator)
+        images[number] = (GREY + CONTRAST * noise[0]).clamp(0, 1)
+    return images
+
+
+def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:
+    """Generate one image of unit variance: enlarged noise."""
+    channels, *extents = shape
+    grid = torch.randn(1, channels, cells, cells, generator=generator)
+    image = nn.functional.interpolate(grid, size=extents, mode="bicubic", align_corners=False)
+    return image / image.std()
+
+
+def fitted(image: Any, frame: tuple[int, int, int]) -> Tensor:
+    """Resize a Pillow image to fill the frame, crop it, and scale its values to between 0 and 1."""
+    channels, rows, columns = frame
+    pillow, operations = (require_library(f"PIL.{name}", "images") for name in ("Image", "ImageOps"))
+    whole = operations.fit(image, (columns, rows), method=pillow.Resampling.BICUBIC)
+    values = torch.from_numpy(np.array(whole, dtype=np.float32) / 255)
+    return values.reshape(rows, columns, channels).movedim(-1, 0)
+
+
+def size(subject: ProbedModel) -> tuple[int, int, int]:
+    """Return channels, rows and columns of a model's images."""
+    if subject.takes("patches"):
+        settings = subject.settings
+        side = isqrt(settings["num_patches"]) * settings["patch_size"]
+        return settings.get("num_channels", 3), side, side
+    _, channels, rows, columns = subject.template()["pixel_values"].shape
+    return channels, rows, columns
+
+
+def patch_grid(subject: ProbedModel) -> tuple[int, int] | None:
+    """Return the rows and columns of patches that a model divides its images into, if that is known."""
+    _, rows, columns = size(subject)
+    for layout_name, layout in subject.model.architecture.tensors.items():
+        if len(layout.inputs) == 3:
+            _, _, height, width = subject.model.info(layout_name).shape
+            return rows // height, columns // width
+    side = subject.settings.get("patch_size")
+    return (rows // side, columns // side) if isinstance(side, int) else None
+
+
+def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
+    """Return prepared images under the library's names; cut into patches, if the model takes those."""
+    if not subject.takes("patches"):
+        return {"pixel_values": pixels}
+    patch = subject.settings["patch_size"]
+    count, channels, rows, columns = pixels.shape
+    shape = (rows // patch, columns // patch)
+    cells = pixels.reshape(count, channels, shape[0], patch, shape[1], patch).permute(0, 2, 4, 3, 5, 1)
+    patches = cells.reshape(count, shape[0] * shape[1], patch * patch * channels)
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64),
+        "spatial_shapes": torch.tensor([shape] * count),
+    }
+
+
+def normalised(subject: ProbedModel, pixels: Tensor) -> Tensor:
+    """Normalise pixels between 0 and 1 as the folder says; to about unit variance, if it says nothing."""
+    channels = pixels.shape[1]
+    mean, deviation = normalisation(subject) or ([GREY] * channels, [CONTRAST] * channels)
+    shape = (1, channels, 1, 1)
+    return (pixels - torch.tensor(mean).reshape(shape)) / torch.tensor(deviation).reshape(shape)
+
+
+def normalisation(subject: ProbedModel) -> tuple[list[float], list[float]] | None:
+    """Return the mean and the standard deviation of every channel in the model's preparation."""
+    prepares = subject.info("preprocessor_config.json") or subject.info("processor_config.json")
+    prepares = prepares.get("image_processor", prepares)
+    config = subject.model.checkpoint.config or {}
+    of_timm = getattr(subject.module, "pretrained_cfg", None) or config.get("pretrained_cfg") or {}
+    of_open_clip = config.get("preprocess_cfg") or {}
+    found = [
+        (prepares.get("image_mean"), prepares.get("image_std")),
+        (of_timm.get("mean"), of_timm.get("std")),
+        (of_open_clip.get("mean"), of_open_clip.get("std")),
+    ]
+    if prepares.get("do_normalize") is False:
+        found = [(0.0, 1.0)]
+    channels = size(subject)[0]
+    for mean, deviation in found:
+        pair = _per_channel(mean, channels), _per_channel(deviation, channels)
+        if pair[0] and pair[1] and all(pair[1]):
+            return pair[0], pair[1]
+    return None
+
+
+def _per_channel(info: Any, channels: int) -> list[float] | None:
+    """Return one number per channel, or None if the setting has another form."""
+    numbers = [info] * channels if isinstance(info, int | float) else info
+    if not isinstance(numbers, list | tuple) or len(numbers) != channels:
+        return None
+    return [float(one) for one in numbers] if all(isinstance(one, int | float) for one in numbers) else None

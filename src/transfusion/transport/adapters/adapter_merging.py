@@ -1,0 +1,308 @@
+"""Several LoRA adapters merged into one: factors concatenated, or factored again to a rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.errors import AdapterError, SettingError, listing
+from transfusion.model.model import Model
+from transfusion.transport.adapters.adapter_files import AdapterFiles
+from transfusion.transport.adapters.adapter_formulas import lora_added
+from transfusion.transport.adapters.adapter_output import AdapterOutput
+from transfusion.transport.adapters.adapter_tensor import AdapterTensor
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.module_settings import ModuleSettings, config_name
+from transfusion.transport.merge_rules import MergeMethod, MergeRule, magnitude_histogram
+from transfusion.transport.output_record import OutputRecord
+
+_OVERSAMPLED, _ITERATIONS = 16, 8
+_FACTORS, _ALPHA = ("lora_A", "lora_B"), "alpha"
+_FULL = "`full=True` merges the weights, and writes a model"
+
+
+@dataclass(frozen=True)
+class LowRankPair:
+    """The two factors of one adapter on one module."""
+
+    number: int
+    """The index of the adapter."""
+    a: AdapterTensor
+    b: AdapterTensor
+    settings: ModuleSettings
+
+
+@dataclass
+class MergedAdapters(AdapterOutput):
+    """LoRA adapters for B, merged into one LoRA adapter.
+
+    Sums and means are exact at the sum of the ranks. The result of TIES and DARE has full rank: it is
+    approximated by the nearest product of the wanted rank, and ``kept`` records the share that this keeps.
+    """
+
+    adapters: tuple[AdapterTransport, ...]
+    merging: MergeRule
+    rank: int | None = None
+    head: int | None = None
+    dtype: torch.dtype | None = None
+    output_record: OutputRecord = field(default_factory=lambda: OutputRecord("merge"))
+    kept: dict[str, float] = field(default_factory=dict)
+    """For every module that was factored again, the share of the squared norm that was kept."""
+    _last: tuple[str, tuple[Tensor, Tensor]] | None = None
+
+    def __post_init__(self) -> None:
+        for one in self.adapters:
+            _require_plain(one)
+        self.adapters[0].adapter.require_mergeable([one.adapter for one in self.adapters])
+
+    def __repr__(self) -> str:
+        return f"<{listing(one.adapter.label for one in self.adapters)}, moved onto {self.onto.label}>"
+
+    @property
+    def onto(self) -> Model:  # type: ignore[override]
+        return self.adapters[0].onto
+
+    @cached_property
+    def modules(self) -> dict[str, list[LowRankPair]]:
+        """For every module, the pairs of factors of the adapters that change it."""
+        found: dict[str, list[LowRankPair]] = {}
+        for number, one in enumerate(self.adapters):
+            for module, factors in one.modules.items():
+                first, second = sorted(
+                    (one for one in factors if one.part.name in _FACTORS), key=lambda one: one.part.name
+                )
+                pair = LowRankPair(number, first, second, one.adapter.settings(module))
+                found.setdefault(module, []).append(pair)
+        return found
+
+    def ranks(self) -> dict[str, int]:
+        """Return the rank of every module of the result."""
+        return {module: self._rank(pairs) for module, pairs in self.modules.items()}
+
+    def _rank(self, pairs: Sequence[LowRankPair]) -> int:
+        together = sum(pair.a.rank or 0 for pair in pairs)
+        if self.rank is None:
+            return together
+        return min(self.rank, together if self._exact else min(self._extents(pairs[0])))
+
+    def _extents(self, pair: LowRankPair) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs of the module."""
+        tensors = self.adapters[pair.number].adapter.checkpoint.tensors
+        return tensors[pair.b.key].shape[0], tensors[pair.a.key].shape[1]
+
+    @property
+    def _exact(self) -> bool:
+        return self.merging.how in (MergeMethod.SUM, MergeMethod.MEAN)
+
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────
+
+    def tensors(self) -> dict[str, Callable[[], Tensor]]:
+        made: dict[str, Callable[[], Tensor]] = {}
+        for module, pairs in self.modules.items():
+            for side, factor in ((0, pairs[0].a), (1, pairs[0].b)):
+                made[factor.key] = partial(self._factor, module, side)
+            for factor in self._alphas(module):
+                made[factor.key] = partial(self._alpha, module, factor.key)
+        return made | self._wholes()
+
+    def _alphas(self, module: str) -> list[AdapterTensor]:
+        """Return the stored alpha of a module, if the adapter whose names it has stores one."""
+        factors = self.adapters[self.modules[module][0].number].modules[module]
+        return [factor for factor in factors if factor.part.name == _ALPHA]
+
+    def _alpha(self, module: str, key: str) -> Tensor:
+        """Return an alpha that makes the scale of a module 1: its rank."""
+        stored = self.adapters[self.modules[module][0].number].adapter.checkpoint.tensors[key]
+        return torch.full(stored.shape, self._rank(self.modules[module]), dtype=self.dtype or stored.dtype)
+
+    def _factor(self, module: str, side: int) -> Tensor:
+        if self._last is None or self._last[0] != module:
+            self._last = (module, self._factors(module))
+        pair = self.modules[module][0]
+        stored = self.adapters[pair.number].adapter.checkpoint.tensors[pair.a.key].dtype
+        return self._last[1][side].to(self.dtype or stored).contiguous()
+
+    def _factors(self, module: str) -> tuple[Tensor, Tensor]:
+        """Return lora_A and lora_B of a module, for a scale of 1."""
+        pairs = self.modules[module]
+        rank = self._rank(pairs)
+        if self._exact:
+            a, b = self._concatenated(pairs)
+            return (a, b) if rank == len(a) else self._truncated(module, a, b, rank)
+        return self._factored(module, self._combined(pairs), rank)
+
+    def _concatenated(self, pairs: Sequence[LowRankPair]) -> tuple[Tensor, Tensor]:
+        weights = self.merging.shares(len(self.adapters))
+        first, second = [], []
+        for pair in pairs:
+            one = self.adapters[pair.number]
+            alpha = one.alpha_of(pair.b, self.merging.alpha)
+            first.append(one.moved(pair.a))
+            second.append(alpha * weights[pair.number] * pair.settings.lora_scale * one.moved(pair.b))
+        return torch.cat(first), torch.cat(second, dim=1)
+
+    def _truncated(self, module: str, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the nearest product of a smaller rank, computed from the factors."""
+        left, right = torch.linalg.qr(b.double()), torch.linalg.qr(a.double().T)
+        u, s, v = torch.linalg.svd(left.R @ right.R.T)
+        self._record(module, float(s.square().sum()), s[:rank])
+        return _balanced(left.Q @ u[:, :rank], s[:rank], (right.Q @ v.T[:, :rank]).T)
+
+    def _combined(self, pairs: Sequence[LowRankPair]) -> Tensor:
+        """Return the merged change of a module, as a matrix."""
+        if isinstance(self.adapters[0].alpha_of(pairs[0].b, self.merging.alpha), Tensor):
+            names = listing(place.tensor for place in pairs[0].b.joined)
+            raise SettingError(
+                f"alpha: {names} are one module in these LoRAs, and have different α",
+                hint="give them one α, or combine by sum or mean",
+            )
+        changes = {
+            pair.number: _product(self.adapters[pair.number], (pair.a, pair.b), pair.settings)
+            for pair in pairs
+        }
+        combined = self.merging.combine(changes, len(self.adapters), pairs[0].b.tensor)
+        assert combined is not None, "a module without pairs"
+        return combined
+
+    def _factored(self, module: str, change: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the nearest product of this rank, by a randomised SVD with a fixed seed."""
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self.merging.seed)
+            size = min(rank + _OVERSAMPLED, *change.shape)
+            u, s, v = torch.svd_lowrank(change.double(), q=size, niter=_ITERATIONS)
+        self._record(module, float(change.double().square().sum()), s[:rank])
+        return _balanced(u[:, :rank], s[:rank], v[:, :rank].T)
+
+    def _record(self, module: str, total: float, kept: Tensor) -> None:
+        self.kept[module] = float(kept.square().sum()) / total if total else 1.0
+
+    def prepare(self) -> None:
+        """Let the merge rule read every change if it needs a threshold (TIES)."""
+        self.merging.prepare([partial(_counts, one) for one in self.adapters])
+
+    def _wholes(self) -> dict[str, Callable[[], Tensor]]:
+        """Return the tensors that are stored as a whole: those of one adapter, or of the chosen ``head``."""
+        found: dict[str, dict[int, AdapterTensor]] = {}
+        for number, one in enumerate(self.adapters):
+            for factor in one.factors:
+                if factor.whole:
+                    found.setdefault(factor.tensor, {})[number] = factor
+        shared = [tensor for tensor, owners in found.items() if len(owners) > 1]
+        if shared and self.head is None:
+            raise AdapterError(
+                f"several of the adapters have their own {listing(shared)}, which cannot be merged",
+                hint="choose which one to keep: `head=1` for that of the first adapter, and so on",
+            )
+        return {
+            factor.key: partial(self.adapters[number].tensor, factor)
+            for owners in found.values()
+            for number, factor in owners.items()
+            if len(owners) == 1 or number == self.head
+        }
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def settings(self) -> dict[str, Any]:
+        ranks = {config_name(module): rank for module, rank in self.ranks().items()}
+        usual = max(set(ranks.values()), key=list(ranks.values()).count)
+        other = {re.escape(module): rank for module, rank in ranks.items() if rank != usual}
+        saved = {name for one in self.adapters for name in one.adapter.config.get("modules_to_save") or ()}
+        return {
+            **self.adapters[0].adapter.config,
+            "r": usual,
+            "lora_alpha": usual,
+            "rank_pattern": other,
+            "alpha_pattern": dict(other),
+            "use_rslora": False,
+            "target_modules": sorted(ranks),
+            "exclude_modules": None,
+            "layers_to_transform": None,
+            "layers_pattern": None,
+            "modules_to_save": sorted(saved) or None,
+        }
+
+    @property
+    def files(self) -> AdapterFiles:
+        ranks = set(self.ranks().values())
+        return self.adapters[0].adapter.merged_files([one.adapter for one in self.adapters], ranks)
+
+    @property
+    def pi(self) -> AnyAlignment:
+        return self.adapters[0].alignment
+
+    def amounts(self) -> dict[str, int]:
+        infos = [
+            one.adapter.checkpoint.tensors[factor.key] for one in self.adapters for factor in one.factors
+        ]
+        ranks, size = self.ranks(), sum(info.nbytes for info in infos)
+        grown = sum(sum(self._extents(pairs[0])) * ranks[module] for module, pairs in self.modules.items())
+        width = self.dtype.itemsize if self.dtype else max(info.dtype.itemsize for info in infos)
+        largest = max(prod(self._extents(pairs[0])) for pairs in self.modules.values())
+        return {
+            "tensors": len(self.tensors()),
+            "moved": 2 * len(self.modules),
+            "carried": len(self._wholes()),
+            "bytes_to_read": size,
+            "bytes_to_write": grown * width,
+            "memory": 3 * size + (0 if self._exact else 8 * largest * (2 + len(self.adapters))),
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        first = self.adapters[0]
+        ranks = self.ranks()
+        return {
+            **self.output_record.of(self.adapters, first.base, first.onto, first.alignment, self.merging),
+            "kind": "adapter",
+            "peft_type": "LORA",
+            **first.adapter.stated_format,
+            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
+            "rank": max(ranks.values()),
+            "kept": min(self.kept.values()) if self.kept else None,
+            "moved": 2 * len(self.modules),
+            "carried": sorted(self._wholes()),
+        }
+
+    def write(self, *arguments: Any) -> None:
+        self.prepare()
+        super().write(*arguments)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self.prepare()
+        return super().state_dict()
+
+
+def _product(one: AdapterTransport, factors: Sequence[AdapterTensor], settings: ModuleSettings) -> Tensor:
+    """Return the change of one module by an adapter, as a matrix."""
+    return lora_added({factor.part.name: one.moved(factor) for factor in factors}, settings)
+
+
+def _counts(one: AdapterTransport, high: int | None) -> Tensor:
+    modules = one.modules.items()
+    changes = (_product(one, factors, one.adapter.settings(module)) for module, factors in modules)
+    return magnitude_histogram(changes, high)
+
+
+def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lora_A and lora_B of equal norm."""
+    root = s.sqrt()
+    return root[:, None] * v, u * root
+
+
+def _require_plain(one: AdapterTransport) -> None:
+    odd = sorted({factor.part.name for factor in one.factors if factor.module} - {*_FACTORS, _ALPHA})
+    kind = one.adapter.kind.name
+    if kind != "LORA" or odd:
+        what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"
+        raise AdapterError(f"{one.label}: {what} cannot be merged into one adapter", hint=_FULL)
+    if any(one.adapter.checkpoint.tensors[f.key].shape[2:] for f in one.factors if f.module):
+        raise AdapterError(
+            f"{one.label}: adapters of convolutions cannot be merged into one adapter", hint=_FULL
+        )

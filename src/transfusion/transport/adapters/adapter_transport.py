@@ -1,0 +1,299 @@
+"""Transport of adapters: from an adapter of A to an adapter of B, of the same kind and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Permutation
+from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.errors import AdapterError, SettingError
+from transfusion.model.model import Model
+from transfusion.transport.adapters.adapter import LABEL, Adapter
+from transfusion.transport.adapters.adapter_files import AdapterFiles
+from transfusion.transport.adapters.adapter_formulas import row_norms
+from transfusion.transport.adapters.adapter_kinds import TOKENS, WHOLE, WeightReference
+from transfusion.transport.adapters.adapter_output import AdapterOutput
+from transfusion.transport.adapters.adapter_targets import TensorSlice, as_matrix, share_of
+from transfusion.transport.adapters.adapter_tensor import AdapterTensor
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.norm_folding import NormFolding, safe, scale_of
+from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.task_vector import working
+
+_CACHED_STACKS = 16
+"""The number of moved stacks to keep: enough for the experts of one block."""
+
+
+@dataclass
+class AdapterTransport(AdapterOutput):
+    """A moved adapter. Its tensors are computed on demand.
+
+    A stored tensor that α scales is r(A) + change, where the reference r(A) is 0 for a factor of a sum, 1 for
+    a factor of a product, and A's own value for a tensor that was trained as a whole. It becomes
+    r(B) + α·π(stored − r(A)).
+    """
+
+    adapter: Adapter
+    base: Model
+    onto: Model
+    alignment: Alignment
+    alpha: Alpha = field(default_factory=Alpha)
+    dtype: torch.dtype | None = None
+    output_record: OutputRecord = field(default_factory=OutputRecord)
+    _stacks: dict[tuple[str, ...], Tensor] = field(default_factory=dict, init=False, repr=False)
+    """A cache of moved stacks, whose members are requested one by one."""
+
+    def __repr__(self) -> str:
+        return f"<{self.adapter.label}, moved onto {self.onto.label}>"
+
+    @property
+    def files(self) -> AdapterFiles:
+        return self.adapter.files
+
+    @cached_property
+    def factors(self) -> list[AdapterTensor]:
+        """Every stored tensor, checked against the bases, π and α."""
+        found = self.adapter.factors(self.base)
+        self.alpha.require_used([*self.base.architecture.tensors, *(factor.tensor for factor in found)])
+        self._require_alpha(found)
+        self._require_permutations(found)
+        self._require_places(found)
+        return found
+
+    @cached_property
+    def modules(self) -> dict[str, list[AdapterTensor]]:
+        """The stored tensors of every module that the adapter changes."""
+        modules: dict[str, list[AdapterTensor]] = {}
+        for factor in self.factors:
+            if factor.module:
+                modules.setdefault(factor.module, []).append(factor)
+        return modules
+
+    @property
+    def carried(self) -> list[str]:
+        """The canonical names of tensors that only the adapter has, mostly task heads."""
+        return sorted(factor.tensor for factor in self.factors if factor.whole and not self.in_both(factor))
+
+    @property
+    def unties(self) -> bool:
+        """Whether it changes an output head and the embedding that the head is tied to differently."""
+        if any(LABEL in factor.layout.names() for factor in self.factors if factor.whole):
+            return False  # a task head of its own takes the place of the tied one
+        return any(self._differ(head, first) for head, first in self.onto.ties.items())
+
+    def _differ(self, head: str, first: str) -> bool:
+        ours, theirs = ([one for one in self.factors if one.tensor == name] for name in (head, first))
+        if not ours and all(one.part.reference is WeightReference.ROWS for one in theirs):
+            return False  # PEFT ties the trained tokens of an embedding itself
+        parts = [{one.part: self.adapter.read(one) for one in some} for some in (ours, theirs)]
+        alike = parts[0].keys() == parts[1].keys() <= {WHOLE, TOKENS}
+        return not (alike and all(torch.equal(parts[0][part], parts[1][part]) for part in parts[0]))
+
+    @property
+    def notes(self) -> list[str]:
+        """Warnings for the user."""
+        return self.adapter.notes(self.base)
+
+    @property
+    def pi(self) -> AnyAlignment:
+        return self.alignment
+
+    def amounts(self) -> dict[str, int]:
+        infos = [self.adapter.checkpoint.tensors[factor.key] for factor in self.factors]
+        return {
+            "tensors": len(infos),
+            "moved": len(infos) - len(self.carried),
+            "carried": len(self.carried),
+            "bytes_to_read": sum(info.nbytes for info in infos)
+            + sum(model.checkpoint.nbytes for model in (self.base, self.onto)),
+            "bytes_to_write": sum(
+                info.nbytes // info.dtype.itemsize * (self.dtype or info.dtype).itemsize for info in infos
+            ),
+            "memory": 3 * sum(info.nbytes for info in infos),
+        }
+
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────
+
+    def tensor(self, factor: AdapterTensor) -> Tensor:
+        """Return one moved tensor in its stored dtype, or in ``dtype``."""
+        dtype = self.dtype or self.adapter.checkpoint.tensors[factor.key].dtype
+        return self.moved(factor).to(dtype).contiguous()
+
+    def tensors(self) -> dict[str, Callable[[], Tensor]]:
+        moved = {factor.key: partial(self.tensor, factor) for factor in self.factors}
+        return {**moved, **{key: partial(self._kept, key) for key in self.adapter.kept(self.base)}}
+
+    def _kept(self, key: str) -> Tensor:
+        """Return a tensor that belongs to another model, as it is."""
+        return self.adapter.checkpoint.read_finite(key)
+
+    def moved(self, factor: AdapterTensor) -> Tensor:
+        """Return one moved tensor in float32 or float64. A member of a stack is the one at its new place."""
+        if not factor.stack:
+            return self._computed(factor)
+        found = self._stacks.get(factor.stack)
+        if found is None:
+            found = self._computed(factor)
+            while len(self._stacks) >= _CACHED_STACKS:
+                oldest = next(iter(tuple(self._stacks)))  # of a copy: other threads may change it meanwhile
+                self._stacks.pop(oldest, None)
+            self._stacks[factor.stack] = found
+        return found[factor.stack.index(factor.key)]
+
+    def _computed(self, factor: AdapterTensor) -> Tensor:
+        """Return r(B) + α·π(stored − r(A))."""
+        stored = working(self.adapter.read(factor))
+        alpha, move = self.alpha_of(factor, self.alpha), partial(self._mapped, factor)
+        match factor.part.reference:
+            case WeightReference.NONE:
+                return move(stored)
+            case WeightReference.WHOLE if not self.in_both(factor):
+                return move(stored)
+            case WeightReference.ZERO:
+                return alpha * move(stored)
+            case WeightReference.ONE:
+                return 1 + alpha * move(stored - 1)
+        change = stored - self._reference(factor, self.base).reshape(stored.shape)
+        return self._reference(factor, self.onto).reshape(stored.shape) + alpha * move(change)
+
+    def alpha_of(self, factor: AdapterTensor, alpha: Alpha) -> float | Tensor:
+        """Return α for a stored tensor; for joined weights with several α, one for every output."""
+        found = [alpha.at(factor.tensor_at(spot)) for spot in factor.joined]
+        if len(set(found)) < 2:
+            return alpha.at(factor.tensor)
+        alphas = torch.ones(self.adapter.checkpoint.tensors[factor.key].shape)
+        for share, one in zip(self.shares(factor), found, strict=True):
+            alphas[share] = one
+        return alphas
+
+    def shares(self, factor: AdapterTensor) -> list[tuple[slice, ...]]:
+        """Return, for every place of the module's weight, the part of a stored tensor that belongs there."""
+        tensors, sizes = self.base.architecture.tensors, self.base.architecture.sizes
+        layouts = [spot.layout(tensors[spot.tensor]) for spot in factor.places]
+        if len(layouts) == 1:
+            return [()]
+        return [share_of(layouts, number, factor.layout, sizes) for number in range(len(layouts))]
+
+    def _mapped(self, factor: AdapterTensor, value: Tensor) -> Tensor:
+        """Return π of a stored tensor. Behind a norm, fold in A's scale before, and divide by B's after."""
+        name, layout = factor.weight.tensor if factor.weight else factor.tensor, factor.layout
+        fold = NormFolding(self.alignment).fold_of(name, layout, self.base.architecture)
+        if fold is None or len(layout.inputs) != 1:
+            return self.alignment.move(value, layout)
+        before, after = (scale_of(model, layout, fold).to(value.dtype) for model in (self.base, self.onto))
+        return self.alignment.move(value * before, layout) / safe(after)
+
+    def _reference(self, factor: AdapterTensor, model: Model) -> Tensor:
+        """Return the model's own value that a stored tensor is compared with."""
+        match factor.part.reference:
+            case WeightReference.NORMS:
+                # pieces of tensors, for all members of a stack
+                spots = factor.places or (TensorSlice(factor.tensor),)
+                return torch.cat([_norms(model, replace(spot, member=None)) for spot in spots])
+            case WeightReference.ROWS:
+                return working(model.read(factor.tensor))[self.adapter.settings(factor.module).tokens]
+        return working(model.read(factor.tensor))
+
+    def in_both(self, factor: AdapterTensor) -> bool:
+        """Whether both bases have the tensor, in the adapter's shape."""
+        shape = self.adapter.checkpoint.tensors[factor.key].shape
+        return all(
+            factor.tensor in model.architecture.tensors and model.info(factor.tensor).shape == shape
+            for model in (self.base, self.onto)
+        )
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.adapter.config)
+
+    @cached_property
+    def fits_as_it_is(self) -> bool:
+        """Whether every tensor is the stored one: B has A's units in A's places."""
+        stored = self.adapter.checkpoint
+        return self.adapter.original is None and all(
+            self.dtype in (None, stored.tensors[factor.key].dtype)
+            and torch.equal(self.tensor(factor), stored.read(factor.key))
+            for factor in self.factors
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        return {
+            **self.output_record.of((self,), self.base, self.onto, self.alignment),
+            "kind": "adapter",
+            "peft_type": self.adapter.kind.name,
+            **self.adapter.stated_format,
+            **self.adapter.converted,
+            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
+            "moved": len(self.factors) - len(self.carried),
+            "carried": self.carried,
+            "fits_as_it_is": self.fits_as_it_is,
+        }
+
+    @property
+    def label(self) -> str:
+        return self.adapter.label
+
+    @property
+    def root(self) -> Path:
+        return self.adapter.checkpoint.root
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.digest
+
+    # ── refusals ─────────────────────────────────────────────────────────────────────────────
+
+    def _require_alpha(self, found: list[AdapterTensor]) -> None:
+        kind = self.adapter.kind
+        for factor in found:
+            if not (kind.scalable or factor.whole) and (alpha := self.alpha.at(factor.tensor)) != 1:
+                raise SettingError(
+                    f"alpha = {alpha:g}: a {kind.name} adapter cannot be scaled",
+                    hint="move it with alpha = 1",
+                )
+
+    def _require_places(self, found: list[AdapterTensor]) -> None:
+        """Refuse a B that lacks a weight which a stored tensor refers to, or has it in another shape."""
+        for factor in found:
+            for spot in factor.places:
+                if spot.tensor in self.onto.architecture.tensors:
+                    if self.onto.info(spot.tensor).shape != self.base.info(spot.tensor).shape:
+                        raise self.absent(f"{spot.tensor} in that shape", "the adapter does not fit")
+                elif factor.part.reference in (WeightReference.NORMS, WeightReference.ROWS):
+                    raise self.absent(spot.tensor, f"{factor.part.name} has no weight to refer to")
+
+    def absent(self, tensor: str, consequence: str) -> AdapterError:
+        """Return the error for a tensor that B does not have."""
+        return AdapterError(
+            f"{self.adapter.label} changes {tensor}, which {self.onto.label} does not have: {consequence}",
+            hint="give a B with the same head as A's",
+        )
+
+    def _require_permutations(self, found: list[AdapterTensor]) -> None:
+        """Refuse maps other than permutations for tensors whose values belong to single units."""
+        rigid = {factor.module for factor in found if factor.part.rigid}
+        for factor in found:
+            for name in factor.layout.names() if factor.module in rigid else ():
+                map_ = self.alignment.maps.get(name)
+                if map_ is not None and not isinstance(map_, Permutation):
+                    raise AdapterError(
+                        f"{self.adapter.label}: {self.adapter.kind.name} adapters move under permutations"
+                        f" only, and this π has a {map_.kind} for {name}",
+                        hint="align with a method that finds permutations, such as guarded",
+                    )
+
+
+def _norms(model: Model, spot: TensorSlice) -> Tensor:
+    """Return the norms of the rows of a weight, in float32 or float64."""
+    layout = model.architecture.tensors[spot.tensor]
+    weight = working(model.read(spot.tensor))[spot.index(layout, model.architecture.sizes)]
+    return row_norms(as_matrix(weight, layout))

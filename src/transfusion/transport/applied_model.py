@@ -1,0 +1,140 @@
+"""π(A): the same function as A, its units in B's order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from transfusion import __version__
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Permutation
+from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
+from transfusion.errors import AlignmentError, listing
+from transfusion.files.publishing import require_writable
+from transfusion.model.bases import ConfigArgument, input_files, open_model
+from transfusion.model.model import Model, Reference
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transport.output_memory import OutputMemory, streaming_bytes
+from transfusion.transport.output_model import OutputModel, OutputShape, OutputTensor
+
+
+@dataclass
+class AppliedModel(OutputModel[OutputTensor]):
+    """π(A): A's tensors in B's order of units."""
+
+    alignment: Alignment
+    model: Model
+
+    @property
+    def like(self) -> Model:
+        return self.model
+
+    @cached_property
+    def entries(self) -> list[OutputTensor]:
+        infos = {name: self.model.info(name) for name in self.model.names}
+        return [
+            OutputTensor(name, self.model.names[name], OutputShape(info.shape, info.dtype))
+            for name, info in infos.items()
+        ]
+
+    def by_rows(self, entry: OutputTensor) -> bool:
+        return bool(entry.shape.extents)
+
+    def rows(self, entry: OutputTensor, rows: slice) -> Tensor:
+        read = partial(self.model.raw, entry.name)
+        layout = self.model.architecture.tensors.get(entry.name)
+        if layout is None or not entry.shape.extents:
+            return read(rows if entry.shape.extents else None)
+        return self.alignment.move_rows(read, layout, rows)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.model,)
+
+    def bound(self) -> OutputMemory:
+        return streaming_bytes(self, self.alignment, changes=0, scattered=self._scattered)
+
+    def _scattered(self, entry: OutputTensor) -> bool:
+        layout = self.model.architecture.tensors.get(entry.name)
+        return layout is not None and self.alignment.scatters(layout)
+
+    def conclude(self) -> None:
+        """Refuse inputs that have changed on the way."""
+        self.require_unchanged()
+
+    def require_finite_inputs(self, entry: OutputTensor) -> None:
+        self.model.read(entry.name)
+
+    def recipe(self) -> dict[str, Any]:
+        return {"alignment": self.alignment.digest, "to": self.model.digest}
+
+    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+        details = {
+            "transfusion": __version__,
+            "verb": "apply",
+            "applied": self.alignment.digest,
+            "to": {"name": self.model.label, "blake3": self.model.digest},
+            "files": dict(files),
+        }
+        return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}
+
+
+def apply(
+    via: AnyAlignment | str | Path,
+    a: Model | Reference,
+    *,
+    config: ConfigArgument = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
+) -> AppliedModel:
+    """Return π(A): the same function as A, with its units in B's order.
+
+    A π that mixes units, or that needs other shortcuts than A has, is refused.
+
+    ``via`` is π, or its file.
+    ``a`` is the model: a path, a hub id, a module or a state dict; ``config`` is the configuration of weights
+    that come without one.
+    ``output`` is the folder to write; with ``force``, an existing output is replaced.
+    ``resources`` are engine, threads and memory; ``progress`` follows the run.
+
+    >>> moved = transfusion.apply("pi.safetensors", "models/a")
+    >>> print(moved.save("models/a-in-the-order-of-b"))
+    models/a-in-the-order-of-b
+    """
+    alignment = require_one_shape(via)
+    metadata = alignment.provenance
+    model = open_model(a, config).under(metadata.policy)
+    to = None if output is None else Path(output)
+    if to is not None:
+        require_writable(to, force=force, inputs=input_files(via, model))
+    alignment = alignment.fitted(model.architecture)
+    alignment.require_for(model.architecture)
+    alignment.require_between(source=model)
+    soft = [id for id, map_ in alignment.maps.items() if not isinstance(map_, Permutation)]
+    if soft:
+        raise AlignmentError(
+            f"π(A) is not the same function as A: this π mixes the units of {listing(soft, 2)}",
+            hint="only permutations can be applied; transport takes this π as it is",
+        )
+    broken = [f"{cut.source} → {cut.target}" for cut in alignment.rotated(model.architecture.shortcuts)]
+    if broken:
+        raise AlignmentError(
+            "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"
+            f" {len(broken)} shortcut(s) ({listing(broken, 2)}), and a plain shortcut cannot convert one into"
+            " the other",
+            hint='align with `residual="tied"`; transport needs no shortcuts and takes this π as it is',
+        )
+    moved = AppliedModel(alignment, model)
+    if to is not None:
+        with progress.bar(len(moved.entries)) as advance:
+            moved.save(to, force=force, resources=resources, on_tensor=advance)
+    return moved

@@ -1,0 +1,86 @@
+"""A merge whose α is chosen by running models: the combined change on A beside the same on B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transfusion.transport.adapters.adapter_merging import MergedAdapters
+from transfusion.transport.adapters.adapter_opening import is_adapter
+from transfusion.transport.alpha import AlphaArgument
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.finetunes import Finetune
+from transfusion.transport.merge_rules import MergeRule
+from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.output_shift import AlphaSearch
+from transfusion.transport.runnable_finetune import RunnableFinetune
+from transfusion.transport.task_vector import NewTokens
+from transfusion.transport.transport_plan import TransportPlan
+
+
+def checked_merge(
+    plan: TransportPlan,
+    finetuned: Sequence[Finetune],
+    *,
+    merging: MergeRule,
+    alpha: AlphaArgument | None,
+    head: int | None = None,
+    calibrate: str | Path | None = None,
+    anyway: bool = False,
+    output_record: OutputRecord,
+    **asked: Any,
+) -> DenseTransport | MergedAdapters:
+    """Prepare a merge; choose α as `transport` does, by the combined change of all fine-tunes.
+
+    ``asked`` are further parameters of `TransportPlan.merge`.
+    """
+    merged = plan.merge(finetuned, merging=merging, head=head, **asked)
+    search = partial(merged_search, plan, finetuned, merging, head, calibrate)
+    chosen, record = plan.choose_alpha(
+        alpha, finetuned, search, output_record, anyway=anyway, refinable=False
+    )
+    return replace(merged, merging=replace(merging, alpha=chosen), output_record=record)
+
+
+def merged_search(
+    plan: TransportPlan,
+    finetuned: Sequence[Finetune],
+    merging: MergeRule,
+    head: int | None = None,
+    calibrate: str | Path | None = None,
+) -> AlphaSearch:
+    """Return a search for α that runs the combined fine-tunes on A and on B, on probes.
+
+    The rule combines them in A's basis for A, and in B's for B. New tokens are left out: no probe has any.
+    """
+    on_a = TransportPlan.planned(plan.running(plan.a), plan.running(plan.a))
+    on_a = replace(on_a, other_parts=plan.other_parts)
+    of_a = [one if _adapts(one) else plan.running(plan.opened(one)) for one in finetuned]
+    return plan.search_between(
+        partial(_combined, on_a, of_a, merging, head),
+        partial(_combined, plan, finetuned, merging, head),
+        calibrate,
+    )
+
+
+def _combined(
+    plan: TransportPlan, finetuned: Sequence[Finetune], merging: MergeRule, head: int | None
+) -> RunnableFinetune:
+    """Return the target of a plan with all fine-tunes in it; adapters become part of the model."""
+    merged = plan.merge(
+        finetuned,
+        merging=replace(merging),  # a copy: the thresholds of TIES belong to one basis
+        head=head,
+        full=any(map(_adapts, finetuned)),
+        new_tokens=NewTokens.DROP,
+        trust_base=True,
+    )
+    assert isinstance(merged, DenseTransport)
+    return RunnableFinetune(merged, plan.resources)
+
+
+def _adapts(finetuned: Finetune) -> bool:
+    return isinstance(finetuned, str | Path) and is_adapter(finetuned)

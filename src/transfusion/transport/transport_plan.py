@@ -1,0 +1,404 @@
+"""The plan of a transport: two bases and one alignment, the same for every fine-tune of A."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.alignment.provenance import PLANNED, Provenance
+from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
+from transfusion.architecture.architecture import Architecture, Policy
+from transfusion.errors import MismatchError, SettingError, listing
+from transfusion.files.tensor_files import as_dtype
+from transfusion.model.bases import open_bases, require_rows_of, with_common_tokens
+from transfusion.model.model import Model, Reference, take_hashes, untied_config
+from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.running.live_model import expected_outputs
+from transfusion.running.probes.input_translation import InputTranslation, SameInputs
+from transfusion.running.running import HowToRun
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transport.adapters.adapter_drift import with_drift
+from transfusion.transport.adapters.adapter_merging import MergedAdapters
+from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_vocabulary import adapter_in_vocabulary
+from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.adapters.lora_file import OtherParts
+from transfusion.transport.alpha import Alpha, AlphaArgument
+from transfusion.transport.alpha_chooser import AlphaChooser
+from transfusion.transport.balanced_alpha import AUTO, balanced_alpha
+from transfusion.transport.changed_settings import ChangedSettings
+from transfusion.transport.composed_tokens import ComposedTokens, added_tokens
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.finetunes import Finetune
+from transfusion.transport.merge_rules import MergeRule
+from transfusion.transport.output_record import OutputRecord, recorded_base
+from transfusion.transport.output_shift import AlphaSearch
+from transfusion.transport.runnable_finetune import RunnableFinetune
+from transfusion.transport.task_vector import NewTokens, TaskVector
+from transfusion.transport.task_vector_sources import DenseSource, TaskVectorSource
+
+Base: TypeAlias = Model | Reference
+
+
+@dataclass(frozen=True)
+class TransportPlan:
+    """Two bases and the π between them. Every fine-tune of A moves by the same plan."""
+
+    a: Model
+    b: Model
+    alignment: Alignment
+    resources: Resources = LOCAL
+    """For models that are run to choose α."""
+    other_parts: OtherParts = OtherParts.REFUSE
+    """What becomes of the parts of a LoRA file that change another model than A, such as a text encoder."""
+
+    @classmethod
+    def between(
+        cls, base: Base, onto: Base, via: AnyAlignment | str | Path, *, hashed: bool = True
+    ) -> TransportPlan:
+        """Return the plan of an alignment, checked against both models: all weights, or samples of them."""
+        a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
+        alignment = require_one_shape(via)
+        plan = cls.planned(a, b, alignment)
+        if hashed:
+            take_hashes(a, b)
+            plan.alignment.require_between(source=a, target=b)
+        else:
+            plan.alignment.require_samples(a, b)
+        return plan
+
+    @classmethod
+    def planned(
+        cls,
+        a: Model,
+        b: Model,
+        alignment: Alignment | None = None,
+        *,
+        hashed: bool = False,
+        assumed: bool = False,
+    ) -> TransportPlan:
+        """Return a plan for dry runs and early refusals.
+
+        Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
+        as much memory as a real one. Only headers are read, unless A is ``hashed``.
+        """
+        if alignment is not None:
+            alignment = alignment.fitted(a.architecture.under(alignment.provenance.policy))
+            alignment.require_vocabulary(a)
+        else:
+            policy = Policy()
+            content = a.digest if hashed else PLANNED
+            digest = a.architecture.under(policy).digest()
+            metadata = Provenance(
+                a.family.name, digest, policy, PLANNED, {}, 0, a.label, content, b.label, PLANNED
+            )
+            maps = random_maps(a.architecture.under(policy), 0) if assumed else {}
+            alignment = Alignment.of(maps, a.architecture.under(policy), metadata)
+        alignment.require_for(a.architecture.under(alignment.provenance.policy))
+        return cls._along(a, b, alignment)
+
+    @classmethod
+    def _along(cls, a: Model, b: Model, alignment: Alignment) -> TransportPlan:
+        policy = alignment.provenance.policy
+        return cls(a.under(policy), b.under(policy), alignment)
+
+    @property
+    def alone(self) -> TransportPlan:
+        """The plan for one model: parts that may be kept beside it are left out of it."""
+        keeps = self.other_parts is OtherParts.KEEP
+        return replace(self, other_parts=OtherParts.DROP) if keeps else self
+
+    def alpha(self, asked: AlphaArgument) -> Alpha:
+        """Return α as asked for; refuse patterns that match no tensor.
+
+        ``"auto"`` goes by the weights alone here. Rotated units have B's scale already, so their α is 1.
+        """
+        if asked == AUTO:
+            return Alpha() if self._rotates else balanced_alpha(*with_common_tokens(self.a, self.b))
+        chosen = Alpha.of(asked)
+        chosen.require_used(self.a.architecture.tensors)
+        return chosen
+
+    @property
+    def _rotates(self) -> bool:
+        """Whether π has rotations: maps from activations, whose errors are spread over all units."""
+        return self.alignment.rotates
+
+    @property
+    def _compares_weights(self) -> bool:
+        """Whether B's weights can be compared with π(A)'s, one by one and within the memory."""
+        known = self.alignment.provenance.method != PLANNED
+        return known and not self._rotates and self.resources.memory is None
+
+    def source(
+        self,
+        finetuned: Finetune,
+        alpha: Alpha,
+        *,
+        trust_base: bool = False,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+    ) -> TaskVectorSource:
+        """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            return FoldedAdapter(self.alone.adapter(finetuned, alpha, trust_base=trust_base, exact=True))
+        tuned = self.opened(finetuned).under(self.alignment.provenance.policy)
+        if not trust_base:
+            self._require_named_base(tuned.label, tuned.checkpoint.root)
+        lot = NewTokens(new_tokens)
+        vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
+        composed = self._composed(tuned, lot) if self.a.vocabulary is not None else None
+        return DenseSource(vector, self.alignment, self.b, alpha, composed)
+
+    def untied_for(self, finetuned: Sequence[Finetune]) -> TransportPlan:
+        """Return the plan of an output in which all of these have a place: if one of them changes the output
+        head apart from the embedding that it is tied to, both become tensors of their own.
+        """
+        if not (self.a.is_tied and any(map(self._unties, finetuned))):
+            return self
+        a, b = self.a.untied(), self.b.untied()
+        untied_config(b, b.checkpoint.config or {})
+        return replace(self, a=a, b=b)
+
+    def _unties(self, finetuned: Finetune) -> bool:
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            return self.b.writes_tokens and self.alone.adapter(finetuned, Alpha(), trust_base=True).unties
+        return any(head in self.opened(finetuned).architecture.tensors for head in self.a.ties)
+
+    def _composed(self, tuned: Model, new_tokens: NewTokens) -> ComposedTokens | None:
+        """Return the new tokens of a fine-tune to be composed for B; refuse them if nothing was said."""
+        grown = tuned.architecture.sizes[VOCABULARY] > self.a.architecture.sizes[VOCABULARY]
+        found = added_tokens(tuned, self.a)
+        if new_tokens is NewTokens.DROP or not (found or grown):
+            return None
+        if new_tokens is NewTokens.REFUSE:
+            raise MismatchError(
+                f"{tuned.label} has {len(found)} token(s) that its base {self.a.label} lacks:"
+                f" {listing(map(repr, found.values()))}",
+                hint='`new_tokens="keep"` composes their rows of those of B, `new_tokens="drop"` drops them',
+            )
+        return ComposedTokens.of(tuned, self.a, self.b)
+
+    def opened(self, finetuned: Finetune) -> Model:
+        """Open a fine-tuned model; in B's vocabulary, if that is another one than A's."""
+        tuned = finetuned if isinstance(finetuned, Model) else Model.open(finetuned)
+        if self.a.vocabulary is None or tuned.vocabulary is not None:
+            return tuned
+        return tuned.in_vocabulary(self.a.vocabulary, self.b.checkpoint.config)
+
+    def adapter(
+        self,
+        reference: str | Path,
+        alpha: Alpha,
+        dtype: torch.dtype | None = None,
+        output_record: OutputRecord | None = None,
+        *,
+        trust_base: bool = False,
+        exact: bool = False,
+    ) -> AdapterTransport:
+        """Prepare the transport of an adapter; ``exact``, if it becomes part of a model."""
+        adapter = open_adapter(reference, self.other_parts, exact=exact)
+        if not trust_base:
+            self._require_named_base(adapter.label, adapter.checkpoint.root)
+        if adapter.checkpoint.root.is_dir():
+            require_rows_of(self.a, adapter.label, adapter.checkpoint.root)
+        adapter = adapter_in_vocabulary(adapter, self.a)
+        a, b = (self.a.untied(), self.b.untied()) if self.b.writes_tokens else (self.a, self.b)
+        return AdapterTransport(adapter, a, b, self.alignment, alpha, dtype, output_record or OutputRecord())
+
+    def _require_named_base(self, label: str, root: Path) -> None:
+        """Refuse a fine-tune whose own metadata names a base with other weights."""
+        info = recorded_base(root)
+        if info is not None and info["blake3"] != self.alignment.provenance.source_digest != PLANNED:
+            raise MismatchError(
+                f"{label} was moved onto {info['name']} ({info['blake3'][:12]}…), and its base is said to be"
+                f" {self.a.label} ({self.alignment.provenance.source_digest[:12]}…), which has other weights",
+                hint=f"give {info['name']} as `base`, or `trust_base=True` if you are sure",
+            )
+
+    def transport(
+        self,
+        finetuned: Finetune,
+        *,
+        alpha: AlphaArgument | None = 1.0,
+        dtype: torch.dtype | str | None = None,
+        full: bool = False,
+        trust_base: bool = False,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+        keep_support: float | None = None,
+        calibrate: str | Path | None = None,
+        output_record: OutputRecord | None = None,
+        anyway: bool = False,
+    ) -> DenseTransport | AdapterTransport:
+        """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model.
+
+        Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
+        A's did; refused if they would move in an unrelated one, unless ``anyway``.
+        """
+        search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
+        chosen, output_record = self.choose_alpha(
+            alpha, (finetuned,), search, output_record or OutputRecord(), keep_support, anyway=anyway
+        )
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+        if full and not adapter:
+            raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
+        if isinstance(finetuned, str | Path) and adapter and not full:
+            moved = self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
+            by_weights = alpha == AUTO and "not_tried" in (output_record.output_shift or {})
+            if not self._compares_weights:
+                return moved
+            return with_drift(moved, keep_strength=by_weights, jobs=self.resources.jobs)
+        plan = self.untied_for((finetuned,))
+        source = plan.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
+        return plan._output((source,), MergeRule(), dtype, output_record)
+
+    def alpha_search(
+        self,
+        finetuned: Finetune,
+        *,
+        calibrate: str | Path | None = None,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+    ) -> AlphaSearch:
+        """Return a search for α that runs the fine-tune on A and on B, on probes."""
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+
+        def moved() -> RunnableFinetune:
+            whole = self.transport(finetuned, full=adapter, trust_base=True, new_tokens=new_tokens)
+            assert isinstance(whole, DenseTransport)
+            return RunnableFinetune(whole, self.resources)
+
+        return self.search_between(partial(self.tuned, finetuned), moved, calibrate)
+
+    def search_between(
+        self,
+        tuned: Callable[[], RunnableFinetune],
+        moved: Callable[[], RunnableFinetune],
+        calibrate: str | Path | None = None,
+    ) -> AlphaSearch:
+        """Return a search for α between a fine-tune of A and the same on B with α = 1, both yet to build."""
+        own = Path(calibrate) if calibrate else None
+        seed = self.alignment.provenance.seed + 1  # probes that π has not learned from
+        return AlphaSearch(
+            self.running(self.a),
+            self.b,
+            tuned,
+            moved,
+            expected=partial(self.expected, self.a.architecture),
+            translated=self.translation,
+            calibrate=own,
+            seed=seed,
+            how=HowToRun.within(self.resources),
+        )
+
+    def choose_alpha(
+        self,
+        asked: AlphaArgument | None,
+        finetuned: Sequence[Finetune],
+        search: Callable[[], AlphaSearch],
+        output_record: OutputRecord,
+        keep_support: float | None = None,
+        **choosing: bool,
+    ) -> tuple[Alpha, OutputRecord]:
+        """Return α for fine-tunes, and the record with what was measured in B's outputs, if anything was.
+
+        ``choosing`` are further parameters of `AlphaChooser.choose`.
+        """
+        known = self.alignment.provenance.method != PLANNED
+        checked = asked is None and self._rotates and all(map(_can_be_scaled, finetuned))
+        if known and (asked == AUTO or keep_support is not None or checked):
+            choice = self.alpha_choice.choose(asked, keep_support, search, **choosing)
+            asked, output_record = choice.alpha, replace(output_record, output_shift=choice.output_shift)
+        return self.alpha(1.0 if asked is None else asked), output_record
+
+    @property
+    def alpha_choice(self) -> AlphaChooser:
+        """How an α is chosen by running models."""
+        return AlphaChooser(rotates=self._rotates)
+
+    def running(self, model: Model) -> Model:
+        """Return a model of A's architecture as it is run."""
+        return model
+
+    def expected(self, architecture: Architecture, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs that B should have, if a model with A's architecture and heads has these."""
+        return expected_outputs(self._reading, architecture, outputs)
+
+    @cached_property
+    def _reading(self) -> Alignment:
+        return self.alignment.reading
+
+    def translation(self, a: nn.Module, b: nn.Module) -> InputTranslation:
+        """Return what rewrites inputs of A as inputs of B."""
+        return SameInputs()
+
+    def tuned(self, finetuned: Finetune) -> RunnableFinetune:
+        """Return the fine-tune of A; an adapter is folded into A."""
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            own = TransportPlan.planned(self.running(self.a), self.running(self.a))
+            folded = replace(own, other_parts=self.other_parts).transport(
+                finetuned, full=True, trust_base=True
+            )
+            assert isinstance(folded, DenseTransport)
+            return RunnableFinetune(folded, self.resources)
+        return RunnableFinetune(self.running(self.opened(finetuned)), self.resources)
+
+    def merge(
+        self,
+        finetuned: Sequence[Finetune],
+        *,
+        merging: MergeRule,
+        head: int | None = None,
+        full: bool = False,
+        rank: int | None = None,
+        new_tokens: NewTokens | str = NewTokens.REFUSE,
+        dtype: torch.dtype | str | None = None,
+        trust_base: bool = False,
+        output_record: OutputRecord | None = None,
+    ) -> DenseTransport | MergedAdapters:
+        """Prepare B + α·(the combined changes); of adapters alone, an adapter."""
+        if not finetuned:
+            raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
+        merging.require_for(len(finetuned))
+        if head is not None and not 0 <= head < len(finetuned):
+            raise SettingError(f"head = {head}: there are {len(finetuned)} fine-tunes", hint="count from 0")
+        info = output_record or OutputRecord("merge")
+        adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
+        if len(adapters) == len(finetuned) and not full:
+            moved = tuple(self.adapter(one, Alpha(), trust_base=trust_base) for one in adapters)
+            return MergedAdapters(moved, merging, rank, head, as_dtype(dtype), info)
+        if rank is not None:
+            raise SettingError("`rank`: the result is a model", hint="only merged adapters have a rank")
+        if full and not adapters:
+            raise SettingError("`full`: the fine-tunes are whole models already", hint="leave it out")
+        plan = self.untied_for(finetuned)
+        sources = tuple(
+            plan.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
+        )
+        return plan._output(sources, merging, dtype, info, head)
+
+    def _output(
+        self,
+        sources: tuple[TaskVectorSource, ...],
+        merging: MergeRule,
+        dtype: torch.dtype | str | None,
+        output_record: OutputRecord,
+        head: int | None = None,
+    ) -> DenseTransport:
+        settings = ChangedSettings.of(sources, self.a, self.b)
+        return DenseTransport(
+            sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, output_record, settings
+        )
+
+
+def _can_be_scaled(finetuned: Finetune) -> bool:
+    """Whether α can be chosen: not for adapters of some kinds."""
+    if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+        return open_adapter(finetuned).kind.scalable
+    return True

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from families import CASES, Case
+from small_models import CASES, Case
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.families import all_families
 from transfusion.model.model import Model

@@ -71,7 +71,7 @@ def tensors(made: Callable[[], Any]) -> list[float] | str:
 
 def guarded(name: str, place: Path) -> Iterator[tuple[str, Any]]:
     """Yield what is recorded of one case."""
-    from families import CASES, finetuned
+    from small_models import CASES, finetuned
     from transfusion import align, apply, transport
 
     case = CASES[name]
@@ -89,7 +89,7 @@ def guarded(name: str, place: Path) -> Iterator[tuple[str, Any]]:
 
 
 def record(names: list[str]) -> Found:
-    from families import CASES
+    from small_models import CASES
 
     found: Found = {}
     for number, name in enumerate(names or sorted(CASES)):

@@ -22,7 +22,7 @@ from rich.table import Table as View
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from families import CASES, Case
+from small_models import CASES, Case
 from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import parse
 from transfusion.architecture.table import Symmetry, Table

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:  # whoever only hands out tests to other processes needs none of it
-    from families import Case
+    from small_models import Case
     from transfusion.alignment.alignment import Alignment
 
 settings.register_profile("default", deadline=None, max_examples=24)
@@ -63,7 +63,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Folders with tiny random models, made once: ``made("vit")``, ``made("vit", seed=2)``."""
-    from families import CASES
+    from small_models import CASES
 
     root = tmp_path_factory.mktemp("models")
     done: dict[tuple[str, int], Path] = {}

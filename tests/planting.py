@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from families import CASES, Case
+from small_models import CASES, Case
 
 
 @dataclass(frozen=True)

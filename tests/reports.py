@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import transfusion
-from families import CASES, finetuned
+from small_models import CASES, finetuned
 from transfusion.runtime.run_record import RunRecord
 
 DATA = {"data": "digits", "examples": 40, "question": "class", "metric": "accuracy", "classes": 7}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from families import BERT, GPT2
 from making import case
+from small_models import BERT, GPT2
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.probes import synthetic_probes

@@ -1,0 +1,259 @@
+"""Models whose weights are in memory one unit at a time compute what whole models compute."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from small_models import FIRST, OFTEN, often
+from transfusion import align, predict
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.architecture.architecture import Policy
+from transfusion.errors import ArchitectureError, SettingError
+from transfusion.matching.activations import axis_activations
+from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
+from transfusion.matching.activations.functional_memory import FunctionalMemory, ModelPasses
+from transfusion.matching.activations.head_matching import match_heads
+from transfusion.matching.activations.probed_pair import run_on_probes
+from transfusion.matching.activations.procrustes import solve_axis
+from transfusion.matching.methods import FunctionalOptions, preset
+from transfusion.matching.search_memory import plan_memory
+from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
+from transfusion.running.lockstep import run_side_by_side
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.running.running import HowToRun
+from transfusion.running.streaming import stream
+from transfusion.runtime.memory_budget import PROGRAM
+from transfusion.runtime.resources import Resources
+from transfusion.transport.transport_plan import TransportPlan
+from transfusion.verification.equivalence import compare
+
+WHOLE_ONLY = frozenset(["marian", "llama4"])
+"""Families whose module has parameters that files lack, or sends inputs to where a weight is."""
+UNITS = [family for family in sorted(FIRST) if family not in WHOLE_ONLY]
+
+
+def inputs_of(model: Model, module, seed: int) -> dict[str, torch.Tensor]:
+    config = getattr(module, "config", None)
+    settings = config.to_dict() if hasattr(config, "to_dict") else config or model.config
+    drawn = random_inputs(model.family, settings, batch=2, seed=seed)
+    return {name: one.float() if one.is_floating_point() else one for name, one in drawn.items()}
+
+
+def outputs(model: Model, how: HowToRun, count: int = 3) -> list[dict[str, torch.Tensor]]:
+    """The outputs on some batches."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    with how.opened(model) as running:
+
+        def run(number: int) -> None:
+            found[number] = running.outputs(inputs_of(model, running.module, number))
+
+        running.each(run, count)
+    return [found[number] for number in range(count)]
+
+
+@pytest.mark.parametrize("family", often(UNITS, OFTEN))
+def test_unit_by_unit_every_family_computes_the_same_bits(family, made):
+    model = Model.open(made(FIRST[family]))
+    whole, by_unit = (outputs(model, HowToRun(workers=2, limit=one)) for one in (None, 10**9))
+    for one, other in zip(whole, by_unit, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("family", often(UNITS, ["llama", "qwen2_moe", "t5", "vit"]))
+def test_equivalence_is_proved_unit_by_unit(family, made):
+    """π(A) computes what A computes, with rotated shortcuts; and the number is that of the whole model."""
+    model = Model.open(made(FIRST[family])).under(Policy())
+    planned = TransportPlan.planned(model, model).alignment
+    pi = Alignment.of(random_maps(model.architecture, 3), model.architecture, planned.provenance)
+    whole, by_unit = (compare(LiveModel.of(model, by_unit=one), pi) for one in (False, True))
+    assert by_unit.equal
+    assert by_unit == whole, "to the last digit"
+
+
+def test_every_unit_is_loaded_once_for_all_batches_and_dropped(made):
+    model = Model.open(made("llama"))
+    streamed = stream(model)
+    batches = [inputs_of(model, streamed.module, seed) for seed in range(5)]
+    with streamed.loading():
+        run_side_by_side(lambda number: streamed.module(**batches[number]) and None, 5, 2, streamed)
+        held = [name for name, one in streamed.module.named_parameters() if not one.is_meta]
+        assert {name.split(".")[2] for name in held if ".layers." in name} <= {"2"}, "the last unit only"
+    assert streamed.loads == len(streamed.units) == 3 + 2, "three blocks, the table and the projection"
+    kept = {name for name, one in streamed.module.named_parameters() if not one.is_meta}
+    assert kept == {"model.norm.weight"}
+
+
+def test_only_some_passes_run_at_a_time():
+    running, most, lock = [0], [0], threading.Lock()
+    meet = threading.Barrier(3)
+
+    def run(number: int) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        meet.wait(timeout=60)  # three do run together: nobody else would let them go on
+        with lock:
+            running[0] -= 1
+
+    run_side_by_side(run, 9, 3)
+    assert most == [3]
+
+
+def test_an_error_in_one_pass_ends_all(made):
+    """Also of those that wait in front of a unit."""
+    model = Model.open(made("llama"))
+    streamed = stream(model)
+    inputs = inputs_of(model, streamed.module, 0)
+
+    def run(number: int) -> None:
+        if number == 3:
+            raise ZeroDivisionError("of the fourth")
+        streamed.module(**inputs)
+
+    with streamed.loading(), pytest.raises(ZeroDivisionError, match="of the fourth"):
+        run_side_by_side(run, 5, 2, streamed)
+
+
+def test_what_files_lack_is_named(made):
+    with pytest.raises(ArchitectureError, match="embed_positions.weight of MarianMTModel is not in the file"):
+        stream(Model.open(made(FIRST["marian"])))
+
+
+def test_such_a_model_runs_whole_and_says_so(made):
+    notes: list[str] = []
+    model = Model.open(made(FIRST["marian"]))
+    with HowToRun(limit=10**9, note=notes.append).opened(model) as running:
+        assert running.streamed is None
+    assert len(notes) == 1
+    assert "runs whole" in notes[0]
+    with pytest.raises(ArchitectureError, match="is not in the file"), HowToRun(limit=1000).opened(model):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", often(["vit-classifier", "bert-classifier", "llama", "mixtral"], ["bert-classifier", "llama"])
+)
+def test_a_limit_changes_nothing_but_the_memory(name, made):
+    """Maps, qualities and predictions have the same bits."""
+    a, b = made(name, 1), made(name, 2)
+    free = align(a, b, method="functional", resources=Resources(jobs=2))
+    for jobs in (1, 2):
+        limited = align(a, b, method="functional", resources=Resources(jobs=jobs, memory=10**9))
+        assert limited.digest == free.digest
+        assert limited.provenance == free.provenance
+    found = [predict(a, b, via=free, resources=one) for one in (Resources(), Resources(memory=10**9))]
+    assert found[0] == found[1]
+
+
+def test_auto_keeps_to_a_limit_too(made):
+    a, b = made("bert-classifier", 1), made("bert-classifier", 2)
+    free, limited = (align(a, b, method="auto", resources=Resources(memory=one)) for one in (None, 10**9))
+    assert limited.digest == free.digest
+
+
+def test_tables_that_are_read_by_rows_count_as_they_do_whole(made, monkeypatch):
+    a, b = (Model.open(made("bert", seed)) for seed in (1, 2))
+    options = FunctionalOptions(probes=8, samples=80)
+    with run_on_probes(a, b, options) as probed:
+        evidence = probed.evidence
+        points = [space.id for space in evidence.architecture.moving() if space.stream]
+        whole = {id: evidence.weight_covariance(id, {}) for id in points}
+        monkeypatch.setattr(axis_activations, "NUMBERS", 100)
+        by_rows = {id: evidence.weight_covariance(id, {}) for id in points}
+    assert any(one is not None for one in whole.values())
+    for id, one in whole.items():
+        if one is not None:
+            torch.testing.assert_close(by_rows[id], one)
+
+
+def test_texts_that_a_model_writes_are_counted(made):
+    """What a model remembers of each token, in all layers, of all texts that it writes at once."""
+    model = Model.open(made("llama", 1))
+    passes = ModelPasses(model, FunctionalOptions())
+    config = passes.module.config
+    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    texts = 256  # without a tokenizer it writes all, so many at once
+    assert passes.texts > 4 * texts * ProbedModel(model, passes.module).length * kept
+    assert ModelPasses(Model.open(made("bert", 1)), FunctionalOptions()).texts == 0
+
+
+@pytest.mark.parametrize("limit", [None, 10**9])
+def test_passes_remember_nothing_for_a_next_token(limit, made):
+    """Keys and values of all blocks, of all batches, would be in memory together. Texts ask for them."""
+    model = Model.open(made("llama"))
+    with HowToRun(limit=limit).opened(model) as running:
+        inputs = inputs_of(model, running.module, 0)
+        assert running.module(**inputs).past_key_values is None
+        assert running.module(**inputs, use_cache=True).past_key_values is not None
+
+
+def test_the_maps_of_both_treatments_of_heads_are_counted(made):
+    """Units that move between heads have a matrix of all units of all heads."""
+    a, b = (Model.open(made("bert", seed)) for seed in (1, 2))
+    freely, inside = (
+        FunctionalMemory.of(a, b, FunctionalOptions(freely=one), 1, by_unit=True) for one in (True, False)
+    )
+    layers, width = a.config["num_hidden_layers"], a.config["hidden_size"]
+    assert freely.maps - inside.maps == 4 * layers * 2 * width**2, "one for queries and keys, one for values"
+
+
+@pytest.mark.parametrize("axis", ["layer.0.ffn", "heads"])
+def test_samples_are_in_memory_one_module_at_a_time(axis, made, monkeypatch):
+    a, b = (Model.open(made("llama", seed)) for seed in (1, 2))
+    seen: list[weakref.ref[AxisPiece]] = []
+    pieces = AxisActivations.pieces
+
+    def watched(self: AxisActivations, id: str) -> Iterator[AxisPiece]:
+        for piece in pieces(self, id):
+            assert not any(one() is not None for one in seen)
+            seen.append(weakref.ref(piece))
+            yield piece
+
+    options = FunctionalOptions(probes=8, samples=80)
+    with run_on_probes(a, b, options) as probed:
+        heads = probed.evidence.parent_axes()[0]
+        monkeypatch.setattr(AxisActivations, "pieces", watched)
+        if axis == "heads":
+            assert match_heads(probed.evidence, heads, options, {})
+        else:
+            assert solve_axis(probed.evidence, axis, options)
+    assert len(seen) >= 3, "of several modules: what they write, and what they read"
+
+
+def test_too_little_memory_is_refused_before_any_work(made):
+    a, b = (Model.open(made("llama", seed)) for seed in (1, 2))
+    plan = plan_memory(a, b, method=preset("functional"), memory=10**9, jobs=2)
+    assert PROGRAM < plan["memory"] <= 10**9
+    with pytest.raises(SettingError, match="is too little: functional alignment takes"):
+        align(a, b, method="functional", resources=Resources(memory=PROGRAM + 1000))
+
+
+def test_gradients_need_whole_models(made):
+    method = preset("functional").changed(gradients=1.0)
+    with pytest.raises(SettingError, match="gradients need whole models"):
+        align(
+            made("vit-classifier", 1),
+            made("vit-classifier", 2),
+            method=method,
+            resources=Resources(memory=10**9),
+        )
+
+
+def test_a_module_that_sends_its_inputs_after_unloaded_weights_is_not_run(made):
+    """Llama 4 asks where its embeddings are: its token ids would be lost, and the outputs arbitrary."""
+    model = Model.open(made("llama4"))
+    with pytest.raises(ArchitectureError, match="asks for the place of weights that are not loaded yet"):
+        stream(model)
+    streamed = stream(replace(model, family=replace(model.family, whole_only=False)))
+    inputs = inputs_of(model, streamed.module, 0)
+    with streamed.loading(), pytest.raises(RuntimeError, match="weights are not loaded yet"):
+        run_model(streamed.module, model.family, inputs, double=False)

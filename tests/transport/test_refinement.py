@@ -1,0 +1,650 @@
+"""Refinement: the fine-tune of A as the teacher, synthetic inputs, and what is written in the end."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from small_models import CASES, finetuned, often
+from tests.transport.test_adapter import train_adapter
+from transfusion import align, rerun, transport
+from transfusion.cli.transport import _lines
+from transfusion.errors import MismatchError, SettingError, UselessResultError
+from transfusion.model.model import Model
+from transfusion.running.building import build
+from transfusion.running.probes.corruptions import corrupted_images, recombined_texts
+from transfusion.running.probes.gradient_inputs import REACH, adversarial, invert, roughness
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.runtime.memory_budget import PROGRAM
+from transfusion.runtime.progress import Progress
+from transfusion.runtime.resources import Resources
+from transfusion.transport.output_shift import AlphaSearch, OutputShift
+from transfusion.transport.refinement import refinement_inputs, refiner
+from transfusion.transport.refinement.output_targets import OutputTargets, with_similarities
+from transfusion.transport.refinement.refinement_inputs import RefinementInputs
+from transfusion.transport.refinement.refinement_settings import describe_refinement
+from transfusion.transport.refinement.training_state import TrainingState
+from transfusion.transport.transport_plan import TransportPlan
+
+VIT = "vit-classifier"
+
+
+@pytest.fixture(autouse=True)
+def few_inputs(monkeypatch):
+    """Few inputs, so that the runs are short."""
+    monkeypatch.setattr(refinement_inputs, "INVERTED", 16)
+    monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
+    monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
+    monkeypatch.setattr(refinement_inputs, "POOL", 64)
+    monkeypatch.setattr(refiner, "BATCH", 16)
+
+
+@pytest.fixture(scope="module")
+def inputs(made, aligned, tmp_path_factory):
+    """Return the parameters of a transport onto a stranger: ``inputs(case)``."""
+    done: dict[str, dict[str, object]] = {}
+
+    def of(case: str, onto: str | None = None) -> dict[str, object]:
+        if (key := f"{case} {onto}") not in done:
+            base = onto or case
+            a, b = made(base), made(base, 2)
+            tuned = finetuned(CASES[case], a, tmp_path_factory.mktemp("t") / "tuned")
+            done[key] = {"finetuned": tuned, "base": a, "onto": b, "via": aligned(a, b, method="naive")}
+        return done[key]
+
+    return of
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: one for file in folder.glob("*.safetensors") for name, one in load_file(file).items()}
+
+
+def equal(one: Path, other: Path) -> bool:
+    first, second = tensors(one), tensors(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Interrupted(Progress):
+    """Interrupts a refinement after some steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    @contextmanager
+    def bar(self, total=None, text=""):
+        def advance(text, done=None, total=None):
+            if done == self.after and text.startswith("refining"):
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+# ── what is learned ──────────────────────────────────────────────────────────────────────────
+
+
+REFINED = [(VIT, None), ("bert-classifier", "bert"), ("llama", None), ("clip", None)]
+
+
+@pytest.mark.parametrize(
+    ("case", "onto"),
+    often([*REFINED, ("vit", None), ("open_clip", None), ("timm-vit", None)], REFINED),
+)
+def test_a_refined_model_answers_more_like_the_fine_tune(case, onto, inputs, tmp_path):
+    asked = {"refine": True, "refine_steps": 24, "keep_support": 0.0, "output": tmp_path / "out"}
+    moved = transport(**inputs(case, onto), **asked)
+    record = moved.metadata()["refinement"]
+    before, after = record["divergence"]
+    assert after < 0.98 * before, record
+    assert 0 < record["steps"] <= 24
+    Model.open(tmp_path / "out")
+    info = json.loads((tmp_path / "out" / "transfusion.json").read_text())
+    assert info["refinement"] == json.loads(json.dumps(record))
+
+
+def test_nothing_is_lost_where_pi_is_exact(shuffled, tmp_path_factory):
+    a, b = shuffled(VIT)
+    tuned = finetuned(CASES[VIT], a, tmp_path_factory.mktemp("t") / "tuned")
+    moved = transport(tuned, base=a, onto=b, via=align(a, b), refine=True, refine_steps=12)
+    record = moved.metadata()["refinement"]
+    assert record["start"] == "moved"
+    assert record["divergence"][0] < 1e-5
+    assert record["divergence"][1] <= record["divergence"][0] + 1e-6, "nothing was lost"
+
+
+def test_b_is_the_start_where_pi_does_harm(inputs):
+    given = inputs(VIT)
+    noted: list[str] = []
+
+    class Noted(Progress):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    moved = transport(**given, alpha=30.0, refine=True, refine_steps=2, progress=Noted())
+    assert moved.metadata()["refinement"]["start"] == "base"
+    assert "tensors moved" not in _lines(moved.metadata())[0]
+    assert any("starts from B" in one for one in noted)
+
+
+def test_a_heavier_weight_keeps_more_of_b(inputs):
+    given = inputs(VIT)
+    kept = [
+        transport(**given, refine=True, refine_steps=24, keep_support=weight).metadata()["refinement"]["kept"]
+        for weight in (0.0, 10.0)
+    ]
+    assert kept[1] > kept[0]
+
+
+def test_own_inputs_are_used(inputs, tmp_path):
+    from safetensors.torch import save_file
+
+    given = inputs(VIT)
+    pixels = torch.randn(20, *_image_shape(given["base"]))
+    save_file({"pixel_values": pixels}, tmp_path / "own.safetensors")
+    moved = transport(**given, refine=True, refine_steps=3, calibrate=tmp_path / "own.safetensors")
+    record = moved.metadata()["refinement"]
+    assert any("20 examples of" in one for one in record["inputs"])
+    assert "own" in record["before"].keys() & record["after"].keys()
+    assert "of your inputs" in describe_refinement(record)
+
+
+@pytest.mark.parametrize(("case", "shape"), [(VIT, None), ("bert-classifier", (20, 12))])
+def test_some_own_inputs_are_held_out(case, shape, made):
+    model = Model.open(made(case))
+    module = build(model, torch.float32)
+    if shape is None:
+        own = {"pixel_values": torch.arange(20.0)[:, None, None, None] * torch.ones(_image_shape(made(case)))}
+    else:
+        own = {"input_ids": torch.arange(20)[:, None].expand(shape)}
+    name = next(iter(own))
+    inputs = RefinementInputs(model, module, 0).extended(None, own, "20 examples")
+    held = inputs.held_out()["own"][name]
+    assert held.flatten(1)[:, 0].tolist() == [0, 5, 10, 15]
+    drawn = torch.cat([inputs.draw(step, 32)[1][name] for step in range(4)])
+    alone = [one for one in drawn.flatten(1) if len(one.unique()) == 1]
+    assert alone, "some are as they were given"
+    assert not {float(one[0]) for one in alone} & {0.0, 5.0, 10.0, 15.0}
+    assert len(drawn.flatten(1).unique(dim=0)) > 16, "others are mixed"
+
+
+def _image_shape(folder) -> tuple[int, int, int]:
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return config["num_channels"], config["image_size"], config["image_size"]
+
+
+# ── what is written ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_seed_gives_the_same_bits_and_another_one_does_not(inputs, tmp_path):
+    given = {**inputs(VIT), "refine": True, "refine_steps": 4}
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        transport(**given, seed=seed, output=tmp_path / name)
+    assert equal(tmp_path / "one", tmp_path / "two")
+    assert not equal(tmp_path / "one", tmp_path / "three")
+
+
+def test_an_interrupted_refinement_goes_on_to_the_same_bits(inputs, tmp_path):
+    given = {**inputs(VIT), "refine": True, "refine_steps": 24}
+    transport(**given, output=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(13))
+    assert not (tmp_path / "out").exists()
+    steps: list[int] = []
+
+    class Counted(Progress):
+        @contextmanager
+        def bar(self, total=None, text=""):
+            yield lambda text, done=None, total=None: steps.append(done) if done else None
+
+    transport(**given, output=tmp_path / "out", progress=Counted())
+    assert steps[0] == 13, "the first twelve steps were kept"
+    assert equal(tmp_path / "whole", tmp_path / "out")
+
+
+class Phases(Progress):
+    """Remembers every bar, and how far it came."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, int] = {}
+        self.totals: dict[str, int | None] = {}
+
+    @contextmanager
+    def bar(self, total=None, text=""):
+        self.totals[text] = total
+        self.done.setdefault(text, 0)
+
+        def advance(_: str, done=None, total=None) -> None:
+            self.done[text] += 1
+
+        yield advance
+
+
+@pytest.mark.parametrize(("case", "preparing"), [(VIT, "inverting inputs"), ("gpt2", "writing texts")])
+def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing, inputs, tmp_path):
+    given = {**inputs(case), "refine": True, "refine_steps": 12}
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(3))
+    again = Phases()
+    transport(**given, output=tmp_path / "out", progress=again)
+    first = Phases()
+    transport(**given, output=tmp_path / "whole", progress=first)
+    assert {"reading", "building the models", "comparing starts with the fine-tune", "refining"} <= {
+        *first.done
+    }
+    assert first.done[preparing] >= first.totals[preparing] > 0
+    assert preparing not in again.done, "nothing is prepared twice"
+    assert equal(tmp_path / "whole", tmp_path / "out")
+
+
+def test_the_number_of_threads_is_tried_once_and_recorded(inputs, tmp_path, monkeypatch):
+    tried: list[int] = []
+    monkeypatch.setattr(refiner.Refiner, "fitting_threads", lambda self, most: tried.append(most) or 1)
+    given = {**inputs(VIT), "refine": True, "refine_steps": 12}
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(3))
+    moved = transport(**given, output=tmp_path / "out")
+    assert len(tried) == 1, "an interrupted run goes on with as many threads"
+    assert moved.metadata()["settings"]["refinement"]["threads"] == 1
+    rerun(tmp_path / "out", output=tmp_path / "again")
+    asked = transport(**given, resources=Resources(jobs=2)).metadata()
+    assert asked["settings"]["refinement"]["threads"] == 2, "whoever asks for a number gets it"
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("how", [{}, {"refine_rank": 4}])
+def test_a_dry_run_tells_the_memory_of_every_phase(how, inputs, cli, tmp_path):
+    given = inputs(VIT)
+    plain = transport(**given, dry_run=True).plan()
+    assert not {"memory_to_align", "memory_to_refine"} & plain.keys()
+    whole = transport(**given, refine=True, **how, dry_run=True).plan()
+    weights = Model.open(given["onto"]).checkpoint.parameters * 4
+    assert whole["memory_to_refine"] >= (5 if how else 8) * weights
+    options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
+    models = ("--base", given["base"], "--onto", given["onto"], "-o", tmp_path / "out")
+    auto = ("--method", "auto", "--refine", *options, "--dry-run")
+    code, out, _ = cli("transport", given["finetuned"], *models, *auto)
+    assert code == 0
+    assert "before that, finding π takes up to" in out
+    assert "and --refine at least" in out
+
+
+def test_no_run_goes_on_from_the_state_of_another(inputs, tmp_path):
+    given = {**inputs(VIT), "refine": True, "refine_steps": 24}
+    with pytest.raises(KeyboardInterrupt):
+        transport(**given, output=tmp_path / "out", progress=Interrupted(13))
+    transport(**given, seed=1, output=tmp_path / "out")
+    transport(**given, seed=1, output=tmp_path / "alone")
+    assert equal(tmp_path / "out", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_held_out_inputs_are_drawn_by_no_step(seed, made):
+    model = Model.open(made(VIT))
+    drawn = refinement_inputs.RefinementInputs(model, build(model, torch.float32), seed)
+    held_out = {tuple(one.flatten().tolist()) for one in drawn.held_out()["synthetic"]["pixel_values"]}
+    for step in range(8):
+        images = drawn.draw_plain(step, 32)["pixel_values"]
+        assert not any(tuple(one.flatten().tolist()) in held_out for one in images)
+
+
+def test_a_fine_tune_with_more_classes_than_a_is_refined(made, aligned, tmp_path):
+    import transformers
+
+    a, b = made(VIT), made(VIT, 2)
+    config = transformers.AutoConfig.from_pretrained(a, num_labels=11)
+    torch.manual_seed(0)
+    live = transformers.ViTForImageClassification.from_pretrained(
+        a, config=config, ignore_mismatched_sizes=True
+    )
+    with torch.no_grad():
+        for parameter in live.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    live.save_pretrained(tmp_path / "tuned")
+    via = aligned(a, b, method="naive")
+    moved = transport(tmp_path / "tuned", base=a, onto=b, via=via, refine=True, refine_steps=2)
+    assert moved.module().config.num_labels == 11
+
+
+def test_a_refinement_is_repeated_bit_for_bit(inputs, tmp_path):
+    given = {**inputs(VIT)}
+    given["via"].save(tmp_path / "pi.safetensors")
+    given["via"] = tmp_path / "pi.safetensors"
+    transport(**given, refine=True, refine_steps=4, output=tmp_path / "first")
+    rerun(tmp_path / "first", output=tmp_path / "second")  # compares the hashes
+    assert equal(tmp_path / "first", tmp_path / "second")
+
+
+def test_an_adapter_stays_an_adapter_of_its_rank(made, aligned, tmp_path):
+    import peft
+
+    a, b = made(VIT), made(VIT, 2)
+    train_adapter(a, tmp_path / "lora", ["q_proj", "fc1"])
+    via = aligned(a, b, method="naive")
+    moved = transport(
+        tmp_path / "lora", base=a, onto=b, via=via, refine=True, refine_steps=24, output=tmp_path / "out"
+    )
+    before, after = moved.metadata()["refinement"]["divergence"]
+    assert after < before
+    plain = transport(tmp_path / "lora", base=a, onto=b, via=via).state_dict()
+    written = tensors(tmp_path / "out")
+    assert {name: one.shape for name, one in written.items()} == {
+        name: one.shape for name, one in plain.items()
+    }
+    assert any(not torch.equal(written[name], plain[name]) for name in plain), "it was trained"
+    peft.PeftModel.from_pretrained(build(Model.open(b), torch.float32), str(tmp_path / "out"))
+
+
+def test_an_adapter_brings_a_head_that_b_lacks(made, aligned, tmp_path):
+    import peft
+    import transformers
+
+    a, b = made("bert"), made("bert", 2)
+    live = transformers.BertForSequenceClassification.from_pretrained(a, num_labels=3)
+    config = peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=["query", "value"])
+    tuned = peft.get_peft_model(live, config)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in tuned.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    tuned.save_pretrained(tmp_path / "lora")
+    via = aligned(a, b, method="naive")
+    given = {"base": a, "onto": b, "via": via, "output": tmp_path / "out"}
+    moved = transport(tmp_path / "lora", **given, refine=True, refine_steps=24)
+    before, after = moved.metadata()["refinement"]["divergence"]
+    assert after < before
+    assert tensors(tmp_path / "out").keys() == tensors(tmp_path / "lora").keys()
+
+
+def test_a_rank_leaves_b_alone_and_writes_a_lora(inputs, tmp_path):
+    import peft
+
+    given = inputs(VIT)
+    moved = transport(**given, refine=True, refine_steps=24, refine_rank=2, output=tmp_path / "out")
+    before, after = moved.metadata()["refinement"]["divergence"]
+    assert after < before
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (config["r"], config["peft_type"]) == (2, "LORA")
+    onto = build(Model.open(given["onto"]), torch.float32)
+    own = {name: one.clone() for name, one in onto.named_parameters()}
+    loaded = peft.PeftModel.from_pretrained(onto, str(tmp_path / "out"))
+    assert any("lora_B" in name and one.abs().max() > 0 for name, one in loaded.named_parameters())
+    base = {name.replace(".base_layer", ""): one for name, one in loaded.get_base_model().named_parameters()}
+    assert all(torch.equal(base[name], one) for name, one in own.items()), "B is as it was"
+
+
+def test_changed_settings_and_ties_come_along_and_are_refused_for_a_lora(made, aligned, tmp_path):
+    """Of an untied head, too: the fine-tune is trained with a head of its own."""
+    a, b = made("mistral-tied"), made("mistral-tied", 2)
+    tuned = finetuned(CASES["mistral-tied"], a, tmp_path / "tuned")
+    state = load_file(tuned / "model.safetensors")
+    state["lm_head.weight"] = 1.2 * state["model.embed_tokens.weight"]
+    save_file(state, tuned / "model.safetensors", {"format": "pt"})
+    config = json.loads((tuned / "config.json").read_text())
+    changed = {"tie_word_embeddings": False, "rms_norm_eps": 0.3}
+    (tuned / "config.json").write_text(json.dumps({**config, **changed}))
+    given = {"base": a, "onto": b, "via": aligned(a, b, method="naive"), "refine": True, "refine_steps": 2}
+    transport(tuned, **given, output=tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {key: found[key] for key in changed} == changed
+    assert "lm_head.weight" in tensors(tmp_path / "out")
+    with pytest.raises(MismatchError, match="an adapter cannot have: rms_norm_eps, lm_head.weight"):
+        transport(tuned, **given, refine_rank=2)
+
+
+def test_a_head_that_b_lacks_goes_with_the_lora(inputs, tmp_path):
+    given = inputs("bert-classifier", "bert")
+    transport(**given, refine=True, refine_steps=2, refine_rank=2, output=tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["modules_to_save"] == ["classifier"]
+    assert any("classifier" in name for name in tensors(tmp_path / "out"))
+
+
+def test_the_command_line_says_what_was_reached(cli, inputs, tmp_path):
+    given = inputs(VIT)
+    given["via"].save(tmp_path / "pi.safetensors", force=True)
+    code, out, _ = cli(
+        "transport",
+        given["finetuned"],
+        *("--base", given["base"], "--onto", given["onto"], "--via", tmp_path / "pi.safetensors"),
+        *("--refine", "--refine-steps", 3, "-o", tmp_path / "out"),
+    )
+    assert code == 0
+    assert "agrees with the fine-tune on" in out
+    assert "refined from" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"refine_steps": 5}, "nothing is refined"),
+        ({"refine_rank": 5}, "nothing is refined"),
+        ({"refine": True, "refine_steps": 0}, "at least one step"),
+        ({"refine": True, "refine_rank": 0}, "a rank is at least 1"),
+        ({"refine": True, "keep_support": -1.0}, "must be 0 or more"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(asked, message, inputs):
+    with pytest.raises(SettingError, match=message):
+        transport(**inputs(VIT), **asked)
+
+
+def test_a_limit_of_memory_is_refused_before_any_work(inputs):
+    with pytest.raises(SettingError, match="a refinement of all weights holds whole models"):
+        transport(**inputs(VIT), refine=True, resources=Resources(memory=10**9))
+
+
+def test_a_dry_run_trains_nothing(cli, inputs, tmp_path):
+    given = inputs(VIT)
+    code, out, err = cli(
+        "transport",
+        given["finetuned"],
+        *("--base", given["base"], "--onto", given["onto"], "--refine", "--dry-run", "-o", tmp_path / "out"),
+    )
+    assert code == 0, err
+    assert "would write" in out
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_keeps_its_own_rank(made, aligned, tmp_path):
+    a, b = made(VIT), made(VIT, 2)
+    train_adapter(a, tmp_path / "lora", ["q_proj"])
+    with pytest.raises(SettingError, match="keeps its own rank"):
+        transport(
+            tmp_path / "lora",
+            base=a,
+            onto=b,
+            via=aligned(a, b, method="naive"),
+            refine=True,
+            refine_rank=2,
+        )
+
+
+# ── its parts ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_training_state_goes_on_where_it_was_saved(tmp_path):
+    def trained(state: TrainingState, model: torch.nn.Linear, until: int) -> None:
+        while state.step < until:
+            batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(state.step))
+            state.descend((model(batch) - 1).square().mean())
+
+    def begun() -> tuple[TrainingState, torch.nn.Linear]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return TrainingState(dict(model.named_parameters()), 0.05, 10, best_value=1.0), model
+
+    whole, first = begun()
+    trained(whole, first, 10)
+    stopped, second = begun()
+    trained(stopped, second, 4)
+    stopped.check(0.5)
+    stopped.save(tmp_path / "state.safetensors")
+    resumed, third = begun()
+    assert resumed.load(tmp_path / "state.safetensors")
+    assert (resumed.step, resumed.best_step, resumed.best_value) == (4, 4, 0.5)
+    trained(resumed, third, 10)
+    assert torch.equal(first.weight, third.weight)
+    resumed.restore()
+    assert torch.equal(third.weight, second.weight)
+
+
+def test_a_training_is_settled_when_nothing_improves():
+    state = TrainingState({"w": torch.nn.Parameter(torch.ones(1))}, 0.1, 10, best_value=1.0)
+    for value in (0.9, *[0.95] * 5):
+        state.check(value)
+        assert not state.settled
+    state.check(0.95)
+    assert state.settled
+    assert state.best_value == 0.9
+
+
+def test_corrupted_images_are_of_the_same_shape_and_mostly_others():
+    images = torch.randn(64, 3, 12, 10, generator=torch.Generator().manual_seed(0))
+    corrupted = corrupted_images(images, torch.Generator().manual_seed(1))
+    changed = (corrupted != images).flatten(1).any(1)
+    assert corrupted.shape == images.shape
+    assert 0.6 < changed.float().mean() < 1
+    assert torch.equal(corrupted, corrupted_images(images, torch.Generator().manual_seed(1)))
+
+
+def test_recombined_texts_keep_the_place_of_every_token(made):
+    model = Model.open(made("bert"))
+    subject = ProbedModel(model, build(model, torch.float32))
+    ids = torch.arange(16 * 20).reshape(16, 20)
+    mixed = recombined_texts(subject, ids, torch.Generator().manual_seed(0))["input_ids"]
+    assert torch.equal(mixed % 20, ids % 20)
+    assert ((mixed // 20).diff(dim=1) != 0).any(1).all(), "every text is made of several"
+
+
+def test_inversion_finds_what_a_model_is_sure_of():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+    start = torch.randn(8, 1, 8, 8)
+    classes = torch.arange(8) % 4
+
+    def loss(images):
+        return torch.nn.functional.cross_entropy(model(images), classes)
+
+    found = invert(start, loss, 60, torch.Generator().manual_seed(0))
+    assert loss(found) < 0.5 * loss(start)
+    smooth = torch.ones(1, 1, 8, 8)
+    assert float(roughness(smooth)) == 0 < float(roughness(start))
+    assert found.abs().max() <= 3
+
+
+def test_adversarial_inputs_raise_the_loss_and_stay_near():
+    weight = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
+    start = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+
+    def loss(pixels: torch.Tensor) -> torch.Tensor:
+        return (pixels.flatten(1) @ weight).square().mean()
+
+    found = adversarial(start, loss, torch.Generator().manual_seed(0))
+    assert loss(found) > 1.05 * loss(start)
+    assert (found - start).abs().max() <= REACH + 1e-6
+    reaches = (found - start).abs().flatten(1).amax(1)
+    assert reaches.max() > 2 * reaches.min()
+
+
+def test_logits_are_compared_as_distributions_and_other_outputs_as_vectors():
+    logits, vectors = torch.randn(6, 5), torch.randn(6, 3, 4)
+    outputs = {"logits": logits, "last_hidden_state": vectors}
+    assert OutputTargets.between(outputs, outputs).names == ("logits",)
+    shifted = {"logits": logits + 3.0, "last_hidden_state": vectors}
+    targets = OutputTargets.between(outputs, shifted)
+    assert float(targets.loss(outputs, shifted)) == pytest.approx(0, abs=1e-6), "the same distribution"
+    assert targets.agreement(outputs, shifted) == 1
+    alone = OutputTargets.between({"x": vectors}, {"x": vectors})
+    assert alone.names == ("x",)
+    assert float(alone.loss({"x": vectors}, {"x": vectors + 1})) > 0.1
+    assert OutputTargets.between({"logits": logits[:, :1]}, {"logits": logits[:, :1]}).vectors == ("logits",)
+
+
+def test_two_towers_are_compared_by_their_similarities():
+    towers = {"image_features": torch.randn(4, 8), "text_features": torch.randn(4, 8)}
+    found = with_similarities(towers)
+    turn = torch.linalg.qr(torch.randn(8, 8)).Q
+    rotated = with_similarities({name: one @ turn for name, one in towers.items()})
+    targets = OutputTargets.between(found, rotated)
+    assert set(targets.names) == {"logits_per_image", "logits_per_text"}
+    assert float(targets.loss(found, rotated)) == pytest.approx(0, abs=1e-4)
+
+
+# ── no harm by default ───────────────────────────────────────────────────────────────────────
+
+
+def _search(direction: float, reach: float) -> AlphaSearch:
+    one = AlphaSearch.__new__(AlphaSearch)
+    one.at = lambda alpha: OutputShift(alpha, direction, alpha, reach * alpha)  # type: ignore[method-assign]
+    return one
+
+
+def _harmless(direction: float, reach: float, *bound: float) -> float:
+    search = _search(direction, reach)
+    return search.harmless(search.at(1.0), *bound).alpha
+
+
+def test_a_default_alpha_is_lowered_where_b_would_move_far_in_another_direction():
+    assert _harmless(0.3, 0.5) == 1.0
+    assert _harmless(0.95, 3.0) == 1.0, "B moves as A did"
+    assert 0.48 < _harmless(0.3, 1.2) <= 0.5
+    assert _harmless(0.6, 1.2) < 1.0
+    assert _harmless(0.6, 1.2, 0.5) == 1.0, "as for an α that was chosen by the outputs"
+
+
+def test_a_functional_pi_is_checked_unless_alpha_is_given(made, tmp_path_factory, monkeypatch):
+    a, b = made(VIT), made(VIT, 2)
+    tuned = Model.open(finetuned(CASES[VIT], a, tmp_path_factory.mktemp("t") / "tuned"))
+    plan = TransportPlan.between(a, b, align(a, b, method="functional"))
+    monkeypatch.setattr(plan.__class__, "alpha_search", lambda *args, **more: _named(0.3, 1.2))
+    checked = plan.transport(tuned, alpha=None).metadata()
+    assert checked["alpha"] == pytest.approx(0.5, abs=0.02)
+    assert checked["output_shift"]["lowered"]["reach"] == 1.2
+    assert plan.transport(tuned, alpha=1.0).metadata()["alpha"] == 1.0
+    monkeypatch.setattr(plan.__class__, "alpha_search", lambda *args, **more: _named(0.01, 0.5))
+    with pytest.raises(UselessResultError, match="would not move as A's did"):
+        plan.transport(tuned, alpha=None)
+
+
+def _named(direction: float, reach: float) -> AlphaSearch:
+    from transfusion.running.probes.probed_model import Probes
+
+    search = _search(direction, reach)
+    search.probes = Probes([], "some inputs")
+    return search
+
+
+def test_an_adapter_is_refined_in_the_memory_of_a_unit(made, aligned, tmp_path):
+    """The base weights are read as they are used, forwards and backwards; the result is the same."""
+    a, b = made("llama"), made("llama", 2)
+    train_adapter(a, tmp_path / "lora", ["q_proj", "v_proj", "down_proj"])
+    asked = {"base": a, "onto": b, "via": aligned(a, b, method="naive"), "refine": True, "refine_steps": 6}
+    noted: list[str] = []
+
+    class Noted(Progress):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    records = {}
+    for name, memory in (("whole", None), ("limited", 10**9)):
+        resources = Resources(jobs=1, memory=memory)
+        moved = transport(
+            tmp_path / "lora", **asked, output=tmp_path / name, resources=resources, progress=Noted()
+        )
+        records[name] = moved.metadata()["refinement"]
+    assert any(
+        re.search(r"the refinement takes about .* of memory: a unit of each model", one) for one in noted
+    )
+    assert records["limited"]["divergence"] == pytest.approx(records["whole"]["divergence"], rel=1e-3)
+    assert records["limited"]["steps"] == records["whole"]["steps"]
+    whole, limited = tensors(tmp_path / "whole"), tensors(tmp_path / "limited")
+    assert whole.keys() == limited.keys()
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor, limited[name], atol=1e-3), name
+    with pytest.raises(SettingError, match="too little: the refinement of the adapter takes"):
+        transport(tmp_path / "lora", **asked, resources=Resources(memory=PROGRAM + 1000))

@@ -1,0 +1,456 @@
+"""Drafts of tables: the same as those that people wrote, certified, or refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cases import decoders, first
+from small_models import CASES, often
+from transfusion import families
+from transfusion.architecture.naming import Naming
+from transfusion.architecture.table import Family, Symmetry
+from transfusion.cli import main
+from transfusion.errors import ArchitectureError, VerificationError
+from transfusion.families import all_families, register_file
+from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.random_inputs import random_inputs
+from transfusion.verification.certification import certify
+from transfusion.verification.drafting.draft_from_folder import propose_for
+from transfusion.verification.drafting.probe_model import drawn
+from transfusion.verification.drafting.propose import propose
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_talker.py"
+FOUR = ("vit", "bert", "llama", "gpt2")
+MORE = ("phi3", "falcon-40b")
+UNLIKE = {
+    "vit-masked": "the mask token has no effect without a mask",
+    "bert-untied": "the head keeps a bias that nothing reads",
+    "gpt2-classifier": "without the tied head, the ends of the stream are apart",
+}
+"""Classes whose draft is certified and differs from the table, which knows the family's other classes."""
+SINGLE = [case.name for case in (*first.CASES, *decoders.CASES) if case.family not in ("clip", "open_clip")]
+"""Cases with one column of blocks."""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(families, "_registered", [])
+
+
+@pytest.fixture
+def no_tables(monkeypatch):
+    """A world in which nobody has written a table."""
+    monkeypatch.setattr(families, "_installed", tuple)
+
+
+def proposed(module):
+    config = module.config.to_dict()
+    kind = "image" if module.main_input_name == "pixel_values" else "tokens"
+    inputs = random_inputs(Family("any", "transformers", None, inputs=(kind,)), config)
+    return propose(module, config, config["model_type"], inputs)
+
+
+def assert_same_layouts(module, draft: Family, written: Family) -> None:
+    """For every parameter: the same axes up to their names, with the same groups and parents.
+
+    A draft knows of permutations only: what turns in pairs is fixed there, and may lie within nothing.
+    """
+    config = module.config.to_dict()
+    sides = [LiveModel.from_module(module, family, config).architecture for family in (draft, written)]
+    names = [Naming(family) for family in (draft, written)]
+    there: dict[str, str] = {}
+    for name, parameter in module.named_parameters():
+        ours, theirs = (s.tensors[n.canonical(name)] for s, n in zip(sides, names, strict=True))
+        assert len(ours.names()) == len(theirs.names()), f"{name}: {ours} and {theirs}"
+        for one, other in zip(ours.names(), theirs.names(), strict=True):
+            assert there.setdefault(one, other) == other, f"{name}: {one} is both {there[one]} and {other}"
+        assert str(ours.rename(there.__getitem__)) == str(theirs), f"{name} {tuple(parameter.shape)}"
+        marks = {n.canonical(name) in s.scales for s, n in zip(sides, names, strict=True)}
+        assert len(marks) == 1, f"{name} is a scale for one of them only"
+    assert len(set(there.values())) == len(there), "two axes of ours are one of theirs"
+    for one, other in there.items():
+        mine, worker = sides[0].spaces[one], sides[1].spaces[other]
+        group = Symmetry.FIXED if worker.group.rotates_pairs else worker.group
+        assert (mine.group, mine.size, bool(mine.stream)) == (group, worker.size, bool(worker.stream)), one
+        parents = (worker.parent, None) if worker.group.rotates_pairs else (worker.parent,)
+        assert (there[mine.parent] if mine.parent else None) in parents, one
+    assert {there[id] for id in sides[0].outputs.values()} <= set(sides[1].outputs.values())
+
+
+def assert_the_file_defines_the_same(module, proposal, file: Path) -> Family:
+    """What runs as a file is what was certified as objects: the family, its table, and what binding makes."""
+    file.write_text(proposal.text, encoding="utf-8")
+    (written,) = register_file(file).FAMILIES
+    functions = ("table", "probes", "fits", "complete")
+    for field in fields(Family):
+        if field.name not in functions:
+            assert getattr(written, field.name) == getattr(proposal.family, field.name), field.name
+    config = getattr(module, "config", None)
+    config = config.to_dict() if config else {}
+    assert written.table(config, frozenset()) == proposal.table
+    one, other = (LiveModel.from_module(module, family, config) for family in (written, proposal.family))
+    assert one.architecture == other.architecture
+    assert one.architecture.digest() == other.architecture.digest()
+    assert one.inputs.keys() == other.inputs.keys()
+    assert all(torch.equal(one.inputs[name], other.inputs[name]) for name in one.inputs)
+    return written
+
+
+def check(name: str, folder: Path) -> None:
+    module = CASES[name].make()
+    proposal = proposed(module).require()
+    assert_the_file_defines_the_same(module, proposal, folder / "draft.py")
+    assert proposal.passed
+    assert proposal.certificate.difference < 1e-9
+    written = next(family for family in all_families() if family.name == CASES[name].family)
+    assert_same_layouts(module, proposal.family, written)
+
+
+@pytest.mark.parametrize("name", FOUR + MORE)
+def test_a_draft_says_what_the_table_that_people_wrote_says(name, tmp_path):
+    check(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in SINGLE if n not in (*FOUR, *MORE, *UNLIKE)])
+def test_so_it_is_for_every_class_with_one_column_of_blocks(name, tmp_path):
+    check(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_class_that_shows_less_than_its_family_is_certified_all_the_same(name):
+    assert proposed(CASES[name].make()).passed
+
+
+@pytest.mark.parametrize("name", often(FOUR, ["llama"]))
+def test_no_table_is_needed(name, no_tables, tmp_path):
+    """And the file of a draft is certified with the same numbers as the objects were."""
+    assert all_families() == ()
+    module = CASES[name].make()
+    proposal = proposed(module)
+    assert proposal.passed
+    written = assert_the_file_defines_the_same(module, proposal, tmp_path / "draft.py")
+    live = LiveModel.from_module(drawn(module, seed=1), written, module.config.to_dict())
+    assert certify(replace(live, inputs=proposal.inputs)) == proposal.certificate
+
+
+SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 31}
+STRANGERS = {
+    "RobertaModel": {**SMALL, "intermediate_size": 20, "max_position_embeddings": 19},
+    "DistilBertModel": {"dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 20, "vocab_size": 31},
+    "ElectraModel": {**SMALL, "intermediate_size": 20, "embedding_size": 15},
+    "AlbertModel": {**SMALL, "intermediate_size": 20, "embedding_size": 15},
+    "Dinov2Model": {**SMALL, "mlp_ratio": 2, "image_size": 12, "patch_size": 4},
+    "CohereForCausalLM": {**SMALL, "intermediate_size": 20},
+    "GPTBigCodeForCausalLM": {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "vocab_size": 31},
+    "MptForCausalLM": {"d_model": 24, "n_layers": 2, "n_heads": 4, "expansion_ratio": 2, "vocab_size": 31},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("name", STRANGERS)
+def test_families_as_if_they_had_no_table(name, no_tables):
+    import transformers
+
+    made_by = getattr(transformers, name)
+    module = made_by(made_by.config_class(**STRANGERS[name], pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    assert proposed(module).require().passed
+
+
+def test_every_fixed_axis_of_a_draft_has_a_reason():
+    proposal = proposed(CASES["llama"].make())
+    axes = [axis for stack in proposal.table.stacks for axis in stack.axes] + list(proposal.table.axes)
+    assert all(axis.why for axis in axes if axis.group == "fixed")
+    assert "as with rotary positions" in next(axis.why for axis in axes if axis.name == "qk")
+
+
+# ── models of nobody's library ───────────────────────────────────────────────────────────────
+
+
+def test_the_example_of_one_s_own_model():
+    """The bare scale on a branch, the bare places, and the fused projection are all found."""
+    talker = register_file(EXAMPLE)
+    module = talker.TinyTalker(**talker.EXAMPLE)
+    proposal = propose(module, talker.EXAMPLE, "tiny_talker", talker.probes(talker.EXAMPLE)).require()
+    rows = dict(line.split(maxsplit=1) for line in proposal.table.stacks[0].rows.strip().splitlines())
+    assert rows["blocks.{}.ask_and_answer.*"] == "[(head qk)|(head qk)|(head vo)] <- x"
+    assert rows["blocks.{}.volume"] == "scale x@next"
+    assert rows["places"] == "places x@first"
+    assert proposal.table.stacks[0].shortcuts.split("\n")[2].split()[-1] == "blocks.{}"
+    assert proposal.table.stacks[0].depth == 3
+
+
+class Scale(nn.Module):
+    """A norm of somebody's own, with a weight of an odd name."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.gain * x / x.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
+
+
+class Mill(nn.Module):
+    """Both branches start from one norm; k and v share a projection; the MLP is gated; names are odd."""
+
+    ramp = False
+
+    def __init__(self, width, voices, sluice):
+        super().__init__()
+        self.voices = voices
+        self.sieve = Scale(width)
+        self.asks = nn.Linear(width, width, bias=False)
+        self.holds = nn.Linear(width, 2 * width)
+        self.tells = nn.Linear(width, width)
+        self.gate, self.flow = nn.Linear(width, sluice), nn.Linear(width, sluice, bias=False)
+        self.wheel = nn.Linear(sluice, width, bias=False)
+
+    def forward(self, x):
+        inside = self.sieve(x)
+        batch, length, width = x.shape
+        q = self.asks(inside).view(batch, length, self.voices, -1).transpose(1, 2)
+        k, v = self.holds(inside).view(batch, length, self.voices, -1).transpose(1, 2).chunk(2, -1)
+        if self.ramp:
+            v = v * torch.arange(1.0, v.shape[-1] + 1).to(v)
+        seen = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        heard = self.tells(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + heard + self.wheel(torch.sigmoid(self.gate(inside)) * self.flow(inside))
+
+
+class Mills(nn.Module):
+    block = Mill
+
+    def __init__(self, grains=29, width=24, voices=3, sluice=10, mills=2):
+        super().__init__()
+        self.pour = nn.Embedding(grains, width)
+        self.mills = nn.ModuleList(self.block(width, voices, sluice) for _ in range(mills))
+        self.sack = nn.Linear(width, 5)
+
+    def forward(self, grain):
+        x = self.pour(grain)
+        for mill in self.mills:
+            x = mill(x)
+        return self.sack(x.mean(1))
+
+
+GRAIN = {"grain": torch.randint(0, 29, (3, 7), generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.mark.parametrize("config", [{}, {"num_heads": 3}])
+def test_a_model_nobody_has_seen(config):
+    """Without a head count in the configuration, every divisor is tried."""
+    proposal = propose(Mills(), {"mills": 2, **config}, "mills", GRAIN).require()
+    (stack,) = proposal.table.stacks
+    rows = dict(line.split(maxsplit=1) for line in stack.rows.strip().splitlines())
+    assert rows == {
+        "pour.weight": "pour -> x@first",
+        "mills.{}.sieve.gain": "scale x",
+        "mills.{}.asks.weight": "(head qk) <- x",
+        "mills.{}.holds.*": "(head [qk|vo]) <- x",
+        "mills.{}.tells.*": "x@next <- (head vo)",
+        "mills.{}.gate.*": "ffn <- x",
+        "mills.{}.flow.weight": "ffn <- x",
+        "mills.{}.wheel.weight": "x@next <- ffn",
+        "sack.*": "sack <- x@last",
+    }
+    assert stack.points == ("x",)
+    assert stack.sizes == {"head": 3}
+
+
+def test_the_text_of_a_draft_is_a_file_that_certifies(tmp_path, capsys):
+    """Also one with probes of its own."""
+    proposal = propose(Mills(), {"mills": 2}, "mills", GRAIN)
+    file = tmp_path / "mills.py"
+    assert_the_file_defines_the_same(Mills(), proposal, file)
+    file.write_text(proposal.text + '\nEXAMPLE = {"mills": 2}\n')
+    with pytest.raises(SystemExit) as exit:
+        main(["verify", "--architecture", str(file), "--model", "test_drafting:Mills"])
+    assert exit.value.code == 0
+    assert "✗" not in capsys.readouterr().out
+
+
+# ── what is not understood ───────────────────────────────────────────────────────────────────
+
+
+class Uneven(Mills):
+    """Attention whose units have a weight each that is nobody's parameter: they cannot move."""
+
+    class block(Mill):  # noqa: N801
+        ramp = True
+
+
+def test_an_attention_that_is_not_understood_is_named():
+    proposal = propose(Uneven(), {"num_heads": 3}, "uneven", GRAIN)
+    assert not proposal.passed
+    message = r"tensor\(s\) were not understood: mills.0.tells.weight, .*mills.0.asks.weight"
+    with pytest.raises(VerificationError, match=message) as caught:
+        proposal.require()
+    assert caught.value.exit_code == 3
+    assert "write a table by hand" in caught.value.hint
+
+
+def test_a_model_without_a_stream_is_refused():
+    plain = nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6)))
+    with pytest.raises(VerificationError, match="no residual stream was found"):
+        propose(plain, {}, "plain", {"input": torch.randn(4, 6, dtype=torch.float64)})
+
+
+def test_two_towers_are_refused():
+    module = CASES["clip"].make()
+    inputs = {"input_ids": GRAIN["grain"], "pixel_values": torch.randn(3, 3, 12, 12, dtype=torch.float64)}
+    with pytest.raises(VerificationError, match=r"several stacks of blocks: vision_model.* text_model"):
+        propose(module, module.config.to_dict(), "clip", inputs)
+
+
+class Opaque(nn.Module):
+    """Its projections are no modules that could be watched."""
+
+    def __init__(self, width, voices, sluice):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, voices, batch_first=True)
+        self.between = Scale(width)
+        self.wide, self.narrow = nn.Linear(width, sluice), nn.Linear(sluice, width)
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.narrow(torch.relu(self.wide(self.between(x))))
+
+
+def test_a_stream_that_is_lost_is_refused_with_the_place():
+    module = Mills()
+    module.mills = nn.ModuleList(Opaque(24, 3, 10) for _ in range(2))
+    with pytest.raises(VerificationError, match=r"the residual stream is lost at mills.0.between"):
+        propose(module, {"num_heads": 3}, "opaque", GRAIN)
+
+
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(VerificationError, match="no numbered blocks"):
+        propose(nn.Linear(6, 8), {}, "plain", {"input": torch.randn(4, 6, dtype=torch.float64)})
+
+
+def test_inputs_that_the_model_does_not_take_are_refused():
+    with pytest.raises(ArchitectureError, match=r"the model does not run on corn \(TypeError"):
+        propose(Mills(), {}, "mills", {"corn": GRAIN["grain"]})
+
+
+def test_blocks_that_differ_are_refused():
+    module = Mills()
+    module.mills[1].flow.bias = nn.Parameter(torch.zeros(10))
+    with pytest.raises(VerificationError, match=r"the blocks differ from each other in mills.\{\}.flow.bias"):
+        propose(module, {}, "mills", GRAIN)
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def cli(capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return exit.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("name", often(["llama", "gpt2"], ["llama"]))
+def test_a_draft_replaces_the_table_in_every_verb(name, made, cli, tmp_path, no_tables):
+    folder, file = made(name), tmp_path / "draft.py"
+    code, out, err = cli("inspect", folder, "--propose", "-o", file)
+    assert (code, err) == (0, "")
+    assert "✗" not in out
+    assert "certified on all 3 blocks" in out
+    code, out, err = cli("inspect", folder, "--architecture", file)
+    assert (code, err) == (0, "")
+    assert "axes that may move" in out
+    pi = tmp_path / "pi.safetensors"
+    code, *_ = cli("align", folder, made(name, 2), "--architecture", file, "-o", pi)
+    assert code == 0
+    assert cli("verify", folder, "--via", pi, "--architecture", file)[0] == 0
+
+
+def test_without_a_place_the_draft_is_printed(made, cli):
+    code, out, err = cli("inspect", made("bert"), "--propose")
+    assert code == 0
+    assert out.startswith('"""bert, as in BertModel: a draft')
+    compile(out, "draft", "exec")
+    assert err.count("✓") > 4
+
+
+def test_a_draft_as_json(made, cli):
+    code, out, _ = cli("inspect", made("vit"), "--propose", "--json")
+    info = json.loads(out)
+    assert code == 0
+    assert all(check["passed"] for check in info["checks"])
+    assert "(head qk) <- x" in info["text"]
+
+
+def test_a_draft_does_not_replace_a_file_unasked(made, cli, tmp_path):
+    file = tmp_path / "draft.py"
+    file.write_text("mine")
+    code, _, err = cli("inspect", made("bert"), "--propose", "-o", file)
+    assert code == 1
+    assert "exists already" in err
+    assert file.read_text() == "mine"
+    assert cli("inspect", made("bert"), "--propose", "-o", file, "--force")[0] == 0
+    assert file.read_text().startswith('"""bert')
+
+
+def test_a_draft_that_is_not_certified_exits_with_3(made, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfusion.verification.drafting.analysis.find_attention", lambda *_: None)
+    file = tmp_path / "draft.py"
+    code, out, err = cli("inspect", made("bert"), "--propose", "-o", file)
+    assert (code, out) == (3, "")
+    assert "were not understood: encoder.layer.0.attention.output.dense.weight" in err
+    assert not file.exists()
+
+
+def test_failed_checks_are_named(made, cli, monkeypatch):
+    from transfusion.verification.drafting import analysis
+
+    honest = analysis._ends
+
+    def forgetful(found):
+        honest(found)
+        found.inner.append(
+            (found.inner[0][0], analysis.DependencyGroup(31, {("embeddings.word_embeddings.weight", 0): 0}))
+        )
+
+    monkeypatch.setattr(analysis, "_ends", forgetful)
+    code, out, err = cli("inspect", made("bert"), "--propose")
+    assert (code, out) == (3, "")
+    assert "the draft is wrong about the model" in err
+    assert "all free axes" in err
+
+
+def test_a_place_goes_with_a_proposal(made, cli, tmp_path):
+    code, _, err = cli("inspect", made("bert"), "-o", tmp_path / "x.py")
+    assert code == 2
+    assert "--output goes with --propose" in err
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path):
+    with pytest.raises(ArchitectureError, match=r"there is no config.json to make a draft from"):
+        propose_for(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["NobodyModel"]}')
+    with pytest.raises(
+        ArchitectureError, match=r"names a class NobodyModel that transformers .* does not have"
+    ):
+        propose_for(tmp_path)
+
+
+def test_a_draft_needs_no_weights(made, tmp_path):
+    (tmp_path / "config.json").write_text((made("llama") / "config.json").read_text())
+    assert propose_for(tmp_path).passed
+    assert Model.open(made("llama")).family.name == "llama"

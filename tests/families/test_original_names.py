@@ -11,11 +11,10 @@ from torch import Tensor
 
 from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
 from small_models import finetuned, often
-from transfusion.architecture.naming import without_part
+from transfusion.architecture.naming import depth, without_part
 from transfusion.architecture.original_names import OriginalNames, split_rows
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families, unet, wan
-from transfusion.architecture.naming import depth
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference

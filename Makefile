@@ -6,7 +6,6 @@
 # make pages   what the examples in pages print, and all generated parts; with the demo's models, some minutes
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy and mergekit (16 GB of disk, ten minutes)
-# make bench-scale     how time and memory grow with models, on threads and on Ray (9 GB of disk, half an hour)
 # make bench-growth    time and memory of every verb against parameters, 20 M to 1.4 B (25 GB of disk, three quarters of an hour)
 # make bench-functional  time and memory of functional alignment, against its floor (20 GB of disk, an hour or more)
 # make bench-successors  how much of a LoRA arrives on successors of its base, and whether drift predicts it (five minutes)
@@ -19,7 +18,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: docs pages families experiments
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-scale bench-barrier bench-transport bench-functional bench-successors bench-growth
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport bench-functional bench-successors bench-growth
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -65,9 +64,6 @@ bench: .venv/ready
 
 bench-memory: .venv/ready
 	$(BIN)/python benchmarks/transporting.py
-
-bench-scale: .venv/ready
-	PYTHONPATH=benchmarks $(BIN)/python -m scale $(SCALE)
 
 bench-growth: .venv/ready
 	PYTHONPATH=benchmarks $(BIN)/python -m growth $(GROWTH)

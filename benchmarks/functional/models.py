@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from scale.models import SIZES, pair
+from growth.llamas import SIZES, pair
 from transfusion.running.probes.synthetic_texts import corpus
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -23,13 +25,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from growth import counting, tables
+import torch
+
+from growth import tables
+from growth.llamas import SIZES
 from growth.models import make, remove
-from growth.tasks import ALIGN, START, SWEEPS, TASKS, Task, measure
-from scale.__main__ import about
-from scale.comparing import between
-from scale.models import SIZES
-from transfusion.runtime.machine import Machine
+from growth.tasks import ALIGN, START, TASKS, Task, measure
 
 ORDER = list(SIZES)
 
@@ -48,8 +49,6 @@ def main(arguments: list[str] | None = None) -> None:
             run_size(folder, size, tasks, info, everything=asked.everything, file=asked.json)
             if asked.keep is None:
                 remove(folder, SIZES[size])
-    info["outlook"] = counting.outlook(machine_of(info))
-    _save(info, asked.json)
     print(tables.everything(info))
 
 
@@ -64,7 +63,6 @@ def run_size(
         return
     say(f"{size}: making models")
     made = make(folder, SIZES[size])
-    machine = Machine.measure(folder)
     for task in missing:
         with tempfile.TemporaryDirectory(dir=folder) as place:
             found = measure(task, made, Path(place) / _output(task))
@@ -72,25 +70,16 @@ def run_size(
         info["runs"].append(found)
         _save(info, file)
         say(f"{size} {task.name}: {_short(found)}")
-    machine = between(machine, Machine.measure(folder))
-    info["constants"][size] = machine.as_dict()
-    if size != START:
-        plans = {name: counting.planned(made.a, name, SWEEPS, machine) for name in tables.PLANNED}
-        info["plans"][size] = plans | {"functional": counting.functional(made.a, machine)}
-    _save(info, file)
 
 
-def machine_of(info: dict[str, Any]) -> Machine:
-    """Return the constants as measured over the whole run."""
-    known = [
-        Machine(one["cores"], one["operations_per_second"], one["bytes_per_second"])
-        for one in info["constants"].values()
-    ]
-    return known[0] if len(known) == 1 else between(min(known, key=_speed), max(known, key=_speed))
-
-
-def _speed(machine: Machine) -> float:
-    return machine.operations_per_second
+def about() -> dict[str, Any]:
+    """Return where this runs."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+    }
 
 
 def _output(task: Task) -> str:
@@ -128,7 +117,7 @@ def _begun(file: Path | None, command: str) -> dict[str, Any]:
     if file is not None and file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         return kept
-    return {"machine": about(), "command": command, "runs": [], "constants": {}, "plans": {}}
+    return {"machine": about(), "command": command, "runs": []}
 
 
 def _save(info: dict[str, Any], file: Path | None) -> None:

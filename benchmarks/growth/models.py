@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from functional.models import add_tokenizer
-from scale.models import Size, drawn, pair, write_model
+from growth.llamas import Size, drawn, pair, write_model
 from transfusion.files.publishing import write_json
 
 NOISE = 0.1

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from growth.chart import draw
-from growth.counting import BEYOND, exponent
+from growth.llamas import SIZES
 from growth.tasks import START, SWEEPS, TASKS
-from scale.models import SIZES
-from scale.tables import DOCS, about, between_markers, table
 
-PLANNED = tuple(task.plans for task in TASKS.values() if task.plans)
-LINEAR = ("naive", "related", "transport", "adapter", "merge-sum", "merge-ties", "verify-limited")
-"""Tasks whose work is in proportion to bytes of weights."""
-APART = 1.5
-"""A run takes at least so many times the start, if a rate is taken from it."""
+BEYOND = 3.0
+"""A run counts for an exponent if it takes more than so many times the same run of a tiny model."""
+SPAN = 2.0
+"""An exponent needs points of which the largest has so many times the parameters of the smallest."""
+DOCS = Path(__file__).parent.parent.parent / "docs"
 PICTURE = DOCS / "pictures" / "growth.png"
 PAGE = DOCS / "growth.md"
 Info = dict[str, Any]
@@ -30,12 +30,9 @@ def _parts(info: Info) -> list[tuple[str, str]]:
     """The tables by the names of their markers."""
     runs = [f"{about(info)}\n{_loads(info)}", measured(info, "seconds"), measured(info, "processor")]
     runs += [measured(info, "peak"), left_out(info)]
-    paper = [constants(info), larger_search(info), larger_functional(info), larger_linear(info)]
     return [
         ("runs", "\n".join(one for one in runs if one)),
         ("exponents", exponents(info)),
-        ("plans", compared(info)),
-        ("larger", "\n".join(one for one in paper if one)),
     ]
 
 
@@ -119,113 +116,51 @@ def exponents(info: Info) -> str:
     return table(head, rows)
 
 
-def compared(info: Info) -> str:
-    """What `transfusion plan` says of the same runs; the start of the program is added to its seconds."""
-    rows = []
-    for size, plans in info["plans"].items():
-        for task in (*PLANNED, "transport"):
-            run, start = run_of(info, task, size), run_of(info, task, START)
-            if run is None or start is None:
-                continue
-            plan = plans["guarded" if task == "transport" else task]
-            seconds = plan["transport" if task == "transport" else "seconds"] + start["seconds"]
-            memory = plan["transport_memory" if task == "transport" else "memory"]
-            rows.append(
-                (
-                    f"{size} {task}",
-                    _said(seconds, "seconds"),
-                    _said(run["seconds"], "seconds"),
-                    f"{seconds / run['seconds']:.2f}",
-                    _said(memory, "peak"),
-                    _said(run["peak"], "peak"),
-                    f"{memory / run['peak']:.2f}",
-                )
-            )
-        run, start = run_of(info, "functional", size), run_of(info, "functional", START)
-        if run is not None and start is not None:
-            counted = sum(plans["functional"]["seconds"].values()) + start["seconds"]
-            cells = _said(counted, "seconds"), _said(run["seconds"], "seconds")
-            rows.append(
-                (f"{size} functional, counted", *cells, f"{counted / run['seconds']:.2f}", "", "", "")
-            )
-    head = ("run", "planned", "measured", "ratio", "planned memory", "peak", "ratio")
-    return table(head, rows)
-
-
-# ── what was not ─────────────────────────────────────────────────────────────────────────────
-
-
-def constants(info: Info) -> str:
-    """The speed of a core, at every size."""
-    rows = [
-        (
-            size,
-            f"{one['operations_per_second'] / 1e9:.1f}",
-            f"{one['bytes_per_second'] / 1e9:.2f}",
-        )
-        for size, one in info["constants"].items()
+def exponent(runs: Sequence[Info], start: Info | None, what: str) -> tuple[float | None, int]:
+    """Return the power of parameters by which runs grow beyond the start of the program, and the points."""
+    if start is None:
+        return None, 0
+    points = [
+        (one["parameters"], one[what] - start[what]) for one in runs if one[what] > BEYOND * start[what]
     ]
-    head = (
-        "measured with",
-        "billion operations per second and core",
-        "GB read and hashed per second and core",
+    sizes = [size for size, _ in points]
+    return _slope(points) if points and max(sizes) >= SPAN * min(sizes) else None, len(points)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of a line through the logarithms, by least squares."""
+    xs, ys = ([math.log(value) for value in column] for column in zip(*points, strict=True))
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
+
+
+# ── Markdown ─────────────────────────────────────────────────────────────────────────────────
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown."""
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def about(info: Info) -> str:
+    """Where and when."""
+    machine = info["machine"]
+    return (
+        f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']}, load of"
+        f" {machine['load']:.1f} before it began; made by `{info['command']}`.\n"
     )
-    return table(head, rows)
 
 
-def larger_search(info: Info) -> str:
-    """A search at 8 B and 70 B."""
-    rows = []
-    for name, one in info["outlook"].items():
-        plan, once = one["plan"], one["pass"]
-        total = once["products"] + once["assignments"]
-        phases = ", ".join(f"{phase} {_time(seconds)}" for phase, seconds in plan["phases"].items())
-        rows.append(
-            (
-                f"Llama {name}",
-                f"{_time(once['products'])} ({once['products'] / total:.0%})",
-                f"{_time(once['assignments'])} ({once['assignments'] / total:.0%})",
-                f"{_time(plan['seconds'])}: {phases}",
-                f"{plan['reading'] / plan['seconds']:.0%}",
-                _said(plan["memory"], "peak"),
-                _said(plan["transport_memory"], "peak"),
-            )
-        )
-    head = "`guarded`, two cores|products of all gains, once|assignments, once|five sweeps, as planned"
-    return table([*head.split("|"), "of it reading", "memory without a limit", "memory of `transport`"], rows)
-
-
-def larger_functional(info: Info) -> str:
-    """Functional alignment at the measured sizes, 8 B and 70 B: the share of every part."""
-    found = {size: plans["functional"] for size, plans in info["plans"].items()}
-    found |= {f"Llama {name}": one["functional"] for name, one in info["outlook"].items()}
-    parts = list(next(iter(found.values()))["seconds"])
-    rows = []
-    for name, one in found.items():
-        total = sum(one["seconds"].values())
-        shares = [f"{one['seconds'][part] / total:.0%}" for part in parts]
-        rows.append((name, _time(total), *shares, _said(one["samples"], "peak"), _said(one["maps"], "peak")))
-    head = ("`functional` with `--memory`, counted", "all", *parts, "temporary files", "maps")
-    return table(head, rows)
-
-
-def larger_linear(info: Info) -> str:
-    """Tasks in proportion to bytes, at the rate of the largest run beyond the start of the program."""
-    rows = []
-    for task in LINEAR:
-        start, runs = run_of(info, task, START), runs_of(info, task)
-        if start is None or not runs or runs[-1]["seconds"] < APART * start["seconds"]:
-            continue
-        last = runs[-1]
-        rate = (last["seconds"] - start["seconds"]) / last["parameters"]
-        cells = [
-            f"{_time(start['seconds'] + rate * one['plan']['parameters'])}"
-            for one in info["outlook"].values()
-        ]
-        rows.append((TASKS[task].about, last["size"], f"{rate * 1e9:.1f} s", *cells))
-    names = [f"Llama {name}" for name in info["outlook"]]
-    head = ("in proportion to bytes", "rate of", "a billion parameters", *names)
-    return table(head, rows) if rows else ""
+def between_markers(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the two markers of a page."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    old = page.read_text()
+    if begin not in old or end not in old:
+        raise SystemExit(f"{page}: no {begin} … {end}")
+    before, after = old.split(begin)[0], old.split(end)[1]
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
 
 
 def _loads(info: Info) -> str:
@@ -250,9 +185,3 @@ def _said(value: float, what: str) -> str:
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters / 1e6:.3g} M"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -35,8 +35,6 @@ class Task:
     """The largest size that it is run at, unless all are asked for."""
     why: str = ""
     """Why it is not run at larger sizes."""
-    plans: str | None = None
-    """The method that `transfusion plan` estimates, if it does."""
 
 
 def _search(method: str) -> Arguments:
@@ -79,23 +77,21 @@ TASKS = {
             "`align` by `guarded`, B trained on from A: no search",
             _related,
         ),
-        Task("guarded", f"`align` by `guarded`, {SWEEPS} sweeps", _search("guarded"), plans="guarded"),
+        Task("guarded", f"`align` by `guarded`, {SWEEPS} sweeps", _search("guarded")),
         Task(
             "transfusion",
             f"`align --method transfusion`, {SWEEPS} sweeps",
             _search("transfusion"),
             "1.1B",
             _LONG,
-            "transfusion",
         ),
-        Task("tied", f"`align --method tied`, {SWEEPS} sweeps", _search("tied"), "0.3B", _SWEPT, "tied"),
+        Task("tied", f"`align --method tied`, {SWEEPS} sweeps", _search("tied"), "0.3B", _SWEPT),
         Task(
             "git-rebasin",
             f"`align --method git-rebasin`, {SWEEPS} sweeps",
             _search("git-rebasin"),
             "0.3B",
             _SWEPT,
-            "git-rebasin",
         ),
         Task(
             "ot",

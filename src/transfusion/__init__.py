@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from transfusion.report.description import inspect
     from transfusion.runtime.resources import Resources
     from transfusion.transport.applied_model import apply
-    from transfusion.transport.estimate import plan
     from transfusion.transport.rerun import rerun
     from transfusion.transport.transport_run import merge, transport
     from transfusion.verification.equivalence import predict, verify
@@ -45,7 +44,6 @@ __all__ = [
     "fewshot",
     "inspect",
     "merge",
-    "plan",
     "predict",
     "report",
     "rerun",
@@ -67,7 +65,6 @@ _HOMES = {
     "fewshot": "evaluation.fewshot_alpha",
     "inspect": "report.description",
     "merge": "transport.transport_run",
-    "plan": "transport.estimate",
     "predict": "verification.equivalence",
     "report": "report.build_report",
     "rerun": "transport.rerun",

@@ -145,9 +145,6 @@ class Place:
         line = _words("evaluate", model, "--data", data, "-o", output, "--jobs", 1, *more)
         return Command(line, output, refused=refused)
 
-    def plan(self, *models: object, machine: object = None) -> Command:
-        return Command(_words("plan", *models, "--machine", machine or self.world.seed("machine"), "-q"))
-
 
 Build: TypeAlias = Callable[[Place], Sequence[Command]]
 

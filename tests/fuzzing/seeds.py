@@ -362,12 +362,6 @@ def _reader(world: World, path: Path) -> None:
     )
 
 
-def _machine(world: World, path: Path) -> None:
-    from transfusion.runtime.machine import Machine
-
-    path.write_text(as_json(Machine(2, 1e11, 1e9).as_dict()))
-
-
 def _pictures(world: World, path: Path) -> None:
     from PIL import Image
 
@@ -408,7 +402,6 @@ SEEDS: dict[str, tuple[Callable[[World, Path], None], str]] = {
     "moved": (_moved, "moved"),
     "merged": (_merged, "merged"),
     "adapter": (_adapter, "adapter"),
-    "machine": (_machine, "machine.json"),
     "pictures": (_pictures, "pictures"),
     "results": (_results, "results"),
 }

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 import transfusion
 from deepening import deepened
 from small_models import CASES, finetuned
-from tests.transport.test_estimate import MACHINE
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.model_card import card
 from transfusion.verification.certification import certify
@@ -75,7 +74,6 @@ def _adapter(folder: str) -> None:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_examples_show_what_happens(name, prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfusion.runtime.machine.Machine.measure", lambda: MACHINE)
     shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     runner = doctest.DocTestRunner(verbose=False)

@@ -70,7 +70,7 @@ def test_imports_in_pages_exist(page, module, name):
 
 
 MEASURING = ("benchmarks", "growth", "tried", "experiments", "families", "scale", "shapes", "vocabulary")
-MEASURING += ("assignments", "ot", "functional", "refinement", "verbs/plan")
+MEASURING += ("assignments", "ot", "functional", "refinement")
 """Pages about measurements, with their commands."""
 CONSTANTS = {
     "../README": ["0 %", "100 %", "6 GB", "2 GB"],

@@ -272,9 +272,7 @@ def test_hints_of_the_library_speak_of_parameters():
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "hint":
-                text = re.sub(
-                    r"'transfusion [^']*'|`?\b(ray start|transfusion plan) .*", "", ast.unparse(node.value)
-                )
+                text = re.sub(r"'transfusion [^']*'|`?\bray start .*", "", ast.unparse(node.value))
                 assert not re.search(r"--[a-z]", text), f"{file.name}, line {node.value.lineno}: {text}"
 
 

@@ -22,7 +22,6 @@ from transfusion.cli.fewshot import fewshot
 from transfusion.cli.inspect import inspect
 from transfusion.cli.merge import merge
 from transfusion.cli.option_checks import checked
-from transfusion.cli.plan import plan
 from transfusion.cli.report import report
 from transfusion.cli.sweep import sweep
 from transfusion.cli.transport import transport
@@ -74,7 +73,7 @@ def _common(
 
 
 for verb in (
-    *(inspect, align, apply, verify, plan, transport, merge),
+    *(inspect, align, apply, verify, transport, merge),
     *(evaluate, sweep, barrier, fewshot, report, demo),
 ):
     app.command(cls=_Verb)(checked(verb))

@@ -13,7 +13,6 @@ from fuzzing.formats import (
     examples,
     indexes,
     loras,
-    machines,
     pis,
     records,
     results,
@@ -32,7 +31,6 @@ FORMATS: dict[str, ModuleType] = {
     "metadata": records,
     "result": results,
     "data": examples,
-    "machine": machines,
 }
 
 

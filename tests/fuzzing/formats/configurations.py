@@ -120,8 +120,6 @@ def _run(place: Place, seed: str, text: str, verb: str, *, refused: bool = False
             return [place.apply(a=folder, refused=refused)]
         case "verify":
             return [place.verify(folder)]
-        case "plan":
-            return [place.plan(folder / CONFIGS[seed]), place.plan(folder)]
         case "propose":
             return [place.propose(folder)]
         case "evaluate":
@@ -135,14 +133,10 @@ def _text(text: str | bytes, verb: str = "inspect", seed: str = "a") -> Build:
         place.write(str(folder / CONFIGS[seed]), text)
         return [
             place.inspect(folder, refused=True),
-            *([] if verb == "inspect" else _run_again(place, folder, verb)),
+            *([] if verb == "inspect" else [place.propose(folder)]),
         ]
 
     return build
-
-
-def _run_again(place: Place, folder: Any, verb: str) -> list[Command]:
-    return [place.plan(folder / "config.json")] if verb == "plan" else [place.propose(folder)]
 
 
 def _code(key: str, number: int, verb: str, seed: str = "llama") -> Build:
@@ -177,19 +171,17 @@ def _absent(seed: str) -> Build:
 
 
 def made() -> Iterator[Made]:
-    verbs = ("inspect", "align", "plan", "verify")
+    verbs = ("inspect", "align", "transport", "verify")
     number = 0
     for seed, keys in SIZES.items():
         for key in keys:
             for value in SENSELESS:
                 number += 1
-                verb = verbs[number % 4] if seed == "a" else ("inspect", "align", "plan")[number % 3]
+                verb = verbs[number % 4] if seed == "a" else ("inspect", "align")[number % 2]
                 if verb == "verify" and key == "num_hidden_layers":
                     verb = "transport"
-                refused = (
-                    key in DECISIVE
-                    and verb != "plan"
-                    and not (value is None and key in ("head_dim", "num_key_value_heads"))
+                refused = key in DECISIVE and not (
+                    value is None and key in ("head_dim", "num_key_value_heads")
                 )
                 quick = (key, value) in (
                     ("head_dim", 0),
@@ -202,7 +194,7 @@ def made() -> Iterator[Made]:
     for key in OTHERS:
         for value in (None, 5, "x", [], {"a": [1]}, DEEP):
             number += 1
-            verb = ("inspect", "transport", "plan", "align")[number % 4]
+            verb = ("inspect", "transport", "align")[number % 3]
             yield Made(
                 f"a: {key} = {str(getattr(value, 'text', value))[:20]!r}, {verb}",
                 _with("a", key, value, verb=verb),
@@ -231,9 +223,9 @@ def made() -> Iterator[Made]:
         "{}",
     ):
         title = f"the configuration is {text[:20]!r}"
-        yield Made(title, _text(text, "plan"), text in (DEEP.text, LONG.text))
+        yield Made(title, _text(text), text in (DEEP.text, LONG.text))
     twice = json.dumps(VIT)[:-1] + ', "num_attention_heads": 4}'
-    yield Made("num_attention_heads twice", _text(twice, "plan"), True)
+    yield Made("num_attention_heads twice", _text(twice), True)
     yield Made("nested 100,000 deep, proposed", _text(DEEP.text, "propose"))
     for number in range(len(code(_NOWHERE))):
         for key in ("model_type", "architectures"):
@@ -269,7 +261,6 @@ def mutant(place: Place) -> Sequence[Command]:
     verbs = (
         "inspect",
         "align",
-        "plan",
         *(("transport", "apply", "verify", "evaluate") if seed == "a" else ()),
     )
     verb = place.rng.choice(verbs)

@@ -111,11 +111,6 @@ def pair(folder: Path, size: Size, *, related: bool) -> tuple[Path, Path]:
     return a, b
 
 
-def planted(a: Path) -> Mapping[str, Map]:
-    """The maps from A to B that the search should find."""
-    return random_maps(Model.open(a).architecture, 0)
-
-
 def write_model(folder: Path, size: Size, draw: Callable[[str, tuple[int, ...]], Tensor]) -> None:
     """Write a model whose tensors are drawn by name and shape, one at a time."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,6 @@ from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.adapter_classes import class_for_type, named_in
 from transfusion.transport.changed_settings import ChangedSettings
-from transfusion.transport.composed_tokens import TOKENIZER
 from transfusion.transport.magnitude_counts import count_magnitudes
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output_memory import OutputMemory, streaming_bytes
@@ -135,11 +134,6 @@ class DenseTransport(OutputModel[TensorAction]):
     def _require_tokens_of(self, lead: TaskVectorSource) -> None:
         """Refuse to keep the new tokens of any fine-tune but the lead."""
         others = [source for source in self.sources if source is not lead]
-        if len(self.sources) > 1 and any(source.composed_tokens for source in self.sources):
-            raise MismatchError(
-                "new tokens of fine-tunes cannot be merged onto a B with another vocabulary than A's",
-                hint='`new_tokens="drop"` drops them',
-            )
         grown = [one for one in others if any(one.changes(name) and one.added(name) for name in one.names)]
         if grown:
             raise MismatchError(
@@ -300,12 +294,7 @@ class DenseTransport(OutputModel[TensorAction]):
                 config["architectures"] = [class_for_type(name, *types)]
         if self._untied:
             config = untied_config(self.onto, config)
-        if self._grown and self.lead.composed_tokens is not None:
-            size = self.lead.composed_tokens.vocabulary.size + self.lead.composed_tokens.growth
-            for ours in (config, config.get("text_config")):
-                if ours and "vocab_size" in ours:
-                    ours["vocab_size"] = size
-        elif self._grown:
+        if self._grown:
             for ours, other in ((config, theirs), (config.get("text_config"), theirs.get("text_config"))):
                 if ours and other and "vocab_size" in other:
                     ours["vocab_size"] = other["vocab_size"]
@@ -341,9 +330,7 @@ class DenseTransport(OutputModel[TensorAction]):
     def auxiliary_files(self) -> list[Path]:
         """Return the other files of B's folder. With new tokens the tokenizer is the fine-tune's."""
         ours = {path.name: path for path in self.onto.checkpoint.auxiliary_files()}
-        if self.lead.composed_tokens is not None:
-            ours.pop(TOKENIZER, None)  # written with the new tokens
-        elif self._grown:
+        if self._grown:
             ours |= {path.name: path for path in self.lead.auxiliary_files() if _is_tokenizer(path.name)}
         return list(ours.values())
 
@@ -395,21 +382,12 @@ class DenseTransport(OutputModel[TensorAction]):
             "dropped": self.dropped,
             "left_out": self.lead.left_out,
             "changed_settings": self.settings.about(),
-            "new_tokens": self._new_tokens,
+            "new_tokens": max((entry.added for entry in self.entries), default=0),
             "lost_tokens": max((source.dropped_tokens() for source in self.sources), default=0),
         }
 
-    @property
-    def _new_tokens(self) -> int:
-        if (composed := self.lead.composed_tokens) is not None:
-            return len(composed.tokens)
-        return max((entry.added for entry in self.entries), default=0)
-
     def texts(self, files: Mapping[str, str]) -> dict[str, str]:
-        found = self.output_record.texts({**self.metadata(), "files": dict(files)})
-        if (composed := self.lead.composed_tokens) is not None:
-            found[TOKENIZER] = composed.tokenizer()
-        return found
+        return self.output_record.texts({**self.metadata(), "files": dict(files)})
 
 
 def _is_zero(change: Tensor) -> bool:

@@ -12,8 +12,10 @@ from transfusion.architecture.layouts import Name
 from transfusion.errors import MismatchError, listing
 from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows
+from transfusion.files.tokenizer_files import tokens_in
 from transfusion.model.bases import require_rows_of
 from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.threads import Threads
 
 RELATED = 0.5
@@ -160,6 +162,22 @@ class TaskVector:
         rows = next(row_blocks(self.base.info(name).shape))
         one, other = (working(model.read(name, rows)).flatten() for model in (self.finetuned, self.base))
         return float(torch.cosine_similarity(one, other, dim=0))
+
+
+def added_tokens(tuned: Model, base: Model) -> dict[int, str]:
+    """Return the tokens that a fine-tune has in rows in which its base has none, as far as both are known."""
+    tables = []
+    for model in (tuned.original or tuned, base.original or base):
+        table, _ = tokens_in(model.tokenizer_folder)
+        if table is None:
+            return {}
+        tables.append(table.resized(model.architecture.sizes[VOCABULARY]).tokens)
+    ours, known = tables
+    return {
+        row: token
+        for row, token in enumerate(ours)
+        if token is not None and (row >= len(known) or known[row] is None)
+    }
 
 
 def _blocks(model: Model) -> dict[str, object]:

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment, NormFold
 from transfusion.architecture.layouts import Layout
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model, take_hashes
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.composed_tokens import ComposedTokens
 from transfusion.transport.norm_folding import NormFolding
 from transfusion.transport.output_model import OutputShape
-from transfusion.transport.task_vector import NewTokens, TaskVector, wide
+from transfusion.transport.task_vector import NewTokens, TaskVector
 
 
 class TaskVectorSource(ABC):
@@ -135,11 +133,6 @@ class TaskVectorSource(ABC):
         return 0
 
     @property
-    def composed_tokens(self) -> ComposedTokens | None:
-        """The new tokens whose rows are composed of B's, if there are any."""
-        return None
-
-    @property
     def left_out(self) -> list[str]:
         """The tensors of A whose changes have no place in B."""
         return []
@@ -157,8 +150,6 @@ class DenseSource(TaskVectorSource):
     alignment: Alignment
     onto: Model
     alpha: Alpha = field(default_factory=Alpha)
-    composed: ComposedTokens | None = None
-    """The new tokens of the fine-tune, if they are composed of B's."""
     _by_rows: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
     """What `by_rows` has answered: it is asked for every block."""
 
@@ -238,39 +229,6 @@ class DenseSource(TaskVectorSource):
         return fold.is_part(name) or fold.is_rotated_scale(name, self.model.architecture)
 
     def change(self, name: str, rows: slice) -> Tensor:
-        change = self._change(name, rows)
-        if self.composed is None or not self.composed.covers(name):
-            return change
-        start = rows.start if self.by_rows(name) else 0
-        first, last = max(self.composed.first, start), min(self._end_of_tokens, start + len(change))
-        if first < last:  # rows of B without a token, which new ones get
-            new = self._composed_rows(name)[first - self.composed.first : last - self.composed.first]
-            change = change.to(torch.float64)
-            change[first - start : last - start] = new - wide(self.onto.raw(name, slice(first, last)))
-        return change
-
-    @property
-    def _end_of_tokens(self) -> int:
-        assert self.composed is not None
-        return min(self.composed.first + len(self.composed.tokens), self.composed.vocabulary.size)
-
-    def _composed_rows(self, name: str) -> Tensor:
-        assert self.composed is not None
-        return self.composed.rows(name, partial(self._arrived, name))
-
-    def _arrived(self, name: str, rows: Tensor) -> Tensor:
-        """Return some rows of B + α·π(τ)."""
-        own = wide(self.onto.raw(name, rows))
-        if not self.by_rows(name):
-            return own + self._change(name, slice(0, 0))[rows]
-        found = torch.empty_like(own)
-        for block in row_blocks(self.onto.info(name).shape):
-            here = (rows >= block.start) & (rows < block.stop)
-            if bool(here.any()):
-                found[here] = own[here] + self._change(name, block)[rows[here] - block.start]
-        return found
-
-    def _change(self, name: str, rows: slice) -> Tensor:
         if self._is_special(name):
             return self._special_change(name)
         alpha, whole = self.alpha.at(name), not self.by_rows(name)
@@ -299,9 +257,6 @@ class DenseSource(TaskVectorSource):
         return alpha * fold.scale(self.onto, name) * self.alignment.rotate(difference, layout)
 
     def own(self, name: str, rows: slice) -> Tensor:
-        if self.composed is not None and self.composed.covers(name) and self.changes(name):
-            first = self.composed.first
-            return self._composed_rows(name)[rows.start - first : rows.stop - first]
         if (fold := self._fold(name)) is None:
             return self._moved(partial(self.model.raw, name), name, rows)
         moved = self._moved(lambda some: self._folding.scaled(self.model, name, fold, some), name, rows)
@@ -317,17 +272,11 @@ class DenseSource(TaskVectorSource):
         self.vector.require_finite(name)
 
     def added(self, name: str) -> int:
-        if self.composed is not None:
-            return self.composed.growth if self.composed.covers(name) else 0
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
 
     @property
-    def composed_tokens(self) -> ComposedTokens | None:
-        return self.composed
-
-    @property
     def reads_once(self) -> bool:
-        return self.composed is None
+        return True
 
     @property
     def _covered(self) -> list[str]:

@@ -35,14 +35,13 @@ from transfusion.transport.alpha import Alpha, AlphaArgument
 from transfusion.transport.alpha_chooser import AlphaChooser
 from transfusion.transport.balanced_alpha import AUTO, balanced_alpha
 from transfusion.transport.changed_settings import ChangedSettings
-from transfusion.transport.composed_tokens import ComposedTokens, added_tokens
 from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output_record import OutputRecord, recorded_base
 from transfusion.transport.output_shift import AlphaSearch
 from transfusion.transport.runnable_finetune import RunnableFinetune
-from transfusion.transport.task_vector import NewTokens, TaskVector
+from transfusion.transport.task_vector import NewTokens, TaskVector, added_tokens
 from transfusion.transport.task_vector_sources import DenseSource, TaskVectorSource
 
 Base: TypeAlias = Model | Reference
@@ -154,8 +153,9 @@ class TransportPlan:
             self._require_named_base(tuned.label, tuned.checkpoint.root)
         lot = NewTokens(new_tokens)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=lot)
-        composed = self._composed(tuned, lot) if self.a.vocabulary is not None else None
-        return DenseSource(vector, self.alignment, self.b, alpha, composed)
+        if self.a.vocabulary is not None and lot is not NewTokens.DROP:
+            self._refuse_new_tokens(tuned)
+        return DenseSource(vector, self.alignment, self.b, alpha)
 
     def untied_for(self, finetuned: Sequence[Finetune]) -> TransportPlan:
         """Return the plan of an output in which all of these have a place: if one of them changes the output
@@ -172,19 +172,16 @@ class TransportPlan:
             return self.b.writes_tokens and self.alone.adapter(finetuned, Alpha(), trust_base=True).unties
         return any(head in self.opened(finetuned).architecture.tensors for head in self.a.ties)
 
-    def _composed(self, tuned: Model, new_tokens: NewTokens) -> ComposedTokens | None:
-        """Return the new tokens of a fine-tune to be composed for B; refuse them if nothing was said."""
-        grown = tuned.architecture.sizes[VOCABULARY] > self.a.architecture.sizes[VOCABULARY]
-        found = added_tokens(tuned, self.a)
-        if new_tokens is NewTokens.DROP or not (found or grown):
-            return None
-        if new_tokens is NewTokens.REFUSE:
+    def _refuse_new_tokens(self, tuned: Model) -> None:
+        """Refuse tokens that a fine-tune added, where B has another vocabulary than A."""
+        grown = tuned.architecture.sizes[VOCABULARY] - self.a.architecture.sizes[VOCABULARY]
+        if (found := added_tokens(tuned, self.a)) or grown > 0:
+            names = f": {listing(map(repr, found.values()))}" if found else ""
             raise MismatchError(
-                f"{tuned.label} has {len(found)} token(s) that its base {self.a.label} lacks:"
-                f" {listing(map(repr, found.values()))}",
-                hint='`new_tokens="keep"` composes their rows of those of B, `new_tokens="drop"` drops them',
+                f"{tuned.label} has {len(found) or grown} token(s) that its base {self.a.label} lacks{names};"
+                " a B with another vocabulary has no place for them",
+                hint='`new_tokens="drop"` drops them',
             )
-        return ComposedTokens.of(tuned, self.a, self.b)
 
     def opened(self, finetuned: Finetune) -> Model:
         """Open a fine-tuned model; in B's vocabulary, if that is another one than A's."""

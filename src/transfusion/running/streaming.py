@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import ArchitectureError
@@ -42,11 +41,11 @@ class _Place:
     def leaf(self) -> str:
         return self.name.rpartition(".")[2]
 
-    def fill(self, value: Tensor, *, frozen: bool = False) -> None:
-        self.owner._parameters[self.leaf] = nn.Parameter(value, requires_grad=not frozen)
+    def fill(self, value: Tensor) -> None:
+        self.owner._parameters[self.leaf] = nn.Parameter(value)
 
-    def empty(self, *, frozen: bool = False) -> None:
-        self.fill(torch.empty(self.shape, device="meta"), frozen=frozen)
+    def empty(self) -> None:
+        self.fill(torch.empty(self.shape, device="meta"))
 
 
 @dataclass
@@ -65,9 +64,6 @@ class StreamedModule:
     """Called in front of every unit, with what loads it."""
     change: Change = lambda name, value: value
     """What becomes of a parameter, by its canonical name, when it is loaded."""
-    frozen: bool = False
-    """Whether gradients go through the module, and none of its own weights has any. Blocks are then computed
-    again on the way back, so that the activations and weights of one are in memory."""
     loaded: str | None = None
     loads: int = field(default=0, compare=False)
     """How many times a unit was loaded."""
@@ -86,7 +82,7 @@ class StreamedModule:
             self._drop()
 
     def _loading_first(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a unit's forward pass that loads its weights first; with gradients, on the way back too."""
+        """Return a unit's forward pass that loads its weights first."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if any(isinstance(one, Tensor) and one.is_meta for one in (*args, *kwargs.values())):
@@ -94,28 +90,7 @@ class StreamedModule:
             self.meet(partial(self._load, name))
             return forward(*args, **kwargs)
 
-        def run_frozen(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return run(*args, **kwargs)
-            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-        return run_frozen if self.frozen else run
-
-    @contextmanager
-    def stood_in_for(self) -> Iterator[nn.Module]:
-        """Within the block, parameters have a device and a type, and take no memory; their values are zero.
-
-        Libraries that wrap layers look at those, and never at the values.
-        """
-        everything = [*self.resident, *(place for places in self.places.values() for place in places)]
-        for place in everything:
-            zero = torch.zeros((), dtype=self.dtype, device=self.device)
-            place.fill(zero.expand(place.shape), frozen=self.frozen)
-        try:
-            yield self.module
-        finally:
-            for place in everything:
-                place.empty(frozen=self.frozen)
+        return run
 
     @contextmanager
     def meeting(self, meet: Meet) -> Iterator[None]:
@@ -137,11 +112,11 @@ class StreamedModule:
         with torch._C.DisableTorchFunction():  # reading is no part of what is computed in float64 throughout
             for place in places:
                 value = place.read().to(device=self.device, dtype=self.dtype)
-                place.fill(self.change(place.ours, value), frozen=self.frozen)
+                place.fill(self.change(place.ours, value))
 
     def _drop(self) -> None:
         for place in self.places[self.loaded] if self.loaded is not None else ():
-            place.empty(frozen=self.frozen)
+            place.empty()
         self.loaded = None
 
     @contextmanager
@@ -159,8 +134,6 @@ def stream(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     read: Callable[[str], Tensor] | None = None,
-    *,
-    frozen: bool = False,
 ) -> StreamedModule:
     """Return a model's module without its weights, which are read while it runs.
 
@@ -186,7 +159,7 @@ def stream(
         unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
         (resident if unit is None else owned[unit]).append(place)
     _fill_buffers(model, module, dtype, device)
-    return StreamedModule(module, units, owned, resident, dtype, device, frozen=frozen)
+    return StreamedModule(module, units, owned, resident, dtype, device)
 
 
 def without_cache(module: nn.Module) -> nn.Module:

@@ -56,14 +56,11 @@ class Resources:
                 yield
 
     @contextmanager
-    def in_process(self, *, limited: bool = False) -> Iterator[None]:
-        """Compute with ``jobs`` threads of torch within the block, for runs that hold whole models.
-
-        ``limited`` accepts a limit of memory: the run does not hold whole models then.
-        """
+    def in_process(self) -> Iterator[None]:
+        """Compute with ``jobs`` threads of torch within the block, for runs that hold whole models."""
         import torch
 
-        if self.engine != "local" or (self.memory is not None and not limited) or self.address is not None:
+        if self.engine != "local" or self.memory is not None or self.address is not None:
             raise SettingError(
                 "whole models run in this process: it has no other engine and no limit of memory",
                 hint="leave out `engine`, `address` and `memory`",

@@ -149,7 +149,7 @@ def transport(
         refine, steps=refine_steps, rank=refine_rank, keep=keep_support, calibrate=calibrate, seed=seed
     )
     if refinement is not None:
-        _require_refinable(finetuned, resources, full=full)
+        _require_refinable(finetuned, resources)
         if resources.device != "cpu":
             progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
     parts = _require_parts(other_parts, full=full)
@@ -203,14 +203,14 @@ def transport(
         assert refinement is not None
         assert not isinstance(moved, RefinedLora)
         unmoved = partial(prepare, plan, 0.0)
-        with resources.in_process(limited=True):
+        with resources.in_process():
             limited = replace(plan, resources=resources, other_parts=parts)
             return RefineTransport(limited, tuned, refinement, unmoved, progress).run(moved, checkpoint)
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
     once = not tried and _reads_once([tuned], pi, alpha)
-    refinable = _is_refinable(finetuned, resources, full=full)
+    refinable = _is_refinable(finetuned, resources)
     run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining, refinable)
     return run.run()
 
@@ -354,25 +354,24 @@ def _trains_adapter(finetuned: Finetune, full: bool) -> bool:
     return isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
 
 
-def _is_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> bool:
+def _is_refinable(finetuned: Finetune, resources: Resources) -> bool:
     try:
-        _require_refinable(finetuned, resources, full=full)
+        _require_refinable(finetuned, resources)
     except SettingError:
         return False
     return True
 
 
-def _require_refinable(finetuned: Finetune, resources: Resources, *, full: bool) -> None:
+def _require_refinable(finetuned: Finetune, resources: Resources) -> None:
     """Refuse a fine-tune that cannot be refined, and resources that a refinement cannot use."""
     if isinstance(finetuned, str | Path) and is_lora_file(finetuned):
         raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
-    trains_adapter = _trains_adapter(finetuned, full)
-    if resources.memory is not None and not trains_adapter:
+    if resources.memory is not None:
         raise SettingError(
-            f"memory of {format_bytes(resources.memory)}: a refinement of all weights holds whole models",
-            hint="leave out `memory`; only the refinement of an adapter keeps to a limit",
+            f"memory of {format_bytes(resources.memory)}: a refinement holds whole models",
+            hint="leave out `memory`",
         )
-    with resources.in_process(limited=trains_adapter):
+    with resources.in_process():
         pass
 
 

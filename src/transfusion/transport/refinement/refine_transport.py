@@ -31,7 +31,6 @@ from transfusion.transport.refinement.peft_students import (
 from transfusion.transport.refinement.refined_output import RefinedAdapter, RefinedLora, RefinedModel
 from transfusion.transport.refinement.refinement_settings import BASE, MOVED, RefinementSettings
 from transfusion.transport.refinement.refiner import ADAPTER_RATE, Refiner
-from transfusion.transport.refinement.streamed_models import StreamedModels
 from transfusion.transport.transport_plan import TransportPlan
 
 Moved = DenseTransport | AdapterTransport | RectangularLora
@@ -114,8 +113,6 @@ class RefineTransport:
 
     def _adapter(self, moved: AdapterTransport, checkpoint: Path | None) -> RefinedAdapter:
         self._refuse_rank()
-        if self.plan.resources.memory is not None:
-            return self._adapter_by_unit(moved, checkpoint)
         refiner = self._refiner(moved, checkpoint)
         adapters = {MOVED: moved}
         if moved.adapter.kind.scalable:
@@ -126,35 +123,6 @@ class RefineTransport:
         start = self._chosen(refiner, starts)
         record = refiner.refine(starts[start], start, checkpoint, rate=ADAPTER_RATE)
         return RefinedAdapter.of(moved, adapter_tensors(starts[start]), record)
-
-    def _adapter_by_unit(self, moved: AdapterTransport, checkpoint: Path | None) -> RefinedAdapter:
-        """Refine an adapter while the weights of one unit of each model are in memory."""
-        assert isinstance(self.finetuned, str | Path)
-        plan = self.plan
-        models = StreamedModels(plan.a, plan.b, plan.resources, self.progress)
-        models.require(moved)
-        with models:
-            refiner = Refiner(
-                plan.a,
-                plan.b,
-                plan.a,
-                partial(plan.expected, plan.a.architecture),
-                models.tuned(self.finetuned),
-                models.plain(plan.a),
-                models.plain(plan.b),
-                settings=self.settings,
-                progress=self.progress,
-                kept=checkpoint,
-            )
-            adapters = {MOVED: moved}
-            if moved.adapter.kind.scalable:
-                unmoved = self.unmoved()
-                assert isinstance(unmoved, AdapterTransport)
-                adapters[BASE] = unmoved
-            starts = {name: models.student(one) for name, one in adapters.items()}
-            start = self._chosen(refiner, starts)
-            record = refiner.refine(starts[start], start, checkpoint, rate=ADAPTER_RATE)
-            return RefinedAdapter.of(moved, adapter_tensors(starts[start]), record)
 
     def _refuse_rank(self) -> None:
         if self.settings.rank is not None:

@@ -309,7 +309,7 @@ def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
     assert f"warning: {tmp_path / 'adapter'} says that it was trained on org/other" in err
 
 
-@pytest.mark.parametrize("name", often(["SIGINT", "SIGTERM"], ["SIGTERM"]))  # SIGINT: test_journal
+@pytest.mark.parametrize("name", often(["SIGINT", "SIGTERM"], ["SIGTERM"]))
 def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, made, tmp_path):
     import signal
     import subprocess

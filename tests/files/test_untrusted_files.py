@@ -484,24 +484,13 @@ def test_a_pi_whose_sizes_are_not_the_models_is_refused_whatever_digest_it_claim
         lying.require_for(architecture)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"belongs_to": "x"}', "[" * 100_000, '{"belongs_to": "x", "trials": []}',
-    '{"belongs_to": "x", "trials": {"a": {"trace": []}}}'], ids=lambda text: text[:50])  # fmt: skip
-def test_a_damaged_journal_of_a_search_is_not_used(text, tmp_path):
-    from transfusion.matching.search_journal import SearchJournal
-
-    save_file({"x": torch.zeros(1)}, tmp_path / "journal", {"transfusion-journal": text})
-    assert SearchJournal(tmp_path / "journal", "x").recall() == {}
-
-
-def test_a_pipe_is_no_file_of_pi_and_no_journal(tmp_path):
+def test_a_pipe_is_no_file_of_pi(tmp_path):
     import os
 
     from transfusion.alignment.pi_file import is_alignment
-    from transfusion.matching.search_journal import SearchJournal
 
     os.mkfifo(tmp_path / "pipe")
     assert not is_alignment(tmp_path / "pipe")
-    assert SearchJournal(tmp_path / "pipe", "x").recall() == {}
     for name in ("pipe", "nul\0", "a" * 5000):
         with pytest.raises(AlignmentError, match="no such file of π"):
             Alignment.load(tmp_path / name)

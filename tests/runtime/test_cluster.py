@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -171,25 +170,18 @@ def test_a_node_without_the_storage_is_named_and_nothing_is_written(address, sha
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_on_ray_that_is_asked_to_stop_says_so_and_goes_on_when_asked_again(number, code, shared):
-    """Once the journal has a sweep, it is interrupted; what is found in the end is the same."""
-    from transfusion.alignment.alignment import Alignment
-
-    command = [sys.executable, "-m", "transfusion", "align", "a", "b", "-o", "pi.safetensors", "--json"]
+def test_a_run_on_ray_that_is_asked_to_stop_says_so(number, code, shared):
+    command = [sys.executable, "-m", "transfusion", "align", "a", "b", "-o", "pi.safetensors", "--json", "-v"]
     command += ["--engine", "ray", "--jobs", "1", "--method", "transfusion"]
     run = subprocess.Popen(
         command, cwd=shared, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while run.poll() is None and not (shared / "pi.safetensors.journal").exists():
-        time.sleep(0.01)
+    assert run.stderr is not None
+    while "sweep 1" not in run.stderr.readline() and run.poll() is None:
+        pass
     os.kill(run.pid, number)
     out, err = run.communicate(timeout=AMPLE)
     assert run.returncode == code, err
     assert "interrupted; no output was written" in err
     assert out == ""
-    assert [path.name for path in shared.glob("pi*")] == ["pi.safetensors.journal"]
-    again = subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=AMPLE, check=True)
-    assert json.loads(again.stdout)["blake3"] == Alignment.load(shared / "pi.safetensors").digest
-    assert (
-        json.loads(again.stdout)["blake3"] == align(shared / "a", shared / "b", method="transfusion").digest
-    )
+    assert not list(shared.glob("pi*"))

@@ -18,7 +18,6 @@ from small_models import CASES, finetuned
 from tests.transport.test_adapter import edit, train_adapter
 from transfusion.cli.console import VERB, in_options
 from transfusion.errors import MismatchError, OutputError, SettingError
-from transfusion.matching.sweeps import Step
 from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
@@ -51,21 +50,6 @@ def test_an_alignment_is_written_and_recorded(made, tmp_path):
     kept = transfusion.Alignment.load(tmp_path / "pi.safetensors")
     assert kept.digest == pi.digest
     assert kept.provenance.run["seconds"] > 0
-    assert not (tmp_path / "pi.safetensors.journal").exists()
-
-
-def test_an_interrupted_alignment_is_resumed(made, tmp_path):
-    def stop(step: Step) -> None:
-        if step.sweep == 1:
-            raise KeyboardInterrupt
-
-    models, output = (made("vit", 1), made("vit", 2)), tmp_path / "pi.safetensors"
-    with pytest.raises(KeyboardInterrupt):
-        transfusion.align(*models, output=output, on_step=stop)
-    noted = Noted()
-    found = transfusion.align(*models, output=output, progress=noted)
-    assert any("going on from" in note for note in noted.notes)
-    assert found.digest == transfusion.align(*models).digest
 
 
 def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):

@@ -7,10 +7,9 @@ The evidence is in the folders `weights` and `activations`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
 from transfusion.errors import SettingError
-from transfusion.files.publishing import path_beside, require_writable
+from transfusion.files.publishing import require_writable
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.base_drift import base_drift
 from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
@@ -33,7 +32,6 @@ from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.rectangular.part_matching import PartMatching
 from transfusion.matching.rectangular.rectangular_matching import align_rectangular
 from transfusion.matching.search import Search
-from transfusion.matching.search_journal import SearchJournal
 from transfusion.matching.search_memory import (
     functional_memory,
     plan_memory,
@@ -83,7 +81,6 @@ def align(
     config: ConfigArgument = None,
     output: str | Path | None = None,
     force: bool = False,
-    journal: str | Path | None = None,
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
     on_step: Callable[[Step], None] = lambda step: None,
@@ -107,9 +104,7 @@ def align(
     default is 0.5.
     ``anyway`` accepts models of different shapes whose activations have nothing to do with each other.
     ``config`` is the configuration of weights that come without one.
-    ``output`` is a file to write π to; with ``force``, an existing file is replaced. An interrupted run with
-    the same ``output`` is resumed from a journal beside it.
-    ``journal`` is another place for the journal.
+    ``output`` is a file to write π to; with ``force``, an existing file is replaced.
     ``resources`` are engine, threads, memory and device; they do not change the result.
     ``progress`` follows the run; ``on_step`` is called after every block of the search.
 
@@ -129,9 +124,6 @@ def align(
     if output is not None:
         output = Path(output)
         require_writable(output, force=force, inputs=input_files(*models), folder=False)
-        journal = journal or path_beside(output, ".journal")
-    if journal is not None and Path(journal).exists():
-        progress.note(f"note: going on from {journal}, if it belongs to the same models and method")
     vocabulary = _compared_vocabulary(*models)
     if differing_shape(*models) is not None:
         refuse_limits(chosen, resources.memory, resources.engine)
@@ -144,7 +136,7 @@ def align(
     a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
     weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
     with _followed(on_step, progress) as following:
-        found = _align(weights, chosen, seed, advice, journal, resources, following, vocabulary, progress)
+        found = _align(weights, chosen, seed, advice, resources, following, vocabulary, progress)
     if summary := weights.clock.summary():
         progress.detail(summary)
     found = replace(found, provenance=replace(found.provenance, run=record.run()))
@@ -222,7 +214,6 @@ def _align(
     chosen: Method,
     seed: int,
     advice: bool,
-    journal: str | Path | None,
     resources: Resources,
     on_step: Callable[[Step], None],
     vocabulary: Mapping[str, Any],
@@ -251,8 +242,6 @@ def _align(
     with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:
         take_hashes(a, b, engine=hands, checked=True)
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
-        deciding = json.dumps({**asdict(metadata), "source": "", "target": "", "dtype": dtype}, default=str)
-        notes = SearchJournal(Path(journal), deciding) if journal else None
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, metadata, on_step)
         if chosen.functional is not None and not chosen.searches:
@@ -267,14 +256,10 @@ def _align(
             limit=budget.kept if budget else 0,
             room=budget.room if budget else None,
             on_step=on_step,
-            on_sweep=notes.note if notes else lambda trial: None,
-            known=notes.recall() if notes else None,
         )
         trial = search.run()
         info = advise(search, trial) if advice or chosen.follows_advice else None
         drift = base_drift(weights, trial.maps, hands) if info and info.verdict is Verdict.ADD else None
-        if notes:
-            notes.forget()
         metadata = replace(
             metadata,
             gap=max(trial.gaps.values(), default=0.0),

@@ -6,7 +6,7 @@ engine nor on the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import count, islice
@@ -47,18 +47,14 @@ class Search:
         limit: int | None = None,
         room: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
-        on_sweep: Callable[[Trial], None] = lambda trial: None,
-        known: Mapping[str, Trial] | None = None,
         only: Collection[str] | None = None,
     ) -> None:
         self.weights, self.method, self.seed, self.engine = weights, method, seed, engine
-        self.known = known or {}
-        """Trials of an interrupted run, by name."""
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; by default all."""
         self.context = SearchContext(weights, Gains(weights, engine.workers, limit), method, room)
         self.scores = Objective(weights, engine, None if only is None else weights.tensors_with(only))
-        self.sweeper = Sweeper(self.context, self.scores, engine, on_step, on_sweep)
+        self.sweeper = Sweeper(self.context, self.scores, engine, on_step)
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)
 
     def run(self) -> Trial:
@@ -104,9 +100,7 @@ class Search:
         return found
 
     def _begun(self, name: str, start: SearchStart, most: int = 1, restart: int = 0) -> Trial:
-        """Return a trial after its first sweeps, or as an interrupted run left it."""
-        if name in self.known:
-            return self.known[name]
+        """Return a trial after its first sweeps."""
         return self.sweep(Trial(name, {}, [self.identity], restart=restart), start, most)
 
     def go_on(self, trial: Trial) -> Trial:

@@ -54,7 +54,6 @@ class Sweeper:
     scores: Objective
     engine: Engine
     on_step: Callable[[Step], None]
-    on_sweep: Callable[[Trial], None]
     _unmoved: dict[str, Permutation] = field(default_factory=dict)
 
     @property
@@ -196,4 +195,3 @@ class _Run:
         self.changed = False
         if trial.still:
             self.queue.stop()
-        sweeper.on_sweep(trial)

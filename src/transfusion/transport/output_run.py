@@ -124,14 +124,13 @@ class OutputRun(Generic[OutputT]):
             return moved
         return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
 
-    def _align(self, journal: Path | None = None) -> AnyAlignment:
+    def _align(self) -> AnyAlignment:
         from transfusion.matching.alignment_run import align
 
         found = align(
             self.a,
             self.b,
             vocabulary_share=0.0,  # compared when both were opened
-            journal=journal,
             resources=self.to.resources,
             progress=self.to.progress,
             **self.aligning,
@@ -169,7 +168,7 @@ class OutputRun(Generic[OutputT]):
         if place.exists():
             self.to.progress.note("note: going on with the π that an interrupted run had found")
             return load_alignment(place)
-        found = self._align(staging.keep("journal"))
+        found = self._align()
         found.save(place, force=True)
         return found
 

@@ -26,7 +26,7 @@ from experiments.pairs.training import Told
 from experiments.settings import Lmc
 from transfusion import align
 from transfusion.data.dataset import Dataset
-from transfusion.evaluation.interpolation import Barrier, barrier
+from transfusion.evaluation.barrier import Barrier, barrier
 from transfusion.files.publishing import publish_file
 from transfusion.model.model import Model
 

@@ -21,7 +21,7 @@ from experiments.tuning import Schedule
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Columns
 from transfusion.data.read_examples import read_examples
-from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.task import EvaluationData
 
 MODEL, A, B = "ViT-B-16", "commonpool_l_s1b_b8k", "datacomp_l_s1b_b8k"
 TUNING = Schedule(steps=2000, rate=1e-5, batch=128, warm=0.1, decay=0.1)

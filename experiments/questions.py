@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.data.dataset import Dataset
-from transfusion.evaluation.batches import Batch, Scorer, TensorBatches
-from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.zero_shot import ZeroShotScorer
+from transfusion.evaluation.inputs import Batch, TensorBatches
+from transfusion.evaluation.scorers import Scorer, ZeroShotScorer
+from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.optional_libraries import require_library

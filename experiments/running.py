@@ -12,11 +12,10 @@ from experiments.pairs.data import say
 from experiments.paper import ZERO
 from experiments.questions import Read
 from experiments.settings import Scale, Task
-from transfusion.evaluation.alpha_learning import LearningSchedule, learn
-from transfusion.evaluation.alpha_line import AlphaLine, AlphaLines
-from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.shot_sampling import draw_shots
+from transfusion.evaluation.fewshot import LearningSchedule, draw_shots, learn
+from transfusion.evaluation.line import Line, Lines
+from transfusion.evaluation.task import EvaluationData
 
 EXPERT = "A, fine-tuned"
 NAIVE = "naive"
@@ -29,14 +28,14 @@ Found = dict[str, dict[str, float]]
 class Moved:
     """B as a live model, with a line for every method along which the fine-tune is added to it."""
 
-    lines: AlphaLines
-    by_method: dict[str, AlphaLine]
+    lines: Lines
+    by_method: dict[str, Line]
     batch: int | None
 
     @classmethod
     def of(cls, maker: Maker, tuned: Path, methods: Sequence[str]) -> Moved:
         """Transport by every method, on the device."""
-        lines = AlphaLines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
+        lines = Lines.of(tuned, maker.base("a"), maker.base("b"), device=maker.device)
         along = {
             method: lines.along(None if method == NAIVE else maker.aligned(method)) for method in methods
         }

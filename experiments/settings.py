@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from experiments.tuning import Schedule
 from transfusion.data.dataset import Dataset
-from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.task import EvaluationData
 
 
 class Bases(Protocol):

@@ -19,10 +19,9 @@ from experiments.pairs.vits import Shift
 from experiments.settings import ImageTask, Lmc, Scale, TextTask
 from experiments.tuning import Schedule
 from transfusion.data.dataset import Dataset
-from transfusion.data.examples import Examples
-from transfusion.data.image_files import ImageFile
-from transfusion.evaluation.class_prompts import Classes
-from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.data.examples import Examples, ImageFile
+from transfusion.evaluation.classes import Classes
+from transfusion.evaluation.task import EvaluationData
 
 TRAINED, TESTED = 6000, 2000
 Show = Callable[[Tensor, torch.Generator], Tensor]

@@ -22,7 +22,7 @@ from experiments.settings import Scale
 from experiments.small import SMALL
 from transfusion.cli import views
 from transfusion.cli.console import out
-from transfusion.evaluation.interpolation import curves_metadata
+from transfusion.evaluation.barrier import curves_metadata
 from transfusion.files.publishing import publish_file
 from transfusion.report.charts.result_figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from transfusion.alignment.alignment import Alignment
     from transfusion.alignment.rectangular import RectangularAlignment
     from transfusion.errors import TransfusionError
-    from transfusion.evaluation.alpha_sweep import sweep
-    from transfusion.evaluation.fewshot_alpha import fewshot
-    from transfusion.evaluation.interpolation import barrier
-    from transfusion.evaluation.model_comparison import evaluate
+    from transfusion.evaluation.barrier import barrier
+    from transfusion.evaluation.evaluate import evaluate
+    from transfusion.evaluation.fewshot import fewshot
+    from transfusion.evaluation.sweep import sweep
     from transfusion.matching.alignment_run import align
     from transfusion.model.model import Model
     from transfusion.report.build_report import report
@@ -60,15 +60,15 @@ _HOMES = {
     "TransfusionError": "errors",
     "align": "matching.alignment_run",
     "apply": "transport.applied_model",
-    "barrier": "evaluation.interpolation",
-    "evaluate": "evaluation.model_comparison",
-    "fewshot": "evaluation.fewshot_alpha",
+    "barrier": "evaluation.barrier",
+    "evaluate": "evaluation.evaluate",
+    "fewshot": "evaluation.fewshot",
     "inspect": "report.description",
     "merge": "transport.transport_run",
     "predict": "verification.equivalence",
     "report": "report.build_report",
     "rerun": "transport.rerun",
-    "sweep": "evaluation.alpha_sweep",
+    "sweep": "evaluation.sweep",
     "transport": "transport.transport_run",
     "verify": "verification.equivalence",
 }

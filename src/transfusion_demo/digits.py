@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.rectangular import require_one_shape
-from transfusion.evaluation.barrier_run import barriers
+from transfusion.evaluation.barrier import barriers
 from transfusion.files.publishing import write_json
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library

@@ -18,13 +18,12 @@ from small_models import CASES, finetuned
 from tests.evaluation.test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATES
 from transfusion.cli import views
 from transfusion.cli.sweep import as_alphas
-from transfusion.evaluation.alpha_learning import alpha_of, derivatives, groups_of
-from transfusion.evaluation.alpha_line import AlphaLines
-from transfusion.evaluation.alpha_sweep import sweep
-from transfusion.evaluation.class_prompts import Classes
-from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.evaluation.fewshot_alpha import fewshot
-from transfusion.evaluation.model_comparison import evaluate
+from transfusion.evaluation.classes import Classes
+from transfusion.evaluation.evaluate import evaluate
+from transfusion.evaluation.fewshot import alpha_of, derivatives, fewshot, groups_of
+from transfusion.evaluation.line import Lines
+from transfusion.evaluation.sweep import sweep
+from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.transport_run import transport
@@ -202,7 +201,7 @@ def test_fewshot_writes_what_transport_takes(run, cli, job, tmp_path):
         *("-o", tmp_path / "moved", "-q"),
     )
     assert (code, err) == (0, "")
-    line = AlphaLines.of(tuned, a, b)
+    line = Lines.of(tuned, a, b)
     evaluator = EvaluationData.of(data).evaluator(line.input_model, line.live)
     with line.along(align(a, b, advice=False)).at(Alpha.of(files["alpha.json"])):
         held = evaluator.measure()
@@ -279,7 +278,7 @@ def test_zero_shot_along_the_line(clip, pets, tmp_path):
 def test_slopes_of_zero_shot(clip, pets):
     tuned, a, b = clip
     data = EvaluationData(pets, classes=Classes("pets", PETS, TEMPLATES))
-    lines = AlphaLines.of(tuned, a, b, data=data, dtype=torch.float64)
+    lines = Lines.of(tuned, a, b, data=data, dtype=torch.float64)
     line, evaluator = (
         lines.along(align(a, b, advice=False)),
         data.evaluator(lines.input_model, lines.live, dtype=torch.float64, batch=5),

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from transfusion.cli.barrier import SHORTCUTS
-from transfusion.evaluation.alpha_sweep import labels_of
-from transfusion.evaluation.barrier_run import VANILLA
-from transfusion.evaluation.interpolation import Shortcuts
+from transfusion.evaluation.barrier import VANILLA, Shortcuts
+from transfusion.evaluation.line import labels_of
 from transfusion.matching.alignment_run import align
 
 
@@ -116,7 +115,7 @@ def test_a_figure_leaves_the_drawing_library_as_it_was(run, tmp_path):
 
 
 def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
-    monkeypatch.setattr("transfusion.evaluation.barrier_run.barrier", None)
+    monkeypatch.setattr("transfusion.evaluation.barrier.barrier", None)
     code, _, err = run("-o", tmp_path / "figure.bmp")
     assert code == 1
     assert "neither a figure nor JSON" in err

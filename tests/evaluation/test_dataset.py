@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError
+from transfusion.evaluation.barrier import barrier
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.interpolation import barrier
-from transfusion.evaluation.predictions import PredictionKind
+from transfusion.evaluation.scorers import PredictionKind
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 

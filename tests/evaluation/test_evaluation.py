@@ -21,16 +21,14 @@ from cases.vision import SIGLIP, SIGLIP_TEXT
 from making import Case, case
 from small_models import BERT, CASES, GPT2, VIT, often
 from transfusion.data.dataset import Dataset
-from transfusion.data.examples import Examples
-from transfusion.data.image_files import ImageFile
+from transfusion.data.examples import Examples, ImageFile
 from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
-from transfusion.evaluation.batch_size import batch_size_for
-from transfusion.evaluation.class_prompts import SUPPLIED, Classes
-from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.evaluation.image_processor import ImageProcessor
-from transfusion.evaluation.intervals import Answers, gain_interval, score_interval
-from transfusion.evaluation.model_comparison import evaluate
-from transfusion.evaluation.scores import Score, f1, gain, matthews
+from transfusion.evaluation.classes import SUPPLIED, Classes
+from transfusion.evaluation.evaluate import evaluate
+from transfusion.evaluation.evaluator import batch_size_for
+from transfusion.evaluation.inputs import ImageProcessor
+from transfusion.evaluation.scores import Answers, Score, f1, gain, gain_interval, matthews, score_interval
+from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
@@ -1001,7 +999,7 @@ def test_the_size_that_fits_depends_on_the_machine(made, monkeypatch):
     size = batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99)
     assert size == batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99) == 64
     assert batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 3) == 4
-    monkeypatch.setattr("transfusion.evaluation.batch_size.device_memory", lambda device: 400_000)
+    monkeypatch.setattr("transfusion.evaluation.evaluator.device_memory", lambda device: 400_000)
     assert 1 <= batch_size_for(live.module, evaluator.scorer, evaluator.batch_source.heaviest, 99) < 16
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from transfusion.data.example_tables import read_texts
-from transfusion.data.examples import Columns, Examples
-from transfusion.data.image_files import ImageFile
+from transfusion.data.examples import Columns, Examples, ImageFile
 from transfusion.data.read_examples import read_examples
+from transfusion.data.tables import read_texts
 from transfusion.errors import DataError
 
 ROWS = [("a warm day", "positive"), ('a cold, "wet" day', "negative"), ("a day", "positive")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 
@@ -12,12 +13,20 @@ from small_models import CASES, finetuned
 from tests.evaluation.test_sweep import examples, loss_of
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, MismatchError, SettingError
-from transfusion.evaluation.alpha_learning import LearningSchedule, alpha_of, derivatives, groups_of, learn
-from transfusion.evaluation.alpha_line import AlphaLines
-from transfusion.evaluation.evaluation_data import EvaluationData
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.fewshot_alpha import fewshot
-from transfusion.evaluation.shot_sampling import draw_shots, remaining_examples, same_examples
+from transfusion.evaluation.fewshot import (
+    LearningSchedule,
+    alpha_of,
+    derivatives,
+    draw_shots,
+    fewshot,
+    groups_of,
+    learn,
+    remaining_examples,
+    same_examples,
+)
+from transfusion.evaluation.line import Lines
+from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
@@ -35,7 +44,7 @@ def job(made, tmp_path_factory):
     return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b, advice=False), "data": data}
 
 
-def evaluator_of(lines: AlphaLines, data, dtype=torch.float32, batch: int | None = None) -> Evaluator:
+def evaluator_of(lines: Lines, data, dtype=torch.float32, batch: int | None = None) -> Evaluator:
     return EvaluationData.of(data).evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
 
 
@@ -43,7 +52,7 @@ def evaluator_of(lines: AlphaLines, data, dtype=torch.float32, batch: int | None
 
 
 def test_slopes_are_finite_differences(job):
-    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
+    lines = Lines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
     line, evaluator = lines.along(job["via"]), evaluator_of(lines, job["data"], torch.float64, batch=16)
     groups = groups_of(line)
     assert list(groups) == ["default", "encoder.layer.0.*", "encoder.layer.1.*", "encoder.layer.2.*"]
@@ -63,7 +72,7 @@ def test_slopes_are_finite_differences(job):
 
 
 def test_batches_do_not_matter(job):
-    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
+    lines = Lines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
     line = lines.along(job["via"])
     groups, results = groups_of(line), []
     for batch in (70, 13):
@@ -82,7 +91,7 @@ def test_losses_are_those_of_texts_too(made, tmp_path):
     mask = torch.ones_like(data.inputs["input_ids"])
     mask[0, 3:] = 0
     masked = Dataset.of("texts", {**data.inputs, "attention_mask": mask}, None)
-    lines = AlphaLines.of(tuned, a, a)
+    lines = Lines.of(tuned, a, a)
     line, evaluator = lines.along(None), evaluator_of(lines, masked, batch=4)
     assert derivatives(line, evaluator, Alpha(), groups_of(line))[0] == pytest.approx(
         loss_of(tuned, masked), abs=1e-5
@@ -122,7 +131,7 @@ def planted(tmp_path_factory):
 def test_what_is_harmful_goes_and_the_rest_stays(planted):
     tuned, base, images, labels = planted
     data = Dataset.of("planted", {"pixel_values": images}, labels)
-    lines = AlphaLines.of(tuned, base, base)
+    lines = Lines.of(tuned, base, base)
     evaluator = evaluator_of(lines, data)
     line = lines.along(None)
     found = learn(line, evaluator, LearningSchedule(epochs=35, rate=0.1))
@@ -143,7 +152,7 @@ def test_no_coefficient_falls_below_zero(planted):
     with torch.no_grad():
         labels = live.module(images).logits.argmax(-1)
     data = Dataset.of("planted", {"pixel_values": images}, labels)
-    lines = AlphaLines.of(tuned, base, base)
+    lines = Lines.of(tuned, base, base)
     found = learn(lines.along(None), evaluator_of(lines, data), LearningSchedule(epochs=20, rate=0.15))
     assert all(0 <= value < 0.35 for value in found.alpha.patterns.values())
     assert 0 in found.alpha.patterns.values()
@@ -152,7 +161,7 @@ def test_no_coefficient_falls_below_zero(planted):
 def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path):
     found = fewshot(**job, shots=3, epochs=6, seed=1)
     assert [curve.label for curve in found.curves] == ["naive", "guarded"]
-    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"])
+    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
     evaluator = evaluator_of(lines, job["data"])
     scored = job["data"].chosen(remaining_examples(evaluator, draw_shots(evaluator, 3, seed=1)))
     for curve in found.curves:
@@ -217,7 +226,7 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
     assert (found.training["examples"], found.task["examples"]) == (5, 3)
     assert found.task["metric"] == "loss"
     assert found == fewshot(adapter, onto=b, via=pi, data=data, shots=5, epochs=3, naive=False)
-    lines = AlphaLines.of(adapter, a, b)
+    lines = Lines.of(adapter, a, b)
     rest = data.chosen(
         remaining_examples(evaluator := evaluator_of(lines, data), draw_shots(evaluator, 5, seed=0))
     )
@@ -232,7 +241,7 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
 
 
 def test_shots_are_of_every_class_and_drawn_once(job):
-    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"])
+    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
     evaluator = evaluator_of(lines, job["data"])
     places = draw_shots(evaluator, 4, seed=2)
     assert len(set(places)) == len(places) == 28
@@ -276,8 +285,8 @@ def test_refusals(job, made, tmp_path):
 
 
 def test_nothing_to_learn(job):
-    lines = AlphaLines.of(job["finetuned"], job["base"], job["onto"])
+    lines = Lines.of(job["finetuned"], job["base"], job["onto"])
     line = lines.along(None)
-    still = type(line)(None, line.live, line.start, line.start, line.names)
+    still = dataclasses.replace(line, end=line.start)
     with pytest.raises(MismatchError, match="changes nothing of B"):
         groups_of(still)

@@ -14,8 +14,8 @@ from transfusion.alignment.maps import Map, Permutation
 from transfusion.architecture.architecture import HeadPolicy, Policy
 from transfusion.data.dataset import Dataset
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
-from transfusion.evaluation.interpolation import Shortcuts, barrier
-from transfusion.evaluation.predictions import PredictionKind
+from transfusion.evaluation.barrier import Shortcuts, barrier
+from transfusion.evaluation.scorers import PredictionKind
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
 from transfusion.model.model import Model

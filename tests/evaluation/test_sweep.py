@@ -10,17 +10,9 @@ import torch
 from small_models import CASES, finetuned
 from transfusion.data.dataset import Dataset
 from transfusion.errors import MismatchError, SettingError
-from transfusion.evaluation.alpha_line import AlphaLines
-from transfusion.evaluation.alpha_sweep import (
-    ALPHAS,
-    SweepCurve,
-    TaskAndSupport,
-    asked_alphas,
-    labels_of,
-    point_of,
-    sweep,
-)
-from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.line import Lines, labels_of
+from transfusion.evaluation.sweep import ALPHAS, SweepCurve, TaskAndSupport, asked_alphas, point_of, sweep
+from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.building import build
@@ -68,7 +60,7 @@ def test_every_point_is_what_would_be_saved(case, made, tmp_path):
 def test_the_live_b_is_as_it_was(made, tmp_path):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
-    lines = AlphaLines.of(tuned, a, b)
+    lines = Lines.of(tuned, a, b)
     before = {name: one.clone() for name, one in lines.live.module.state_dict().items()}
     line = lines.along(align(a, b, advice=False))
     with line.at(0.7):

@@ -17,7 +17,7 @@ from tests.transport.test_folded_adapters import adapted, lora
 from transfusion.architecture.naming import Naming
 from transfusion.data.dataset import Dataset
 from transfusion.errors import AdapterError
-from transfusion.evaluation.alpha_sweep import sweep
+from transfusion.evaluation.sweep import sweep
 from transfusion.families import all_families
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model

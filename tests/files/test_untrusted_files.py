@@ -799,9 +799,9 @@ def test_examples_are_read_from_regular_files_only(tmp_path):
     import os
 
     from transfusion.data.dataset import Dataset
-    from transfusion.data.image_files import ImageFile
+    from transfusion.data.examples import ImageFile
     from transfusion.data.read_examples import read_examples
-    from transfusion.evaluation.class_prompts import Classes
+    from transfusion.evaluation.classes import Classes
 
     for name in ("a.csv", "a.npz", "a.json", "a.png"):
         os.mkfifo(tmp_path / name)
@@ -860,7 +860,7 @@ def bmp(width: int, height: int) -> bytes:
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_images_that_are_damaged_or_far_too_large_are_refused(content, tmp_path):
-    from transfusion.data.image_files import ImageFile
+    from transfusion.data.examples import ImageFile
 
     (tmp_path / "a.png").write_bytes(content)
     for picture in (ImageFile.at(tmp_path / "a.png"), ImageFile("a.png", content)):
@@ -880,7 +880,7 @@ def test_images_that_are_damaged_or_far_too_large_are_refused(content, tmp_path)
     ],
 )
 def test_files_of_classes_that_make_no_sense_are_refused(text, tmp_path):
-    from transfusion.evaluation.class_prompts import Classes
+    from transfusion.evaluation.classes import Classes
 
     (tmp_path / "classes.json").write_text(text)
     with pytest.raises(DataError, match=r"classes\.json: "):

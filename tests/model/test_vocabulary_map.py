@@ -14,7 +14,7 @@ from making import case
 from small_models import CASES, finetuned
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, AlignmentError, DataError, MismatchError, SettingError
-from transfusion.evaluation.interpolation import barrier
+from transfusion.evaluation.barrier import barrier
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.bases import open_bases

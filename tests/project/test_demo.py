@@ -202,7 +202,7 @@ ENDINGS = {"naive": "τ as it is", "transfusion": "the paper's π", "functional"
 
 
 def test_the_tests_that_are_kept_are_what_was_measured(kept):
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
     from transfusion.model.model import Model
     from transfusion.running.live_model import LiveModel
 

@@ -42,7 +42,7 @@ from experiments.small import SMALL, shown
 from experiments.tuning import Schedule, follow
 from transfusion.data.dataset import Dataset
 from transfusion.errors import CheckpointError, SettingError
-from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.methods import METHODS
 
 READERS = cache(open_clip.SimpleTokenizer)

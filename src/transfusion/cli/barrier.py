@@ -23,7 +23,7 @@ from transfusion.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
 
 SHORTCUTS = ("interpolated", "plain", "rounded")
 
@@ -69,7 +69,7 @@ def barrier(
 ) -> None:
     """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it."""
     from transfusion.cli import views
-    from transfusion.evaluation.barrier_run import barriers
+    from transfusion.evaluation.barrier import barriers
     from transfusion.runtime.resources import Resources
 
     found = barriers(

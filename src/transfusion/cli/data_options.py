@@ -10,7 +10,7 @@ import typer
 from transfusion.cli.option_checks import given, one_of
 
 if TYPE_CHECKING:
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
 
 METRICS = ("accuracy", "f1", "matthews", "loss", "perplexity")
 _EXAMPLES = "Examples"
@@ -143,7 +143,7 @@ def examples(
     truncate: Truncate = False,
 ) -> EvaluationData:
     """Return the examples that the options describe."""
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
 
     return EvaluationData(
         data,
@@ -176,7 +176,7 @@ class Support:
 
     def beside(self, task: EvaluationData) -> EvaluationData | None:
         """Return the support beside a task, if there is one."""
-        from transfusion.evaluation.evaluation_data import EvaluationData
+        from transfusion.evaluation.task import EvaluationData
 
         if self.reference is None:
             return None

@@ -13,7 +13,7 @@ from transfusion.cli.option_checks import given
 from transfusion.cli.options import ArchitectureFile, Dtype, Force, Json, Quiet, Result, TrustBase, measuring
 
 if TYPE_CHECKING:
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
     from transfusion.runtime.resources import Resources
 
 
@@ -50,7 +50,7 @@ def evaluate(
 ) -> None:
     """Measure models and adapters on a task, and on a support: what the base could do before."""
     from transfusion.cli import views
-    from transfusion.evaluation.model_comparison import evaluate as run
+    from transfusion.evaluation.evaluate import evaluate as run
 
     found = run(
         models,

@@ -31,7 +31,7 @@ from transfusion.cli.options import (
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 
 if TYPE_CHECKING:
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
     from transfusion.runtime.resources import Resources
 
 _TEST = "Test"
@@ -104,7 +104,7 @@ def fewshot(
 ) -> None:
     """Learn one α for every layer from a few examples of every class, for 'transport --alpha'."""
     from transfusion.cli import views
-    from transfusion.evaluation.fewshot_alpha import fewshot as run
+    from transfusion.evaluation.fewshot import fewshot as run
 
     found = run(
         finetuned,

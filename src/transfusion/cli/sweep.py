@@ -31,7 +31,7 @@ from transfusion.cli.options import (
 from transfusion.cli.search_options import CalibrateOption, Seed, aligning
 
 if TYPE_CHECKING:
-    from transfusion.evaluation.evaluation_data import EvaluationData
+    from transfusion.evaluation.task import EvaluationData
     from transfusion.runtime.resources import Resources
 
 MOST = 1000
@@ -73,8 +73,8 @@ def sweep(
 ) -> None:
     """Measure B + α·π(τ) and B + α·τ for many α, without writing any model, and draw the gains over B."""
     from transfusion.cli import views
-    from transfusion.evaluation.alpha_sweep import ALPHAS
-    from transfusion.evaluation.alpha_sweep import sweep as run
+    from transfusion.evaluation.sweep import ALPHAS
+    from transfusion.evaluation.sweep import sweep as run
 
     found = run(
         finetuned,

@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
-from transfusion.data.image_files import ImageFile
 from transfusion.errors import DataError
+from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.untrusted_files import path_inside, require_regular
+
+IMAGE_SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"])
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+"""The formats that may be decoded; for others Pillow may start other programs."""
+MAX_PIXELS = 2**27
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image in a file, or the bytes of one."""
+
+    name: str
+    source: Path | bytes
+
+    @classmethod
+    def at(cls, file: Path, folder: Path | None = None) -> ImageFile:
+        """Return the image in a regular file; refuse a file outside of ``folder``, if one is given."""
+        if folder is not None:
+            path_inside(folder, file, DataError)
+        return cls(str(file), require_regular(file, DataError))
+
+    def opened(self, mode: str = "RGB") -> Any:
+        """Open the image with Pillow and convert it to this mode."""
+        pillow = require_library("PIL.Image", "images")
+        source = self.source if isinstance(self.source, Path) else BytesIO(self.source)
+        pillow.init()  # registers all formats that this Pillow was built with
+        try:
+            with pillow.open(source, formats=[one for one in IMAGE_FORMATS if one in pillow.OPEN]) as found:
+                if (pixels := found.width * found.height) > MAX_PIXELS:
+                    raise ValueError(f"{pixels} pixels, and at most {MAX_PIXELS} are read")
+                return found.convert(mode)
+        except Exception as error:  # Pillow raises many types for a damaged file
+            unknown = type(error).__name__ == "UnidentifiedImageError"
+            text = "damaged, or of another format than its name says" if unknown else str(error)
+            reason = (text.splitlines() or [type(error).__name__])[0]
+            raise DataError(
+                f"{self.name}: cannot be read as an image ({reason})", hint="remove or repair the file"
+            ) from error
+
+
+def find_images(folder: Path, within: Path | None = None) -> list[Path]:
+    """Return the image files in a folder and its sub-folders, sorted; hidden files are left out.
+
+    Refuse links that lead out of ``within``, by default out of the folder.
+    """
+    found = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    shown = sorted(file for file in found if not file.name.startswith("."))
+    return [path_inside(within or folder, file, DataError) for file in shown]
+
 
 Pair = tuple[str, ...]
 """One text, or a pair of texts."""
@@ -64,3 +118,36 @@ def _balanced(labels: Sequence[int | str], count: int) -> list[int]:
         turns[label] = turns.get(label, -1) + 1
         turn.append((turns[label], place))
     return sorted(place for _, place in sorted(turn)[:count])
+
+
+@dataclass(frozen=True)
+class KnownTask:
+    """One task."""
+
+    name: str
+    text: tuple[str, ...]
+    classes: tuple[str, ...]
+    """In the order of their numbers."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """The main metric first."""
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        KnownTask("sst2", ("sentence",), ("negative", "positive")),
+        KnownTask("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy")),
+        KnownTask("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
+        KnownTask("rte", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    )
+}
+
+_PATTERNS = {name: re.compile(rf"(?<![a-z0-9]){name.replace('2', '-?2')}(?![a-z0-9])") for name in TASKS}
+
+
+def known_task(reference: str, columns: Collection[str]) -> KnownTask | None:
+    """Return the task that the last two parts of a path or hub id name, if its columns exist."""
+    tail = "/".join(reference.lower().replace("_", "-").replace("\\", "/").rstrip("/").split("/")[-2:])
+    found = [TASKS[name] for name, pattern in _PATTERNS.items() if pattern.search(tail)]
+    fitting = [task for task in found if all(column in columns for column in task.text)]
+    return fitting[0] if len(fitting) == 1 else None

@@ -11,11 +11,17 @@ from torch import Tensor, nn
 
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, SettingError
-from transfusion.evaluation.batches import Batches, Scorer, TaskHeadScorer, TensorBatches
-from transfusion.evaluation.intervals import Answers
-from transfusion.evaluation.predictions import IGNORED, PredictionKind, out_of_memory, prediction_kind
-from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Score, perplexity
+from transfusion.evaluation.inputs import IGNORED, Batch, Batches, TensorBatches
+from transfusion.evaluation.scorers import (
+    PredictionKind,
+    Scorer,
+    TaskHeadScorer,
+    out_of_memory,
+    prediction_kind,
+)
+from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Answers, Score, perplexity
 from transfusion.running.live_model import LiveModel
+from transfusion.runtime.memory_budget import device_memory
 
 
 @dataclass(frozen=True)
@@ -145,3 +151,41 @@ class Evaluator:
 
 def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
     return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
+
+
+MOST = 64
+SHARE = 0.25
+"""The share of the machine's memory that the outputs of modules may fill."""
+
+
+def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Batch], count: int) -> int:
+    """Return a power of two, from the bytes of all modules' outputs for one example.
+
+    The bytes are compared with all memory, not with the free part, so that a machine always chooses the same
+    size.
+    """
+    scorer.ready()  # prompts do not depend on the number of examples
+    filled = _filled(module, lambda: scorer.answer(heaviest()))
+    room = int(SHARE * device_memory(next(module.parameters()).device)) // max(filled, 1)
+    size = 1
+    while 2 * size <= min(room, MOST) and size < count:
+        size *= 2
+    return size
+
+
+def _filled(module: nn.Module, run: Callable[[], object]) -> int:
+    """Return the bytes of the outputs of all modules in one run."""
+    total = 0
+
+    def count(_: nn.Module, __: Any, output: Any) -> None:
+        nonlocal total
+        parts = output if isinstance(output, tuple | list) else [output]
+        total += sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+    handles = [one.register_forward_hook(count) for one in module.modules()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import ArchitectureError, DataError, MismatchError, listing
-from transfusion.evaluation.batches import Batch, Scorer
-from transfusion.evaluation.features import features, unit_length
 from transfusion.files.checkpoint import CONFIGS
 from transfusion.files.weight_files import weights_in
 from transfusion.model.model import Model
@@ -25,7 +23,6 @@ from transfusion.running.live_model import LiveModel
 
 NORMALISE = "normalise"
 """The metadata key that is "true" if features are scaled to length 1 first."""
-
 _HEAD = "a linear task head has weight (classes, width), and bias (classes) if it has one"
 
 
@@ -69,41 +66,6 @@ def is_linear_task_head(given: object) -> bool:
             return set(file.keys()) <= {"weight", "bias"}
     except (SafetensorError, OSError):
         return False
-
-
-@dataclass(frozen=True)
-class LinearTaskHeadScorer(Scorer):
-    """Scores the features of images or texts with a linear task head."""
-
-    live: LiveModel
-    dtype: torch.dtype
-    label: str
-    kind: str
-    task_head: LinearTaskHead
-
-    @property
-    def question(self) -> str:  # type: ignore[override]
-        return f"class of every {self.kind}, by a linear head on its features"
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.task_head.weight)
-
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """Return one row for every example."""
-        found = features(self.live, self.kind, batch.inputs, self.dtype, self.label, gradients=gradients)
-        width = self.task_head.weight.shape[1]
-        if found.shape[1] != width:
-            raise MismatchError(
-                f"{self.task_head.label}: made for features of width {width}, and"
-                f" {type(self.live.module).__name__} gives {found.shape[1]}",
-                hint="give the task head that was trained on features of this kind of model",
-            )
-        found = unit_length(found) if self.task_head.normalised else found
-        logits = found @ self.task_head.weight.to(found).T
-        if self.task_head.bias is not None:
-            logits = logits + self.task_head.bias.to(found)
-        return logits, batch.targets.to(logits.device)
 
 
 def open_task_head_donor(given: str | Path) -> Model:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from transfusion.data.dataset import LABELS, Dataset, read_tensors
-from transfusion.data.example_tables import TABLES, read_texts
-from transfusion.data.image_files import IMAGE_SUFFIXES, ImageFile, find_images
+from transfusion.data.examples import IMAGE_SUFFIXES, ImageFile, find_images
+from transfusion.data.tables import TABLES, read_texts
 from transfusion.errors import DataError, listing
 from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.running.probes.random_inputs import in_dtype

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transfusion.data.example_tables import TABLES, read_texts
+from transfusion.data.tables import TABLES, read_texts
 from transfusion.errors import DataError, MismatchError
 from transfusion.running.probes.calibration import read_calibration
 from transfusion.running.probes.input_translation import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -10,26 +10,19 @@ from typing import Any
 
 import torch
 
-from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, require_one_shape
 from transfusion.errors import SettingError
-from transfusion.evaluation.adapted_model import named_base
-from transfusion.evaluation.alpha_line import NAIVE, AlphaLine, AlphaLines
-from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.model_comparison import DataReference
+from transfusion.evaluation.evaluate import named_base
+from transfusion.evaluation.line import Lines, Via, aligning_for, given_alignments, open_lines
 from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
-from transfusion.matching.alignment_run import align
-from transfusion.model.bases import ConfigArgument, open_bases
-from transfusion.model.model import Model
+from transfusion.evaluation.task import DataReference, EvaluationData
+from transfusion.model.bases import ConfigArgument
 from transfusion.report.charts.result_figures import draw_sweep
 from transfusion.report.result_files import Paths, ResultFiles
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transport.finetunes import Finetune, open_finetune
-from transfusion.transport.output_run import calibrated, refuse_beside_via
+from transfusion.transport.finetunes import Finetune
 from transfusion.transport.task_vector import NewTokens
 from transfusion.transport.transport_plan import Base
 
@@ -131,7 +124,7 @@ def sweep(
     onto: Base,
     data: DataReference,
     support: DataReference | None = None,
-    via: AnyAlignment | str | Path | Sequence[AnyAlignment | str | Path] | None = None,
+    via: Via | Sequence[Via] | None = None,
     alphas: Iterable[float] = ALPHAS,
     naive: bool = True,
     batch: int | None = None,
@@ -186,129 +179,89 @@ def sweep(
             "`support`: it has a task head of its own, and one model is measured on both",
             hint="give the support without a task head, or sweep it on its own",
         )
-    a, b = open_bases(base, onto, config, progress, vocabulary_share)
-    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
     with resources.in_process():
-        lines = AlphaLines.of(
-            tuned,
-            a,
-            b,
+        lines = open_lines(
+            finetuned,
+            base,
+            onto,
+            paths,
             data=asked,
+            naive=naive,
             dtype=dtype,
-            device=resources.device,
+            config=config,
+            vocabulary_share=vocabulary_share,
+            aligning={**aligning, "seed": seed},
+            resources=resources,
+            progress=progress,
             trust_base=trust_base,
             new_tokens=new_tokens,
         )
-        found = alignments(a, b, paths, {**aligning, "seed": seed}, resources, progress)
-        ways: list[Alignment | None] = [*([None] if naive else []), *found]
-        with progress.bar(len(chosen) * (len(found) + naive), "building the models") as advance:
-            swept = _sweep(lines, chosen, asked, other, ways, batch, dtype, advance)
-    for note in swept.notes:
+        with progress.bar(len(chosen) * len(lines.ways), "building the models") as advance:
+            found = _sweep(lines, chosen, asked, other, batch, dtype, advance)
+    for note in found.notes:
         progress.warn(note)
-    return files.finish(swept, record)
+    return files.finish(found, record)
 
 
 def _sweep(
-    lines: AlphaLines,
-    chosen: Sequence[float],
+    lines: Lines,
+    alphas: Sequence[float],
     asked: EvaluationData,
     other: EvaluationData | None,
-    ways: Sequence[Alignment | None],
     batch: int | None,
     dtype: torch.dtype,
     advance: Advance,
 ) -> Sweep:
-    """Measure one curve per alignment; without one, that of τ as it is."""
-
-    def on_point(label: str, point: SweepPoint) -> None:
-        advance(f"{label} · α = {point.alpha:.3g} · {point.task_gain:+.3g}")
-
+    """Measure one curve per line."""
     task = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
-    beside = (
-        other.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
-        if other is not None
-        else None
+    support = None
+    if other is not None:
+        support = other.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+
+    def measured() -> TaskAndSupport:
+        return TaskAndSupport(task.measure(), support.measure() if support is not None else None)
+
+    zero = measured()
+    curves: list[SweepCurve] = []
+    for label, line in lines.each():
+        own, points = zero, list[SweepPoint]()
+        if line.carries:
+            with line.at(0.0):
+                own = measured()
+        for alpha in alphas:
+            with line.at(alpha):
+                points.append(point_of(alpha, measured(), zero))
+            advance(f"{label} · α = {alpha:.3g} · {points[-1].task_gain:+.3g}")
+        curves.append(SweepCurve(label, line.method, own, tuple(points)))
+    return Sweep(
+        lines.label,
+        lines.a.label,
+        lines.b.label,
+        task.metadata(),
+        support.metadata() if support is not None else None,
+        zero,
+        tuple(curves),
+        tuple(dict.fromkeys((*task.notes, *(support.notes if support is not None else ())))),
     )
-    zero = measured(task, beside)
-    curves = tuple(
-        _curve(lines.along(pi), label, chosen, (task, beside), zero, on_point)
-        for label, pi in zip(labels_of(ways, NAIVE), ways, strict=True)
-    )
-    info = beside.metadata() if beside is not None else None
-    notes = tuple(dict.fromkeys((*task.notes, *(beside.notes if beside is not None else ()))))
-    return Sweep(lines.label, lines.a.label, lines.b.label, task.metadata(), info, zero, curves, notes)
-
-
-def given_alignments(
-    via: AnyAlignment | str | Path | Sequence[AnyAlignment | str | Path] | None,
-) -> list[AnyAlignment | str | Path]:
-    """Return the alignments, or their files, as a list."""
-    return [via] if isinstance(via, Alignment | RectangularAlignment | str | Path) else list(via or ())
-
-
-def aligning_for(
-    via: Sequence[object], calibrate: str | Path | None, aligning: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the parameters of `align`; refuse them beside a given π."""
-    if via:
-        refuse_beside_via(aligning)
-    return calibrated(calibrate, via or None, aligning)
-
-
-def alignments(
-    a: Model,
-    b: Model,
-    via: Sequence[AnyAlignment | str | Path],
-    aligning: Mapping[str, Any],
-    resources: Resources,
-    progress: Progress,
-) -> list[Alignment]:
-    """Load the given alignments; without any, align."""
-    if not via:
-        return [require_one_shape(align(a, b, resources=resources, progress=progress, **aligning))]
-    return [require_one_shape(one) for one in via]
-
-
-def _curve(
-    line: AlphaLine,
-    label: str,
-    alphas: Sequence[float],
-    evaluators: tuple[Evaluator, Evaluator | None],
-    zero: TaskAndSupport,
-    on_point: Callable[[str, SweepPoint], None],
-) -> SweepCurve:
-    own, points = zero, list[SweepPoint]()
-    if line.carries:
-        with line.at(0.0):
-            own = measured(*evaluators)
-    for alpha in alphas:
-        with line.at(alpha):
-            points.append(point_of(alpha, measured(*evaluators), zero))
-        on_point(label, points[-1])
-    return SweepCurve(label, line.method, own, tuple(points))
-
-
-def measured(task: Evaluator, support: Evaluator | None) -> TaskAndSupport:
-    """Measure the live model with its current weights."""
-    return TaskAndSupport(task.measure(), support.measure() if support is not None else None)
 
 
 def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> SweepPoint:
     """Return a point with its gains over a reference."""
-    beside = None
-    if scores.support is not None and zero.support is not None:
-        beside = gain(scores.support, zero.support)
-    return SweepPoint(alpha, scores, gain(scores.task, zero.task), beside)
+    both = scores.support is not None and zero.support is not None
+    support = gain(scores.support, zero.support) if both else None  # type: ignore[arg-type]
+    return SweepPoint(alpha, scores, gain(scores.task, zero.task), support)
 
 
 def asked_alphas(given: Iterable[float | str]) -> list[float]:
     """Return the values of α in ascending order, without repetition."""
     try:
+        if isinstance(given, str):  # even one of digits alone
+            raise TypeError
         values = sorted({float(alpha) for alpha in given})
     except (TypeError, ValueError) as error:
-        raise _no_numbers(given) from error
-    if isinstance(given, str):  # all digits
-        raise _no_numbers(given)
+        raise SettingError(
+            f"alphas = {given!r}: several numbers were expected", hint="give some, such as [0.5, 1, 1.5]"
+        ) from error
     if not values:
         raise SettingError("alphas: no values", hint="give some, such as 0.5, 1, 1.5")
     for value in values:
@@ -317,23 +270,3 @@ def asked_alphas(given: Iterable[float | str]) -> list[float]:
                 f"alphas: {value:g} is not a number of at least 0", hint="1 adds all of τ, 0 nothing"
             )
     return values
-
-
-def _no_numbers(given: object) -> SettingError:
-    return SettingError(
-        f"alphas = {given!r}: several numbers were expected", hint="give some, such as [0.5, 1, 1.5]"
-    )
-
-
-def labels_of(ways: Sequence[Alignment | None], plain: str) -> list[str]:
-    """Return the names of the methods; equal ones get their residual policy, then numbers."""
-    records = [pi.provenance if pi is not None else None for pi in ways]
-    names = [metadata.method if metadata else plain for metadata in records]
-    whole = [
-        f"{name} ({metadata.policy.residual})" if metadata and names.count(name) > 1 else name
-        for name, metadata in zip(names, records, strict=True)
-    ]
-    return [
-        f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
-        for place, label in enumerate(whole)
-    ]

@@ -1,4 +1,4 @@
-"""Linear mode connectivity: the loss on the straight line from π(A) to B.
+"""The barrier: the loss on the straight line from π(A) to B (linear mode connectivity).
 
 Two models lie in one basin if the loss on the straight line between them is not much above that of its ends.
 A good π brings A into the basin of B, so the barrier measures an alignment without a fine-tune (Section 4.2
@@ -7,13 +7,12 @@ of the paper).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,16 +20,22 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
-from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
+from transfusion.alignment.rectangular import require_one_shape
 from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
-from transfusion.evaluation.evaluation_data import EvaluationData
-from transfusion.evaluation.model_comparison import DataReference
-from transfusion.model.bases import compare_vocabularies
+from transfusion.evaluation.line import Line, Via, given_alignments, labels_of
+from transfusion.evaluation.task import DataReference, EvaluationData
+from transfusion.model.bases import compare_vocabularies, open_bases
 from transfusion.model.model import Model, Reference, require_same_shape
+from transfusion.report.charts.result_figures import draw_barriers
+from transfusion.report.result_files import Paths, ResultFiles
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.run_record import RunRecord
 
+VANILLA = "vanilla"
 POINTS = 11
 FAITHFUL = 1e-4
 """The relative difference of the losses of π(A) and A that rounding may cause."""
@@ -124,7 +129,7 @@ def barrier(
     a: Model | Reference,
     b: Model | Reference,
     *,
-    via: AnyAlignment | str | Path | None,
+    via: Via | None,
     data: DataReference,
     points: int | Sequence[float] = POINTS,
     shortcuts: Shortcuts | str | None = None,
@@ -167,12 +172,13 @@ def barrier(
         if chosen is Shortcuts.ROUNDED:
             _require_permutations(alignment, a.architecture)
     asked = EvaluationData.of(data)
-    line = _Interpolation.between(a, b, asked, alignment, chosen, dtype)
+    line = _line(a, b, asked, alignment, dtype)
     evaluator = asked.evaluator(a, line.live, dtype=dtype, batch=batch)
     loss_of_a = evaluator.measure().loss
     measured: list[BarrierPoint] = []
     for alpha in alphas:
-        with line.at(alpha):
+        carried = alignment and line.live.rotated_shortcuts(alignment, chosen.share(alpha))
+        with line.at(alpha), carried or nullcontext():
             score = evaluator.measure()
         measured.append(BarrierPoint(alpha, score.loss, score.accuracy or 0.0))
         on_point(measured[-1])
@@ -193,6 +199,80 @@ def barrier(
     )
 
 
+@dataclass(frozen=True)
+class Barriers:
+    """The barriers of several alignments, by label."""
+
+    curves: Mapping[str, Barrier]
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return all curves as plain data; what they have in common stands once."""
+        return curves_metadata(self.curves)
+
+
+def barriers(
+    a: Model | Reference,
+    b: Model | Reference,
+    *,
+    data: DataReference,
+    via: Via | Sequence[Via] | None = None,
+    vanilla: bool = True,
+    points: int = POINTS,
+    shortcuts: Shortcuts | str | None = None,
+    batch: int | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    output: Paths = None,
+    force: bool = False,
+    resources: Resources = LOCAL,
+    progress: Progress = SILENT,
+) -> Barriers:
+    """Measure the loss of (1 − α)·π(A) + α·B for several π, and draw it.
+
+    ``a`` and ``b`` are the two bases: paths, hub ids, modules or state dicts.
+    ``data`` are the examples: a path, a hub id, examples in memory, or an `EvaluationData` that says more.
+    ``via`` is π, its file, or several; ``vanilla`` adds the curve between A and B as they are.
+    ``points`` counts the values of α, ends included; ``shortcuts``, ``batch`` and ``dtype`` are those of
+    `barrier`.
+    ``output`` is a figure (.png, .svg, .pdf) or .json, or several; with ``force``, existing files are
+    replaced.
+    ``resources`` are threads; ``progress`` follows the run.
+
+    >>> found = transfusion.barriers("models/a", "models/b", via="pi.safetensors", data="data.safetensors")
+    >>> list(found.curves)
+    ['vanilla', 'guarded']
+    """
+    record = RunRecord("barrier")
+    paths = given_alignments(via)
+    if not paths and not vanilla:
+        raise SettingError("`vanilla=False` without `via` leaves nothing to measure", hint="give a file of π")
+    asked = EvaluationData.of(data)
+    read = (a, b, *asked.files, *paths)
+    files = ResultFiles.checked(output, force=force, inputs=read, draw=draw_barriers)
+    models = open_bases(a, b, progress=progress)
+    ways: list[Alignment | None] = [None] if vanilla else []
+    ways += [require_one_shape(one) for one in paths]
+    curves: dict[str, Barrier] = {}
+    with resources.in_process(), progress.bar(points * len(ways), "building the models") as advance:
+        for label, pi in zip(labels_of(ways, VANILLA), ways, strict=True):
+
+            def on_point(point: BarrierPoint, label: str = label) -> None:
+                advance(f"{label} · α = {point.alpha:.3g} · loss {point.loss:.4g}")
+
+            curves[label] = barrier(
+                *models,
+                via=pi,
+                data=asked,
+                points=points,
+                shortcuts=shortcuts,
+                batch=batch,
+                dtype=dtype,
+                on_point=on_point,
+            )
+    return files.finish(Barriers(curves), record)
+
+
 def curves_metadata(curves: Mapping[str, Barrier]) -> dict[str, Any]:
     """Join several curves between the same models to one result; common fields occur once."""
     info = {label: curve.metadata() for label, curve in curves.items()}
@@ -207,47 +287,17 @@ def curves_metadata(curves: Mapping[str, Barrier]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Interpolation:
-    """The live A, and the two ends between which its parameters are interpolated."""
-
-    live: LiveModel
-    first: dict[str, Tensor]
-    last: dict[str, Tensor]
-    alignment: Alignment | None
-    shortcuts: Shortcuts
-
-    @classmethod
-    def between(
-        cls,
-        a: Model,
-        b: Model,
-        data: EvaluationData,
-        alignment: Alignment | None,
-        shortcuts: Shortcuts,
-        dtype: torch.dtype,
-    ) -> _Interpolation:
-        live, other = data.live(a, dtype), data.live(b, dtype)
-        if alignment is not None:  # the table of a task head from elsewhere has another policy
-            policy = alignment.provenance.policy
-            live = replace(live, architecture=live.architecture.under(policy))
-        first = {name: parameter.data for name, parameter in live.module.named_parameters()}
-        last = {name: parameter.data for name, parameter in other.module.named_parameters()}
-        _require_same_module(live, other, (a.label, b.label), first, last)
-        if alignment is not None:
-            first |= live.parameters_under(alignment)
-        return cls(live, first, last, alignment, shortcuts)
-
-    @contextmanager
-    def at(self, alpha: float) -> Iterator[None]:
-        """Within the block, the live model is interpolated; the ends are exactly π(A) and B."""
-        weights = {name: torch.lerp(self.first[name], self.last[name], alpha) for name in self.first}
-        with self.live.holding(weights):
-            if self.alignment is None:
-                yield
-            else:
-                with self.live.rotated_shortcuts(self.alignment, self.shortcuts.share(alpha)):
-                    yield
+def _line(a: Model, b: Model, data: EvaluationData, alignment: Alignment | None, dtype: torch.dtype) -> Line:
+    """Return the line from π(A) to B, in the live A."""
+    live, other = data.live(a, dtype), data.live(b, dtype)
+    first = {name: parameter.data for name, parameter in live.module.named_parameters()}
+    last = {name: parameter.data for name, parameter in other.module.named_parameters()}
+    _require_same_module(live, other, (a.label, b.label), first, last)
+    if alignment is not None:
+        policy = alignment.provenance.policy  # the table of a task head from elsewhere has another one
+        live = replace(live, architecture=live.architecture.under(policy))
+        first |= live.parameters_under(alignment)
+    return Line(live, first, last)
 
 
 def _require_one_vocabulary(a: Model, b: Model) -> None:

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import isdir
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
+from torch import nn
 
-from transfusion.data.dataset import Dataset
-from transfusion.data.examples import Examples
-from transfusion.errors import SettingError
-from transfusion.evaluation.adapted_model import open_model
-from transfusion.evaluation.evaluation_data import EvaluationData
+from transfusion.errors import CheckpointError, SettingError
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.intervals import Interval, gain_interval, score_interval
-from transfusion.evaluation.scores import Score, gain
+from transfusion.evaluation.scores import Interval, Score, gain, gain_interval, score_interval
+from transfusion.evaluation.task import DataReference, EvaluationData
 from transfusion.model.model import Model, Reference
 from transfusion.report.result_files import ResultFiles
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transport.adapters.adapter_opening import is_adapter
+from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output_record import recorded_base
+from transfusion.transport.transport_plan import TransportPlan
 
 _Compared = TypeVar("_Compared")
-DataReference = str | Path | Dataset | Examples | EvaluationData
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _opened(
 ) -> list[Model]:
     """Open the models to measure; the reference comes first, and once."""
     references = [*given, *([] if against is None else [against])]
-    if base is not None and not any(_is_adapter(one) for one in references):
+    if base is not None and not any(names_adapter(one) for one in references):
         raise SettingError(
             "`base`: none of the models is an adapter",
             hint="leave it out, or give the model that gains are relative to as `against`",
@@ -205,10 +205,6 @@ def _opened(
         if one is not against and not _same(model, reference)
     ]
     return [reference, *others]
-
-
-def _is_adapter(reference: Model | Reference) -> bool:
-    return isinstance(reference, str | Path) and is_adapter(reference)
 
 
 def _same(one: Model, other: Model) -> bool:
@@ -235,3 +231,58 @@ def _labelled(models: Sequence[Model]) -> list[Model]:
 def _followed(evaluator: Evaluator, label: str, advance: Advance) -> Evaluator:
     what = f"{label} · {evaluator.batch_source.label}"
     return evaluator.following(lambda done: advance(what, done, len(evaluator)))
+
+
+# ── opening models ───────────────────────────────────────────────────────────────────────────
+
+
+def open_model(
+    reference: Model | Reference, base: Model | Reference | None = None, *, trust_base: bool = False
+) -> Model:
+    """Open a model; fold an adapter into ``base``, or into the folder that its configuration names."""
+    if isinstance(reference, Model):
+        return reference
+    try:
+        return Model.open(reference)
+    except CheckpointError:
+        if not (names_adapter(reference) and isdir(reference)):
+            raise
+    base = named_base(reference) if base is None else base
+    return fold(reference, base if isinstance(base, Model) else Model.open(base), trust_base=trust_base)
+
+
+def named_base(finetuned: Model | Reference) -> str:
+    """Return the base that an adapter's configuration names, if that is a folder here; refuse otherwise."""
+    if not names_adapter(finetuned):
+        raise SettingError("`base`: the model that was fine-tuned is not given", hint="give A as `base`")
+    named = open_adapter(finetuned).config.get("base_model_name_or_path")
+    if not isinstance(named, str) or not isdir(named):
+        origin = f"{named}, which is no folder here" if named else "no base"
+        raise CheckpointError(
+            f"{finetuned}: this is an adapter, and its configuration names {origin}",
+            hint="give its base as `base`: the model that it was trained on, or moved onto",
+        )
+    return named
+
+
+def names_adapter(reference: Model | Reference) -> TypeGuard[str | Path]:
+    """Whether a reference is the path of an adapter."""
+    return isinstance(reference, str | Path) and is_adapter(reference)
+
+
+def fold(adapter: str | Path, base: Model, *, trust_base: bool = False) -> Model:
+    """Return the base with an adapter folded into its weights: in memory, with the base's tokenizer."""
+    check = not trust_base and recorded_base(open_adapter(adapter).checkpoint.root) is not None
+    plan = TransportPlan.planned(base, base, hashed=check)
+    folded = plan.transport(adapter, full=True, trust_base=not check)
+    assert isinstance(folded, DenseTransport)
+    model = hold(folded.module(), folded)
+    model.checkpoint.label = str(adapter)
+    root = base.checkpoint.root
+    model.checkpoint.auxiliary_folder = root if root.is_dir() else base.checkpoint.auxiliary_folder
+    return model
+
+
+def hold(module: nn.Module, output: DenseTransport) -> Model:
+    """Return the model of an output's module; modules of some libraries do not keep their configuration."""
+    return Model.open(module, config=None if hasattr(module, "config") else output.config())

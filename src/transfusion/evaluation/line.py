@@ -1,0 +1,240 @@
+"""The line B + α·δ in one live module, with one α or one per layer.
+
+`sweep` measures many α on it, `fewshot` learns α by gradients, and `barrier` follows it from π(A) to B. A
+transport is linear in α, whatever the fine-tune and π are: the weights at α = 0 and α = 1 are computed once,
+and all others are interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, require_one_shape
+from transfusion.architecture.naming import Naming, without_part
+from transfusion.architecture.table import Family
+from transfusion.evaluation.evaluate import hold, names_adapter
+from transfusion.evaluation.task import EvaluationData
+from transfusion.matching.alignment_run import align
+from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.model.model import Model
+from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.running.building import in_type
+from transfusion.running.live_model import LiveModel
+from transfusion.runtime.devices import as_precision, require_device
+from transfusion.runtime.progress import Progress
+from transfusion.runtime.resources import Resources
+from transfusion.transport.alpha import Alpha
+from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.finetunes import Finetune, open_finetune
+from transfusion.transport.output_run import calibrated, refuse_beside_via
+from transfusion.transport.transport_plan import Base, TransportPlan
+
+NAIVE = "naive"
+Via: TypeAlias = AnyAlignment | str | Path
+"""π, or its file."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Two sets of weights in one live module, and all models between and beyond them."""
+
+    live: LiveModel
+    start: Mapping[str, Tensor]
+    """The parameters at α = 0 that change along the line, and task heads, by their names in memory."""
+    end: Mapping[str, Tensor]
+    """The same at α = 1."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Their canonical names, which the patterns of a per-layer α match; by default those in memory."""
+    method: str | None = None
+    """The method of π; None without π."""
+    carries: bool = False
+    """Whether α = 0 differs from B: the fine-tune's task head is there, moved by π."""
+
+    @contextmanager
+    def at(self, alpha: Alpha | float) -> Iterator[None]:
+        """Within the block, the live module holds start + α·(end − start)."""
+        chosen = Alpha.of(alpha)
+        held = {
+            name: torch.lerp(start, self.end[name], chosen.at(self.names.get(name, name)))
+            for name, start in self.start.items()
+        }
+        with self.live.holding(held):
+            yield
+
+    def moved(self) -> list[str]:
+        """Return the parameters that depend on α, by their names in memory."""
+        return [name for name, start in self.start.items() if not torch.equal(start, self.end[name])]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """B as a live module of a fine-tune's class, and the lines B + α·π(τ) that begin there."""
+
+    a: Model
+    b: Model
+    finetuned: Finetune
+    live: LiveModel
+    """B at α = 0, with the fine-tune's task head if B has none of that kind."""
+    input_model: Model
+    """The model whose folder says how inputs are prepared."""
+    naive: Alignment
+    options: Mapping[str, Any]
+    ways: Mapping[str, Alignment | None] = field(default_factory=dict)
+    """Every π by its label; None for τ as it is."""
+
+    @classmethod
+    def of(
+        cls,
+        finetuned: Finetune,
+        base: Base,
+        onto: Base,
+        *,
+        data: EvaluationData | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        **options: Any,
+    ) -> Lines:
+        """Open the three models and build the live one; ``options`` are those of `TransportPlan.transport`.
+
+        If ``data`` names a task head, the live model has it.
+        """
+        as_precision(dtype)
+        require_device(device)
+        a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
+        if not names_adapter(finetuned) and not isinstance(finetuned, Model):
+            finetuned = Model.open(finetuned)
+        naive = require_one_shape(align(a, b, method=NAIVE, advice=False))
+        moved = _transport(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
+        module = in_type(moved.module(), dtype).eval()
+        held = hold(module, moved)
+        if data is not None and data.task_head is not None:
+            live = data.live(held, dtype, device)
+        else:
+            live = LiveModel(module.to(device), held.family, held.architecture, {}).drawn(held, dtype=dtype)
+        sizes = (model.architecture.sizes.get(VOCABULARY) for model in (held, b))
+        grown = len(set(sizes)) > 1  # the fine-tune's tokenizer knows its new tokens
+        input_model = finetuned if grown and isinstance(finetuned, Model) else b
+        return cls(a, b, finetuned, live, input_model, naive, options)
+
+    @property
+    def label(self) -> str:
+        """The reference of the fine-tune."""
+        return self.finetuned.label if isinstance(self.finetuned, Model) else str(self.finetuned)
+
+    def each(self) -> Iterator[tuple[str, Line]]:
+        """Iterate over the lines of all π, with their labels; one is in memory at a time."""
+        for label, alignment in self.ways.items():
+            yield label, self.along(alignment)
+
+    def along(self, alignment: Alignment | None) -> Line:
+        """Return the line of one π; without π, that of τ as it is."""
+        plan = TransportPlan.between(self.a, self.b, alignment or self.naive)
+        first, last = (self._weights(plan, alpha) for alpha in (0.0, 1.0))
+        calls = _canonical_names(self.live.module, self.live.family)
+        table = self.live.architecture.tensors
+        start: dict[str, Tensor] = {}
+        end: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
+        carries = False
+        for name, parameter in self.live.module.named_parameters():
+            call = next((call for call in calls[parameter] if call in last), None)
+            if call is None:  # of a task head that is used for measuring only
+                continue
+            wholes = [without_part(call)[0] for call in calls[parameter]]
+            names[name] = next((whole for whole in wholes if whole in table), wholes[0])
+            own = torch.equal(first[call], parameter.data)
+            carries = carries or not own
+            if not own or not torch.equal(first[call], last[call]):
+                start[name], end[name] = parameter.data if own else first[call], last[call]
+        method = alignment.provenance.method if alignment is not None else None
+        return Line(self.live, start, end, names, method, carries)
+
+    def _weights(self, plan: TransportPlan, alpha: float) -> dict[str, Tensor]:
+        """Return every parameter of B + α·π(τ), by all its canonical names."""
+        like = next(self.live.module.parameters())
+        moved = _transport(plan, self.finetuned, alpha=alpha, dtype=like.dtype, **self.options)
+        calls = _canonical_names(nn.Module.to(moved.module(), like), moved.onto.family)
+        return {call: parameter.data for parameter, names in calls.items() for call in names}
+
+
+def open_lines(
+    finetuned: Finetune,
+    base: Base,
+    onto: Base,
+    via: Sequence[Via],
+    *,
+    data: EvaluationData,
+    naive: bool,
+    dtype: torch.dtype,
+    config: ConfigArgument,
+    vocabulary_share: float | None,
+    aligning: Mapping[str, Any],
+    resources: Resources,
+    progress: Progress,
+    trust_base: bool,
+    **options: Any,
+) -> Lines:
+    """Open the models and every π, for the lines of τ as it is (``naive``) and of all π.
+
+    Without ``via``, A and B are aligned as ``aligning`` says.
+    """
+    a, b = open_bases(base, onto, config, progress, vocabulary_share)
+    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
+    lines = Lines.of(
+        tuned, a, b, data=data, dtype=dtype, device=resources.device, trust_base=trust_base, **options
+    )
+    found = via or [align(a, b, resources=resources, progress=progress, **aligning)]
+    ways = [*([None] if naive else []), *map(require_one_shape, found)]
+    return replace(lines, ways=dict(zip(labels_of(ways), ways, strict=True)))
+
+
+def given_alignments(via: Via | Sequence[Via] | None) -> list[Via]:
+    """Return the alignments, or their files, as a list."""
+    return [via] if isinstance(via, Alignment | RectangularAlignment | str | Path) else list(via or ())
+
+
+def aligning_for(
+    via: Sequence[Via], calibrate: str | Path | None, aligning: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters of `align`; refuse them beside a given π."""
+    if via:
+        refuse_beside_via(aligning)
+    return calibrated(calibrate, via or None, aligning)
+
+
+def labels_of(ways: Sequence[Alignment | None], plain: str = NAIVE) -> list[str]:
+    """Return the names of the methods; equal ones get their residual policy, then numbers."""
+    records = [pi.provenance if pi is not None else None for pi in ways]
+    names = [metadata.method if metadata else plain for metadata in records]
+    whole = [
+        f"{name} ({metadata.policy.residual})" if metadata and names.count(name) > 1 else name
+        for name, metadata in zip(names, records, strict=True)
+    ]
+    return [
+        f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
+        for place, label in enumerate(whole)
+    ]
+
+
+def _canonical_names(module: nn.Module, family: Family) -> dict[nn.Parameter, list[str]]:
+    """Return the canonical names of every parameter; a tied parameter has two."""
+    calls: dict[nn.Parameter, list[str]] = {}
+    for naming in (Naming(family, live=True), Naming(family)):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            calls.setdefault(parameter, []).append(naming.canonical(name))
+    return calls
+
+
+def _transport(plan: TransportPlan, finetuned: Finetune, **options: Any) -> DenseTransport:
+    """Prepare a transport as a whole model; an adapter is folded in."""
+    made = plan.transport(finetuned, full=names_adapter(finetuned), **options)
+    assert isinstance(made, DenseTransport)
+    return made

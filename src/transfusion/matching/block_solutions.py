@@ -72,8 +72,6 @@ def _solve_divided(engine: Engine, context: SearchContext, task: Task) -> BlockS
         or rows_at_a_time(context.weights, block.ids[0], context.room) is not None
     ):
         return engine.each(context, _solve, [task], affinity=lambda task: task[0].ids[0])[0]
-    if (proven := engine.each(context, _proven, [task])[0]) is not None:
-        return proven
     history = context.history(block.id, now)
     return engine.map_reduce(
         context,
@@ -82,13 +80,6 @@ def _solve_divided(engine: Engine, context: SearchContext, task: Task) -> BlockS
         _JoinAndSolve(block, history, now.maps.get(block.id)),
         affinity=lambda share: f"{share[0]} {share[2]}",
     )
-
-
-def _proven(context: SearchContext, task: Task) -> BlockSolution | None:
-    block, now = task
-    assert isinstance(block, AxisBlock)
-    with context.clock.phase("gains"):
-        return block.proven(context, now)
 
 
 def _shares(size: int, count: int) -> list[range]:

@@ -13,8 +13,7 @@ from torch import Tensor
 from transfusion.alignment.maps import Map, Permutation
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.methods import HeadScore, Method
-from transfusion.matching.solvers.assignment import HUGE, assign, best_totals, solve
-from transfusion.matching.weights.dominance import is_dominant
+from transfusion.matching.solvers.assignment import assign, best_totals, solve
 from transfusion.matching.weights.gains import GainHistory, Gains
 from transfusion.matching.weights.gains_on_disk import DiskGain, gain_on_disk, rows_at_a_time
 from transfusion.matching.weights.sections import Section
@@ -121,26 +120,12 @@ class AxisBlock(Block):
         return (self.id,)
 
     def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        if (proven := self.proven(context, now)) is not None:
-            return proven
         history, here = context.history(self.id, now), now.maps.get(self.id)
         step = rows_at_a_time(context.weights, self.id, context.room)
         if step is None:
             return self.solved(context, context.gains.of(self.id, history), history, here)
         with gain_on_disk(context.gains, self.id, history, step) as gain:
             return self.solved(context, gain, history, here)
-
-    def proven(self, context: SearchContext, now: BlockState) -> BlockSolution | None:
-        """Return the current map, if it is proven to be the best although there is no gain yet."""
-        architecture = context.weights.architecture
-        size = architecture.sizes[self.id]
-        here = now.maps.get(self.id, Permutation.identity(size, architecture.rows(self.id)))
-        if now.history.get(self.id) or size >= HUGE or not isinstance(here, Permutation):
-            return None
-        sections = context.counted(self.id, now.solved_axes)
-        if is_dominant(context.weights, context.gains.workers, sections, now.maps, here):
-            return BlockSolution({self.id: here})
-        return None
 
     def solved(
         self,

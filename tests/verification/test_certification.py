@@ -158,13 +158,13 @@ def test_a_class_that_is_not_there_is_refused():
 
 
 def test_a_table_for_a_class_of_a_library(tmp_path):
-    (tmp_path / "mine.py").write_text("from transfusion.families.gpt2 import FAMILIES\n")
+    (tmp_path / "mine.family").write_text("family mine : gpt2\nmodels gpt2\n")
     settings = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "vocab_size": 31, "n_positions": 13}
     (tmp_path / "tiny.json").write_text(json.dumps({**settings, "bos_token_id": 1, "eos_token_id": 1}))
     for name in ("GPT2LMHeadModel", "transformers:GPT2LMHeadModel"):
-        assert certify_file(tmp_path / "mine.py", name, tmp_path / "tiny.json").passed
+        assert certify_file(tmp_path / "mine.family", name, tmp_path / "tiny.json").passed
     with pytest.raises(ArchitectureError, match="it defines no EXAMPLE"):
-        certify_file(tmp_path / "mine.py", "GPT2LMHeadModel")
+        certify_file(tmp_path / "mine.family", "GPT2LMHeadModel")
 
 
 def test_an_entry_point_offers_tables(monkeypatch):

@@ -207,6 +207,8 @@ class Family:
     """Configuration keys that the table takes into account, or that cannot matter to it."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Configuration keys that must have one of these values."""
+    class_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By kind of model, settings that transformers 4 leaves out of the sections of a configuration."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name only: the architecture already has everything else."""

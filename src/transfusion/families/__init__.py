@@ -1,7 +1,7 @@
-"""The tables, one file per family. A file in this folder that defines ``FAMILIES`` is registered.
+"""The tables: text in ``*.family`` files, and functions of Python where text cannot say it.
 
-An installed package may add modules with ``FAMILIES`` under the entry point
-``transfusion.families``, and `register_file` adds a single file.
+An installed package may add modules with ``FAMILIES`` under the entry point ``transfusion.families``, and
+`register_file` adds a single file, of text or of Python.
 """
 
 from __future__ import annotations
@@ -14,13 +14,26 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from transfusion.architecture.expressions import Functions
+from transfusion.architecture.family_library import Library
 from transfusion.architecture.table import Component, Config, Family
 from transfusion.errors import ArchitectureError
 from transfusion.families._shared import HARMLESS, NO_CONFIG
 
-__all__ = ["ENTRY_POINT", "HARMLESS", "NO_CONFIG", "all_families", "family_of_component", "register_file"]
+__all__ = [
+    "ENTRY_POINT",
+    "HARMLESS",
+    "NO_CONFIG",
+    "all_families",
+    "family_of_component",
+    "read_families",
+    "register_file",
+]
 
 ENTRY_POINT = "transfusion.families"
+SUFFIX = ".family"
+_FUNCTIONS = ("decoders",)
+"""Modules whose functions the texts of this folder may call."""
 _registered: list[Family] = []
 
 
@@ -44,19 +57,82 @@ def family_of_component(component: Component, section: Config, name: str) -> Fam
 
 
 @cache
+def library() -> tuple[Library, tuple[Family, ...]]:
+    """Return what the texts of this folder define, and their families."""
+    modules = [import_module(f"{__name__}.{name}") for name in _FUNCTIONS]
+    read = Library(_functions(*modules), family_of_component)
+    files = sorted(Path(__file__).parent.glob(f"*{SUFFIX}"), key=lambda file: (file.stem != "common", file))
+    names = [name for file in files for name in read.read(file.read_text(encoding="utf-8"), file.name)]
+    return read, read.families(names)
+
+
+def _functions(*modules: ModuleType) -> Functions:
+    return {
+        name: one
+        for module in modules
+        for name, one in vars(module).items()
+        if callable(one) and getattr(one, "__module__", "") == module.__name__
+    }
+
+
+@cache
 def _installed() -> tuple[Family, ...]:
     names = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    ours = [import_module(f"{__name__}.{name}") for name in names if not name.startswith("_")]
+    ours = [
+        import_module(f"{__name__}.{name}")
+        for name in names
+        if not name.startswith("_") and name not in _FUNCTIONS
+    ]
     theirs = [point.load() for point in entry_points(group=ENTRY_POINT)]
-    return tuple(family for module in (*theirs, *ours) for family in module.FAMILIES)
+    text = library()[1]
+    done = {family.name for family in text}
+    return (
+        *(family for module in (*theirs, *ours) for family in module.FAMILIES if family.name not in done),
+        *text,
+    )
+
+
+def read_families(text: str, file: str, functions: Functions | None = None) -> tuple[Family, ...]:
+    """Return the families of a text, which may refer to all that the texts of this folder define.
+
+    ``functions`` are those that the text may call besides.
+    """
+    own = library()[0].extended(functions or {})
+    return own.families(own.read(text, file))
 
 
 def register_file(file: str | Path) -> ModuleType:
-    """Run a file of Python that defines ``FAMILIES``, and use its tables from now on."""
+    """Use the tables of a text from now on, or those of a file of Python that defines ``FAMILIES``."""
     path = Path(file)
+    module = _text_module(path) if path.suffix == SUFFIX else _python_module(path)
+    found = getattr(module, "FAMILIES", None)
+    if not found or not all(isinstance(family, Family) for family in found):
+        raise ArchitectureError(
+            f"{path}: it defines no FAMILIES",
+            hint="docs/your-own.md has an example of a text, and of a file of Python",
+        )
+    _registered.extend(family for family in found if family not in _registered)
+    return module
+
+
+def _text_module(path: Path) -> ModuleType:
+    module = ModuleType(path.stem)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchitectureError(
+            f"{path}: not a readable text ({error})", hint="give a text of a family"
+        ) from error
+    module.FAMILIES = read_families(text, str(path))  # type: ignore[attr-defined]
+    return module
+
+
+def _python_module(path: Path) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():
-        raise ArchitectureError(f"{path}: not a file of Python", hint="give a .py file that defines FAMILIES")
+        raise ArchitectureError(
+            f"{path}: not a file of Python", hint=f"give a {SUFFIX} text, or a .py file that defines FAMILIES"
+        )
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -65,11 +141,4 @@ def register_file(file: str | Path) -> ModuleType:
             f"{path}: running it failed ({type(error).__name__}: {error})",
             hint="set TRANSFUSION_DEBUG=1 for the traceback",
         ) from error
-    found = getattr(module, "FAMILIES", None)
-    if not found or not all(isinstance(family, Family) for family in found):
-        raise ArchitectureError(
-            f"{path}: it defines no FAMILIES",
-            hint="end the file with FAMILIES = (Family(...),); docs/your-own.md has an example",
-        )
-    _registered.extend(family for family in found if family not in _registered)
     return module

@@ -1,4 +1,19 @@
-"""Layouts as values, and the strings that they are written in."""
+"""The notation: a layout names the axes of a tensor, dimension by dimension.
+
+    (head qk) <- x                            a query projection, stored (out, in)
+    x -> [(head qk)|(head qk)|(head vo)]      GPT-2's fused projection, stored (in, out)
+    vocab -> x@first                          an embedding: from tokens to the stream
+    x                                         a bias, or the weight of a norm
+    _ position x@first                        position embeddings with a leading 1
+
+One item per dimension. ``( a b )`` is a product, row-major; ``[ p | q ]`` a concatenation; ``_`` a
+dimension that no map moves and whose size is not known beforehand. An optional arrow points from a
+linear map's inputs to its outputs; it changes nothing about the order of the dimensions.
+
+Three steps, none of which needs torch: `parse` a string, `solve_sizes` from a shape, and then
+either `index_map` (where each position of a dimension comes from when its axes are permuted) or
+`explode` (the tensor as pieces whose dimensions are single axes).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +21,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from transfusion.errors import LayoutError
+
+# ── layouts as values, and the strings that they are written in ──────────────────────────────
 
 ANONYMOUS = "_"
 
@@ -260,3 +281,195 @@ class _Parser:
             f"layout {self.text!r}, column {column + 1}: {reason}",
             hint=f"{self.text}\n      {' ' * column}^",
         )
+
+
+# ── sizes of axes, worked out from the shapes of tensors ─────────────────────────────────────
+
+_Terms: TypeAlias = dict[tuple[str, ...], int]
+"""A size as a polynomial: the factor of every product of unknown axes."""
+
+
+def size_of(item: Item, sizes: Mapping[str, int]) -> int:
+    """Return the extent of an item whose axes all have known sizes."""
+    match item:
+        case Name(text):
+            return sizes[text]
+        case Product(items):
+            return prod(size_of(child, sizes) for child in items)
+        case Concat(parts):
+            return sum(size_of(child, sizes) for child in parts)
+
+
+def solve_sizes(
+    layout: Layout, shape: Sequence[int], known: Mapping[str, int], tensor: str = "tensor"
+) -> dict[str, int]:
+    """Return the sizes that this shape determines beyond the known ones; refuse contradictions.
+
+    An axis may stay undetermined (a product of two unknown axes): another tensor may determine it.
+    """
+    if len(shape) != len(layout.items):
+        raise _misfit(
+            layout,
+            shape,
+            known,
+            tensor,
+            f"the layout has {len(layout.items)} dimensions and the tensor {len(shape)}",
+        )
+    found: dict[str, int] = {}
+    progress = True
+    while progress:
+        progress = False
+        for dim, (item, extent) in enumerate(zip(layout.items, shape, strict=True)):
+            if item == Name(ANONYMOUS):
+                continue
+            terms = _terms(item, {**known, **found})
+            constant = terms.pop((), 0)
+            if not terms:
+                if constant != extent:
+                    reason = f"dimension {dim} is {item} = {constant}, the tensor has {extent}"
+                    raise _misfit(layout, shape, {**known, **found}, tensor, reason)
+            elif len(terms) == 1 and len(unknown := next(iter(terms))) == 1:
+                size, rest = divmod(extent - constant, terms[unknown])
+                if rest or size <= 0:
+                    reason = f"dimension {dim} is {item}, and no size of {unknown[0]} makes it {extent}"
+                    raise _misfit(layout, shape, {**known, **found}, tensor, reason)
+                found[unknown[0]] = size
+                progress = True
+    return found
+
+
+def _terms(item: Item, known: Mapping[str, int]) -> _Terms:
+    match item:
+        case Name(text):
+            return {(): known[text]} if text in known else {(text,): 1}
+        case Concat(parts):
+            total: _Terms = {}
+            for part in parts:
+                for unknown, factor in _terms(part, known).items():
+                    total[unknown] = total.get(unknown, 0) + factor
+            return total
+        case Product(items):
+            result: _Terms = {(): 1}
+            for child in items:
+                product: _Terms = {}
+                for left, a in result.items():
+                    for right, b in _terms(child, known).items():
+                        key = tuple(sorted(left + right))
+                        product[key] = product.get(key, 0) + a * b
+                result = product
+            return result
+
+
+def _misfit(
+    layout: Layout, shape: Sequence[int], known: Mapping[str, int], tensor: str, reason: str
+) -> LayoutError:
+    sizes = ", ".join(f"{name}={known[name]}" for name in layout.names() if name in known)
+    return LayoutError(
+        f"{tensor} of shape {tuple(shape)} does not fit its layout '{layout}': {reason}"
+        + (f" (known sizes: {sizes})" if sizes else ""),
+        hint="check that config.json belongs to these weights; if it does, the table of this"
+        " architecture needs another layout for this tensor",
+    )
+
+
+# ── maps of positions, and pieces whose dimensions are single axes ───────────────────────────
+
+Index: TypeAlias = NDArray[np.int64]
+
+
+def index_map(
+    item: Item,
+    sizes: Mapping[str, int],
+    permutations: Mapping[str, Index],
+    parents: Mapping[str, str],
+    outside: Sequence[str] = (),
+) -> Index | None:
+    """Return the source of each position of a dimension: ``new[j] = old[index[j]]``.
+
+    ``permutations[axis]`` has one row for every element of the axis's ancestors (one row for an
+    axis without a parent), in the order of the destination. The result is None if nothing in this item
+    moves. Ancestors that have dimensions of their own are ``outside``; their dimensions come first in the
+    index.
+    """
+    if not any(name in permutations for name in names_in(item)):
+        return None
+
+    def row_of(name: str, places: Mapping[str, Index], shape: tuple[int, ...]) -> Index:
+        """Return the row that its ancestors select, for every destination position so far."""
+        parent = parents.get(name)
+        if parent is None:
+            return np.zeros(shape, dtype=np.int64)
+        if parent not in places:
+            raise LayoutError(
+                f"axis {name} lies within {parent}, which does not enclose it in '{item}'",
+                hint=f"write the two together, as in ({parent} {name}), or give {parent} a"
+                " dimension of its own before this one",
+            )
+        return row_of(parent, places, shape) * sizes[parent] + places[parent]
+
+    def sources(item: Item, places: Mapping[str, Index], shape: tuple[int, ...]) -> Index:
+        """Return the source within this item for every destination position: shape (*shape, size)."""
+        match item:
+            case Name(text):
+                if (permutation := permutations.get(text)) is not None:
+                    return permutation[row_of(text, places, shape)]
+                return np.broadcast_to(np.arange(sizes[text]), (*shape, sizes[text]))
+            case Concat(parts):
+                blocks, offset = [], 0
+                for part in parts:
+                    blocks.append(sources(part, places, shape) + offset)
+                    offset += size_of(part, sizes)
+                return np.concatenate(blocks, axis=-1)
+            case Product(items):
+                total: Index = np.zeros(shape, dtype=np.int64)
+                here, inner = dict(places), shape
+                for child in items:
+                    size = size_of(child, sizes)
+                    total = total[..., None] * size + sources(child, here, inner)
+                    inner = (*inner, size)
+                    here = {name: np.broadcast_to(at[..., None], inner) for name, at in here.items()}
+                    if isinstance(child, Name):
+                        here[child.text] = np.broadcast_to(np.arange(size), inner)
+                return total.reshape(*shape, -1)
+
+    around = tuple(sizes[name] for name in outside)
+    return sources(item, dict(zip(outside, np.indices(around), strict=True)), around)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisFactor:
+    """One dimension of a piece: its axis, and the dimension of the tensor that it came from."""
+
+    name: str
+    dim: int
+
+
+def explode(array: Any, layout: Layout, sizes: Mapping[str, int]) -> list[tuple[Any, list[AxisFactor]]]:
+    """Return views of a tensor in which every dimension is a single axis.
+
+    Concatenations are split and products unfolded. ``array`` is a NumPy array or a torch tensor.
+    """
+    whole = [(item, dim) for dim, item in enumerate(layout.items)]
+    return list(_pieces(array, whole, sizes))
+
+
+def _pieces(
+    array: Any, items: list[tuple[Item, int]], sizes: Mapping[str, int]
+) -> Iterator[tuple[Any, list[AxisFactor]]]:
+    for place, (item, dim) in enumerate(items):
+        before, after = items[:place], items[place + 1 :]
+        if isinstance(item, Product):
+            extents = [size_of(child, sizes) for child in item.items]
+            shape = (*array.shape[:place], *extents, *array.shape[place + 1 :])
+            inner = [(child, dim) for child in item.items]
+            yield from _pieces(array.reshape(shape), [*before, *inner, *after], sizes)
+            return
+        if isinstance(item, Concat):
+            start = 0
+            for part in item.parts:
+                stop = start + size_of(part, sizes)
+                cut = array[(slice(None),) * place + (slice(start, stop),)]
+                yield from _pieces(cut, [*before, (part, dim), *after], sizes)
+                start = stop
+            return
+    yield array, [AxisFactor(item.text, dim) for item, dim in items if isinstance(item, Name)]

@@ -1,0 +1,572 @@
+"""Families from text: what the statements of `family_text` mean, for one configuration and one set of names.
+
+A family is the statements of its parent, then its own. A later row, axis, size or shortcut replaces an
+earlier one of the same name. Everything that a table says is worked out when a model is opened, in the order
+of the lines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, TypeAlias
+
+from transfusion.architecture.expressions import Expression, Functions
+from transfusion.architecture.family_text import Statement, read_statements
+from transfusion.architecture.naming import depth
+from transfusion.architecture.table import (
+    ANGLES,
+    Axis,
+    Component,
+    Config,
+    Draw,
+    Family,
+    Shapes,
+    Stack,
+    Symmetry,
+    Table,
+)
+from transfusion.errors import ArchitectureError
+
+TEXT = "text_config"
+"""The section of a language model; files of some families have its settings outside of any section."""
+_GROUPS = {"axis": Symmetry.PERMUTATION, "fixed": Symmetry.FIXED}
+_ONCE = ("prefixes", "inputs", "computed")
+_FLAGS = ("tied_scale", "positions_after_padding", "whole_only")
+_DRAWING = frozenset({"draw", "let", "when", "otherwise", "for"})
+_BASE: Functions = {one.__name__: one for one in (len, range, bool, int, round, min, max, list, Draw)}
+_OF_NAMES = ("has", "depth", "shape", "find", "others")
+"""Functions that ask for the tensors of a model, or for the blocks of a stack."""
+
+FindFamily: TypeAlias = Callable[[Component, Config, str], Family]
+
+
+@dataclass
+class Library:
+    """The families, fragments and lists of keys that texts define."""
+
+    functions: Functions
+    find: FindFamily
+    """Returns the family of a part of a model."""
+    fragments: dict[str, tuple[Statement, ...]] = field(default_factory=dict)
+    keys: dict[str, frozenset[str]] = field(default_factory=dict)
+    made: dict[str, Family] = field(default_factory=dict)
+    own: dict[str, list[Statement]] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+
+    def extended(self, functions: Functions) -> Library:
+        """Return a library with the same contents, to which more may be added, and with more functions."""
+        copies = (dict(one) for one in (self.fragments, self.keys, self.made, self.own, self.parents))
+        return Library({**self.functions, **functions}, self.find, *copies)
+
+    def read(self, text: str, file: str) -> list[str]:
+        """Add a text; return the names of its families."""
+        known = {**_BASE, **self.functions, **dict.fromkeys(_OF_NAMES, len)}
+        names: list[str] = []
+        for one in read_statements(text, file, known):
+            if one.word == "keys":
+                self.keys[one.name] = frozenset(self._keys(one.block))
+            elif one.word == "fragment":
+                self.fragments[one.name] = one.block
+            elif one.word == "family":
+                if one.name in self.own:
+                    raise ArchitectureError(
+                        f"{one.place}: the family {one.name} is there already", hint="give it another name"
+                    )
+                names.append(one.name)
+                self.own[one.name] = []
+                if parent := one.parts.get("parent"):
+                    self.parents[one.name] = parent
+            elif names:
+                self.own[names[-1]].append(one)
+            else:
+                raise ArchitectureError(
+                    f"{one.place}: expected 'family NAME' before any other line",
+                    hint="docs/your-own.md describes the text of a family",
+                )
+        return names
+
+    def families(self, names: Iterable[str]) -> tuple[Family, ...]:
+        """Return those of these families that stand for models; others are only parents or parts."""
+        return tuple(family for name in names if (family := self.family(name)).model_types)
+
+    def family(self, name: str) -> Family:
+        """Return a family by its name."""
+        if name not in self.made:
+            self.made[name] = self._family(name)
+        return self.made[name]
+
+    def statements(self, name: str) -> list[Statement]:
+        """Return the statements of a family, those of its parents first."""
+        parent = self.parents.get(name)
+        if parent is not None and parent not in self.own:
+            raise ArchitectureError(
+                f"the family {name} is to be like {parent!r}, which does not exist", hint="correct its name"
+            )
+        return [*(self.statements(parent) if parent else ()), *self.own[name]]
+
+    def _family(self, name: str) -> Family:
+        own, whole = self.own[name], self.statements(name)
+        last = {one.word: one for one in whole}
+        required = {one.name: _values(one.parts["value"]) for one in whole if one.word == "requires"}
+        more: dict[str, Any] = {word: tuple(last[word].words) for word in _ONCE if word in last}
+        more |= {word: True for word in _FLAGS if word in last}
+        more |= {word: self.functions[last[word].name] for word in ("arrange", "complete") if word in last}
+        if "shapes" in last:
+            more["from_shapes"] = partial(self._from_shapes, last["shapes"])
+        if "draw" in {one.word for one in _everything(whole)}:
+            more["draws"] = partial(self._draws, name)
+        if "frame" in last:
+            more["frame"] = partial(self._frame, name, last["frame"])
+        for one in own:
+            if one.word == "fits":
+                more["fits"] = partial(self._fits, one)
+        return Family(
+            name=name,
+            library=last["library"].name if "library" in last else "",
+            table=self.functions[last["table"].name] if "table" in last else partial(self.table, name),
+            signature=self._signature(name),
+            model_types=tuple(word for one in own if one.word == "models" for word in one.words),
+            components={one.name: self._component(one) for one in whole if one.word == "part"},
+            aliases=tuple(_pair(one) for block in reversed(_all(whole, "aliases")) for one in block.block),
+            original="\n".join(one.parts["words"] for one in last["originals"].block)
+            if "originals" in last
+            else "",
+            known_keys=self._known(whole),
+            required=required,
+            class_defaults={
+                one.name: _constants(one) for one in whole if one.word == "defaults" and "name" in one.parts
+            },
+            **more,
+        )
+
+    def _signature(self, name: str) -> tuple[str, ...]:
+        own = [one for one in self.own[name] if one.word == "signature"]
+        more = [word for one in own for word in one.words]
+        if own and "more" in own[0].parts:
+            return (*self._signature(self.parents[name]), *more)
+        return tuple(more)
+
+    def _component(self, part: Statement) -> Component:
+        kind = part.parts.get("kind", "")
+        inner = self.family(kind) if kind in self.own and not _all(self.own[kind], "models") else None
+        return Component(
+            prefix=part.parts["prefix"].replace("-", ""),
+            model_type="" if inner else kind,
+            family=inner,
+            known_keys=self._known(_all(part.block, "ignores")),
+            required={one.name: _values(one.parts["value"]) for one in _all(part.block, "requires")},
+        )
+
+    def _keys(self, lines: Iterable[Statement]) -> Iterator[str]:
+        for line in lines:
+            for word in line.words:
+                if not word.startswith("@"):
+                    yield word
+                elif word[1:] in self.keys:
+                    yield from self.keys[word[1:]]
+                else:
+                    raise ArchitectureError(
+                        f"{line.place}: there is no list of keys {word[1:]!r}",
+                        hint=f"known are {', '.join(sorted(self.keys))}",
+                    )
+
+    def _known(self, statements: Iterable[Statement]) -> frozenset[str]:
+        """The keys that a family ignores, and those that its expressions read."""
+        whole = list(self._everything(statements))
+        keys = {key for one in whole for key in one.assigned if one.word == "defaults"}
+        keys |= {
+            key for one in whole if one.word != "part" for each in one.expressions() for key in each.names
+        }
+        own = {one.name for one in whole if one.word in ("let", "for")} | {"config"}
+        own |= {axis for one in whole if one.word == "sizes" for axis in one.assigned}
+        return frozenset(keys - own) | frozenset(self._keys(_all(whole, "ignores")))
+
+    def _everything(self, statements: Iterable[Statement]) -> Iterator[Statement]:
+        for one in _everything(statements):
+            yield one
+            if one.word == "include":
+                yield from self._everything(self.fragment(one))
+
+    def fragment(self, include: Statement) -> tuple[Statement, ...]:
+        """Return the lines of a fragment."""
+        if include.name not in self.fragments:
+            raise ArchitectureError(
+                f"{include.place}: there is no fragment {include.name!r}",
+                hint=f"known are {', '.join(sorted(self.fragments))}",
+            )
+        return self.fragments[include.name]
+
+    # what a family's functions do
+
+    def table(self, name: str, config: Config, names: frozenset[str]) -> Table:
+        """Return the table of a family for one configuration and one set of names."""
+        builder = _Builder(self, self.statements(name), config, names)
+        for part in _all(builder.statements, "part"):
+            builder.add_part(self.family(name), part)
+        builder.run(builder.statements)
+        return builder.table()
+
+    def _draws(self, name: str, config: Config) -> dict[str, Draw]:
+        builder = _Builder(self, self.statements(name), config, frozenset(), _DRAWING)
+        builder.run(builder.statements)
+        return builder.draws
+
+    def _frame(self, name: str, frame: Statement, config: Config) -> tuple[int, int, int]:
+        builder = _Builder(self, self.statements(name), config, frozenset())
+        found: tuple[int, int, int] = builder.value(frame)
+        return found
+
+    def _fits(self, fits: Statement, shapes: Shapes) -> bool:
+        return bool(_Builder(self, (), {}, frozenset(shapes), shapes=shapes).value(fits))
+
+    def _from_shapes(self, block: Statement, shapes: Shapes) -> dict[str, Any]:
+        builder = _Builder(self, (), {}, frozenset(shapes), shapes=shapes)
+        builder.run(block.block)
+        return builder.settings
+
+
+@dataclass
+class _Rows:
+    """Rows by name, shortcuts by the point where they begin, and the other facts about a stack."""
+
+    rows: dict[str, str] = field(default_factory=dict)
+    skips: dict[tuple[str, ...], str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, frozenset[int]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return "\n".join(self.rows.values())
+
+
+class _Builder:
+    """Runs statements in order, and keeps what they say."""
+
+    def __init__(
+        self,
+        library: Library,
+        statements: Iterable[Statement],
+        config: Config,
+        names: frozenset[str],
+        only: frozenset[str] | None = None,
+        shapes: Shapes | None = None,
+    ) -> None:
+        self.library, self.config, self.names, self.only = library, config, names, only
+        self.statements = list(statements)
+        self.shapes = shapes or {}
+        self.defaults = {
+            key: value
+            for one in _all(self.statements, "defaults")
+            if "name" not in one.parts
+            for key, value in _constants(one).items()
+        }
+        of_names = (self.has, self.depth, self.shape, self.find, self.others)
+        self.functions: Functions = {
+            **_BASE,
+            **library.functions,
+            **dict(zip(_OF_NAMES, of_names, strict=True)),
+        }
+        self.lets: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
+        self.draws: dict[str, Draw] = {}
+        self.stacks: dict[str, _Rows] = {}
+        self.outside, self.heads = _Rows(), _Rows()
+        self.here = self.outside
+        """Where rows go now."""
+        self.axes: dict[str, Axis] = {}
+        self.facts: dict[str, Any] = {"pinned": {}, "ties": {}, "outputs": {}, "unified": (), "buffers": ""}
+        self.parts: list[Table] = []
+
+    # values
+
+    def lookup(self, name: str) -> Any:
+        for known in (self.lets, self.here.sizes):
+            if name in known:
+                return known[name]
+        if name == "config":
+            return self.config
+        try:
+            return self.config[name]
+        except KeyError:
+            return self.defaults.get(name)
+
+    def value(self, statement: Statement) -> Any:
+        assert statement.value is not None
+        return statement.value.value(self.lookup, self.functions)
+
+    def required(self, expression: Expression | None) -> Any:
+        assert expression is not None
+        return expression.required(self.lookup, self.functions)
+
+    def filled(self, text: str) -> str:
+        """Put the values of names with ``$`` into a text."""
+        return re.sub(r"\$(\w+)", lambda found: str(self.lookup(found[1])), text)
+
+    def has(self, *patterns: str) -> bool:
+        return any(
+            pattern in self.names
+            or ("*" in pattern and any(fnmatchcase(name, pattern) for name in self.names))
+            for pattern in map(self.filled, patterns)
+        )
+
+    def depth(self, pattern: str) -> int:
+        return depth(self.names, self.filled(pattern))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[self.filled(name)]
+
+    def find(self, name: str) -> tuple[int, ...] | None:
+        return self.shapes.get(self.filled(name))
+
+    def others(self, kind: str) -> frozenset[int]:
+        return frozenset(range(self.here.facts["depth"])) - self.here.kinds[kind]
+
+    # statements
+
+    def run(self, statements: Iterable[Statement], prefix: str = "") -> None:
+        taken = True
+        for one in statements:
+            if self.only is not None and one.word not in self.only:
+                continue
+            match one.word:
+                case "let":
+                    self.lets[one.name] = self.value(one)
+                case "when" | "otherwise":
+                    taken = not taken if one.word == "otherwise" else bool(self.value(one))
+                    if taken:
+                        self.run(one.block, prefix)
+                case "for":
+                    for item in self.value(one):
+                        self.lets[one.name] = item
+                        self.run(one.block, prefix)
+                case "include":
+                    self.run(self.library.fragment(one), prefix + one.parts.get("prefix", ""))
+                case "heads" | "outside":
+                    before, self.here = self.here, getattr(self, one.word)
+                    self.run(one.block, prefix)
+                    self.here = before
+                case _:
+                    if action := getattr(self, f"_{one.word}", None):
+                        action(one, self.filled(prefix))
+
+    def _row(self, one: Statement, prefix: str) -> None:
+        name = prefix + self.filled(one.name)
+        self.here.rows[name.removesuffix("?")] = f"{name}   {self.filled(one.parts['layout'])}".strip()
+
+    def _without(self, one: Statement, prefix: str) -> None:
+        for name in one.words:
+            del self.here.rows[prefix + name]
+
+    def _skip(self, one: Statement, prefix: str) -> None:
+        entry, source, target, branch = (
+            self.filled(one.parts[key]) for key in ("entry", "source", "target", "branch")
+        )
+        key = (source, *re.findall(r"\{.*?\}", entry))
+        self.here.skips[key] = f"{prefix}{entry} {source} -> {target} {prefix}{branch}"
+
+    def _stack(self, one: Statement, prefix: str) -> None:
+        self.here = self.stacks.setdefault(self.filled(one.name), _Rows())
+        self.here.facts["depth"] = self.required(one.value)
+
+    def _one_space(self, one: Statement, prefix: str) -> None:
+        self.here.facts["one_space"] = True
+
+    def _separate_points(self, one: Statement, prefix: str) -> None:
+        self.here.facts |= {"points": tuple(one.words), "residual": False}
+
+    def _branch_factor(self, one: Statement, prefix: str) -> None:
+        self.here.facts["branch_factor"] = self.required(one.value)
+
+    def _kind(self, one: Statement, prefix: str) -> None:
+        self.here.kinds[one.name] = frozenset(self.value(one))
+
+    def _sizes(self, one: Statement, prefix: str) -> None:
+        for axis, expression in one.assigned.items():
+            self.here.sizes.pop(axis, None)
+            if (size := self.required(expression)) is not None:
+                self.here.sizes[axis] = size
+
+    def _axis(self, one: Statement, prefix: str) -> None:
+        name, (within, tied) = self.filled(one.name), (one.parts.get(key) for key in ("within", "tied_with"))
+        scope = one.parts.get("scope", "model" if one.word == "fixed" else "layer")
+        group = _GROUPS[one.word] if one.word in _GROUPS else Symmetry(one.word)
+        why = one.parts.get("why", "" if one.word == "axis" else ANGLES)
+        self.axes[name] = Axis(name, group, within, scope, tied, why)
+
+    _fixed = _rotary = _interleaved = _axis
+
+    def _buffers(self, one: Statement, prefix: str) -> None:
+        self.facts["buffers"] += "".join(f" {prefix}{name}" for name in one.words)
+
+    def _same(self, one: Statement, prefix: str) -> None:
+        self.facts["unified"] += ((self.filled(one.parts["first"]), self.filled(one.parts["later"])),)
+
+    def _pin(self, one: Statement, prefix: str) -> None:
+        self.facts["pinned"][one.name] = one.parts["why"]
+
+    def _permuted_only(self, one: Statement, prefix: str) -> None:
+        self.facts["unrotated"] = one.parts["why"]
+
+    def _tie(self, one: Statement, prefix: str) -> None:
+        self.facts["ties"][one.name] = one.parts["first"]
+
+    def _output(self, one: Statement, prefix: str) -> None:
+        point = self.filled(one.parts["point"])
+        self.facts["outputs"][self.filled(one.name)] = None if point == "none" else point
+
+    def _draw(self, one: Statement, prefix: str) -> None:
+        self.draws[one.name] = self.value(one)
+
+    def _set(self, one: Statement, prefix: str) -> None:
+        self.settings[one.name] = self.value(one)
+
+    def _refuse(self, one: Statement, prefix: str) -> None:
+        hint = one.parts.get("hint", "there is no table for it")
+        raise ArchitectureError(self.filled(one.parts["why"].strip()), hint=hint)
+
+    # parts
+
+    def add_part(self, family: Family, part: Statement) -> None:
+        """Add the table of a part of a model, under the names that its tensors have in the whole."""
+        component, section = family.components[part.name], self.config.get(part.name) or {}
+        inner = section or (self.config if part.name == TEXT else {})
+        kind = section.get("model_type", component.model_type)
+        own = self.library.find(component, {"model_type": kind}, part.name)
+        given = (
+            component.model_type if inner is self.config else inner.get("model_type", component.model_type)
+        )
+        settings = {**own.class_defaults.get(given, {}), **inner}
+        settings |= {one.name: self.value(one) for one in _all(part.block, "set")}
+        if own.library == "":  # its keys are checked, and its tensors described with the whole
+            return
+        names = (
+            name.removeprefix(component.prefix) for name in self.names if name.startswith(component.prefix)
+        )
+        table = placed_below(component.prefix, own.table(settings, frozenset(names)))
+        stack = part.parts.get("stack")
+        if stack and stack not in {one.name for one in table.stacks}:
+            raise ArchitectureError(
+                f"{family.name}: {part.name} describes a model that cannot be a part of it",
+                hint="this composition has no table",
+            )
+        self.parts.append(table if len(table.stacks) > 1 else _qualified(table))
+        self.lets[part.name] = settings
+
+    # the table
+
+    def table(self) -> Table:
+        """Return what was said, as a table; the last part has the heads and the ties of the parts."""
+        axes, last = tuple(self.axes.values()), self.parts[-1] if self.parts else Table(())
+        texts = [*(part.rows for part in self.parts), self.outside.text()]
+        for stack in self.stacks.values():
+            stack.facts.setdefault("points", ("x", "y", "z"))
+        own = (
+            Stack(
+                name,
+                rows=stack.text(),
+                axes=axes,
+                sizes=stack.sizes,
+                kinds=stack.kinds,
+                shortcuts="\n".join(stack.skips.values()),
+                **stack.facts,
+            )
+            for name, stack in self.stacks.items()
+        )
+        facts = self.facts
+        return Table(
+            stacks=(*(stack for part in self.parts for stack in part.stacks), *own),
+            axes=(*axes, *(axis for part in self.parts for axis in part.axes if axis.name not in self.axes)),
+            rows="\n".join(text for text in texts if text),
+            heads="\n".join(text for text in (last.heads, self.heads.text()) if text),
+            buffers=" ".join([*(part.buffers for part in self.parts), facts["buffers"]]).strip(),
+            sizes={
+                **{axis: size for part in self.parts for axis, size in part.sizes.items()},
+                **self.outside.sizes,
+            },
+            unified=(*last.unified, *facts["unified"]),
+            pinned=facts["pinned"],
+            unrotated=facts.get("unrotated", ""),
+            ties={**last.ties, **facts["ties"]},
+            outputs=facts["outputs"] or last.outputs,
+        )
+
+
+def placed_below(prefix: str, table: Table) -> Table:
+    """Return the same table, of modules that stand below ``prefix``. Task heads stay where they are."""
+
+    def rows(text: str) -> str:
+        return "\n".join(prefix + line.strip() for line in text.strip().splitlines())
+
+    def ends(line: str) -> str:
+        entry, *way, branch = line.split()
+        return " ".join([prefix + entry, *way, prefix + branch])
+
+    def placed(stack: Stack) -> Stack:
+        shortcuts = "\n".join(ends(line) for line in stack.shortcuts.strip().splitlines())
+        return replace(stack, rows=rows(stack.rows), shortcuts=shortcuts)
+
+    return replace(
+        table,
+        stacks=tuple(map(placed, table.stacks)),
+        rows=rows(table.rows),
+        buffers=rows("\n".join(table.buffers.split())),
+        ties={second: prefix + first for second, first in table.ties.items()},
+    )
+
+
+def _qualified(table: Table) -> Table:
+    """Return a table of one stack whose points are named from outside."""
+    (stack,) = table.stacks
+
+    def point(name: str) -> str:
+        return name if "." in name else f"{stack.name}.{name}"
+
+    return replace(
+        table,
+        heads=table.heads.replace(" x@", f" {stack.name}.x@"),
+        unified=tuple((point(one), point(other)) for one, other in table.unified),
+    )
+
+
+def _all(statements: Iterable[Statement], word: str) -> list[Statement]:
+    return [one for one in statements if one.word == word]
+
+
+def _everything(statements: Iterable[Statement]) -> Iterator[Statement]:
+    for one in statements:
+        yield one
+        yield from _everything(one.block)
+
+
+def _pair(line: Statement) -> tuple[str, str]:
+    if len(line.words) != 2:
+        raise ArchitectureError(
+            f"{line.place}: expected 'OTHER  OURS', found '{line.parts['words']}'",
+            hint="an alias is two names of a module",
+        )
+    other, ours = line.words
+    return other, ours
+
+
+def _values(text: str) -> tuple[Any, ...]:
+    def one(word: str) -> Any:
+        try:
+            return json.loads(word)
+        except ValueError:
+            return word
+
+    return tuple(one(word.strip()) for word in text.split("|"))
+
+
+def _constants(defaults: Statement) -> dict[str, Any]:
+    def unknown(name: str) -> Any:
+        raise ArchitectureError(
+            f"{defaults.place}: {name} is not a value", hint="write a number, True or False"
+        )
+
+    return {key: value.value(unknown, {}) for key, value in defaults.assigned.items()}

@@ -60,8 +60,15 @@ class Library:
 
     def extended(self, functions: Functions) -> Library:
         """Return a library with the same contents, to which more may be added, and with more functions."""
-        copies = (dict(one) for one in (self.fragments, self.keys, self.made, self.own, self.parents))
-        return Library({**self.functions, **functions}, self.find, *copies)
+        return Library(
+            functions={**self.functions, **functions},
+            find=self.find,
+            fragments=dict(self.fragments),
+            keys=dict(self.keys),
+            made=dict(self.made),
+            own=dict(self.own),
+            parents=dict(self.parents),
+        )
 
     def read(self, text: str, file: str) -> list[str]:
         """Add a text; return the names of its families."""

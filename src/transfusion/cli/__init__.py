@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> None:
-    from transfusion.cli.quick_start import without_collection
+    from transfusion.cli.lazy_import import without_collection
 
     with without_collection():
         from transfusion.cli.app import app

@@ -14,8 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from transfusion import __version__
 from transfusion.cli.align import align
-from transfusion.cli.apply import apply
+from transfusion.cli.apply import APPLY
 from transfusion.cli.barrier import barrier
+from transfusion.cli.command import Verb, command
 from transfusion.cli.demo import demo
 from transfusion.cli.evaluate import evaluate
 from transfusion.cli.fewshot import fewshot
@@ -73,7 +74,7 @@ def _common(
 
 
 for verb in (
-    *(inspect, align, apply, verify, transport, merge),
+    *(inspect, align, APPLY, verify, transport, merge),
     *(evaluate, sweep, barrier, fewshot, report, demo),
 ):
-    app.command(cls=_Verb)(checked(verb))
+    app.command(cls=_Verb)(command(verb) if isinstance(verb, Verb) else checked(verb))

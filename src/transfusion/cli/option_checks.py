@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import typer
 
 from transfusion.cli.console import VERB, Messages
-from transfusion.cli.quick_start import load_library
+from transfusion.cli.lazy_import import load_library
 from transfusion.errors import SettingError
 from transfusion.runtime.byte_sizes import parse_bytes
 

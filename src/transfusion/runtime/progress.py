@@ -59,6 +59,16 @@ SILENT = Progress()
 _FOLLOWING: ContextVar[Progress] = ContextVar("progress", default=SILENT)
 
 
+@contextmanager
+def following(progress: Progress | None) -> Iterator[None]:
+    """Show the phases within the block on ``progress``, or on that of the verb around it."""
+    before = _FOLLOWING.set(_FOLLOWING.get() if progress is None else progress)
+    try:
+        yield
+    finally:
+        _FOLLOWING.reset(before)
+
+
 def followed(verb: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Show the phases of a verb on its argument ``progress``, or on that of the verb that calls it."""
 

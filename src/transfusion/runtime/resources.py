@@ -5,45 +5,77 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transfusion.errors import SettingError
-from transfusion.runtime.engines import Engine, open_engine, require_engine
+from transfusion.runtime.byte_sizes import parse_bytes
 from transfusion.runtime.memory_budget import MemoryBudget
+from transfusion.runtime.settings import RESOURCES, setting
+
+if TYPE_CHECKING:
+    from transfusion.runtime.engines import Engine
 
 
 @dataclass(frozen=True)
 class Resources:
     """Where a run computes, and with how much.
 
-    ``engine`` is ``"local"`` (threads of this process), ``"ray"``, or an engine that is open already.
-    ``jobs`` is the number of threads, or of Ray workers; the default is one per core.
-    ``address`` is the address of a running Ray cluster; without it, a cluster is started on this machine.
-    ``memory`` is the limit of this process in bytes; with Ray, of each worker.
-    ``device`` is the torch device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
-
     >>> resources = transfusion.Resources(jobs=2, memory=2_000_000_000)
     >>> pi = transfusion.align("models/a", "models/b", resources=resources)
     """
 
-    engine: str | Engine = "local"
-    jobs: int | None = None
-    address: str | None = None
-    memory: int | None = None
-    device: str = "cpu"
+    engine: str | Engine = setting(
+        "local",
+        "Threads of this process, or workers of a Ray cluster.",
+        choices=("local", "ray"),
+        shown=True,
+        panel=RESOURCES,
+    )
+    jobs: int | None = setting(
+        None,
+        "The number of threads, or of Ray workers.",
+        kind=int,
+        least=1,
+        most=4096,
+        shown="all cores",
+        panel=RESOURCES,
+    )
+    address: str | None = setting(
+        None,
+        "The address of a running Ray cluster.",
+        metavar="HOST:PORT",
+        shown="one is started here",
+        panel=RESOURCES,
+    )
+    memory: int | None = setting(
+        None,
+        "The memory limit of this process, or of each worker of Ray: 2GB or 512MiB, for example.",
+        parse=parse_bytes,
+        metavar="SIZE",
+        shown="as much as all threads need",
+        panel=RESOURCES,
+    )
+    device: str = setting(
+        "cpu", "The device to compute on: cpu, cuda, cuda:1, mps.", shown=True, panel=RESOURCES
+    )
 
     @property
     def shared(self) -> bool:
         """Whether all workers are threads of this process."""
-        return self.engine.shares_memory if isinstance(self.engine, Engine) else self.engine == "local"
+        return self.engine == "local" if isinstance(self.engine, str) else self.engine.shares_memory
 
     def opened(self) -> AbstractContextManager[Engine]:
         """Open the engine for the length of a block."""
+        from transfusion.runtime.engines import open_engine
+
         return open_engine(self.engine, jobs=self.jobs, address=self.address)
 
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Share one Ray cluster among all engines that are opened within the block."""
-        if isinstance(self.engine, Engine):
+        from transfusion.runtime.engines import require_engine
+
+        if not isinstance(self.engine, str):
             yield
             return
         require_engine(self.engine, self.address)

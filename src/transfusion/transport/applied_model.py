@@ -14,15 +14,15 @@ from torch import Tensor
 from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Permutation
-from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
+from transfusion.alignment.rectangular import require_one_shape
 from transfusion.errors import AlignmentError, listing
 from transfusion.files.publishing import require_writable
-from transfusion.model.bases import ConfigArgument, input_files, open_model
-from transfusion.model.model import Model, Reference
-from transfusion.runtime.progress import SILENT, Progress
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.model.bases import input_files, open_model
+from transfusion.model.model import Model
+from transfusion.runtime.settings import verb
 from transfusion.transport.output_memory import OutputMemory, streaming_bytes
 from transfusion.transport.output_model import OutputModel, OutputShape, OutputTensor
+from transfusion.transport.settings import ApplySettings
 
 
 @dataclass
@@ -86,36 +86,22 @@ class AppliedModel(OutputModel[OutputTensor]):
         return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}
 
 
-def apply(
-    via: AnyAlignment | str | Path,
-    a: Model | Reference,
-    *,
-    config: ConfigArgument = None,
-    output: str | Path | None = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-) -> AppliedModel:
+@verb(ApplySettings)
+def apply(settings: ApplySettings) -> AppliedModel:
     """Return π(A): the same function as A, with its units in B's order.
 
     A π that mixes units, or that needs other shortcuts than A has, is refused.
-
-    ``via`` is π, or its file.
-    ``a`` is the model: a path, a hub id, a module or a state dict; ``config`` is the configuration of weights
-    that come without one.
-    ``output`` is the folder to write; with ``force``, an existing output is replaced.
-    ``resources`` are engine, threads and memory; ``progress`` follows the run.
 
     >>> moved = transfusion.apply("pi.safetensors", "models/a")
     >>> print(moved.save("models/a-in-the-order-of-b"))
     models/a-in-the-order-of-b
     """
-    alignment = require_one_shape(via)
+    alignment = require_one_shape(settings.via)
     metadata = alignment.provenance
-    model = open_model(a, config).under(metadata.policy)
-    to = None if output is None else Path(output)
+    model = open_model(settings.a, settings.config).under(metadata.policy)
+    to = None if settings.output is None else Path(settings.output)
     if to is not None:
-        require_writable(to, force=force, inputs=input_files(via, model))
+        require_writable(to, force=settings.force, inputs=input_files(settings.via, model))
     alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
@@ -135,6 +121,6 @@ def apply(
         )
     moved = AppliedModel(alignment, model)
     if to is not None:
-        with progress.bar(len(moved.entries)) as advance:
-            moved.save(to, force=force, resources=resources, on_tensor=advance)
+        with settings.progress.bar(len(moved.entries)) as advance:
+            moved.save(to, force=settings.force, resources=settings.resources, on_tensor=advance)
     return moved

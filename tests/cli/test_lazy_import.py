@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from small_models import CASES, finetuned
-from transfusion.cli.quick_start import without_collection
+from transfusion.cli.lazy_import import without_collection
 
 _LATER = ("scipy", "sympy", "transformers", "matplotlib", "jinja2", "ray", "torch._dynamo", "torch._inductor")
 _SCRIPT = """

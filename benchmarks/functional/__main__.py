@@ -30,8 +30,6 @@ from rich.table import Table
 
 from functional.models import SUBJECTS
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Rotation
-from transfusion.alignment.rectangular import load_alignment
 from transfusion.matching.activations.functional_memory import ModelPasses
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
@@ -94,8 +92,8 @@ def operations(a: Path, pi: Alignment) -> float:
         for name, layout in model.architecture.tensors.items()
         if layout.arrow is not None and "vocab" not in layout.names()
     )
-    rotations = [map_ for map_ in pi.maps.values() if isinstance(map_, Rotation)]
-    polars = sum(map_.rows * map_.size**3 for map_ in rotations)
+    rotations = [map_ for map_ in pi.maps.values() if map_.rotates]
+    polars = sum(map_.blocks * map_.size**3 for map_ in rotations)
     return 2 * 2 * passes.tokens * weights + POLAR_PRODUCTS * 2 * polars
 
 
@@ -117,7 +115,7 @@ def measure(name: str, folder: Path, limit: str) -> Measured:
         if child.returncode:
             raise SystemExit(f"{' '.join(command)} failed")
         speeds.append(speed())
-        pi = load_alignment(output)
+        pi = Alignment.load(output)
         assert isinstance(pi, Alignment)
         floor = operations(a, pi) / (sum(speeds) / len(speeds))
         digest = json.loads(printed.read_bytes())["blake3"]

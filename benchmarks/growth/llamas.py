@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import random_maps
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.alignment.moves import move_tensor
 from transfusion.files.publishing import write_json
 from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.model.model import Model

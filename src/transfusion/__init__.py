@@ -14,7 +14,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from transfusion.alignment.alignment import Alignment
-    from transfusion.alignment.rectangular import RectangularAlignment
     from transfusion.errors import TransfusionError
     from transfusion.evaluation.barrier import barrier
     from transfusion.evaluation.evaluate import evaluate
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Alignment",
     "Model",
-    "RectangularAlignment",
     "Resources",
     "TransfusionError",
     "__version__",
@@ -55,7 +53,6 @@ __all__ = [
 _HOMES = {
     "Alignment": "alignment.alignment",
     "Model": "model.model",
-    "RectangularAlignment": "alignment.rectangular",
     "Resources": "runtime.resources",
     "TransfusionError": "errors",
     "align": "matching.alignment_run",

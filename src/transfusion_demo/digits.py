@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rectangular import require_one_shape
+from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.evaluation.barrier import barriers
 from transfusion.files.publishing import write_json
 from transfusion.matching.alignment_run import align

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from small_models import PRINCIPAL
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Map
 from transfusion.alignment.pi_file import is_alignment
 from transfusion.errors import AlignmentError, CheckpointError, MismatchError, OutputError
 from transfusion.matching.alignment_run import align
@@ -108,7 +108,7 @@ def test_a_file_with_other_maps_than_were_saved_is_refused(damage, pi, tmp_path)
         Alignment.load(path)
 
 
-@pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 4}', "[]"])
+@pytest.mark.parametrize("provenance", ["{", "{}", '{"format": 7}', "[]"])
 def test_metadata_that_cannot_be_read_is_refused(provenance, pi, tmp_path):
     path = pi.save(tmp_path / "pi.safetensors")
     save_file(load_file(path), path, {"transfusion": provenance})
@@ -130,7 +130,7 @@ def test_a_pi_is_no_model(pi, tmp_path):
 
 def test_maps_that_do_not_fit_their_axes_are_refused(pi, tmp_path):
     """Even if the digest agrees: somebody put this file together."""
-    twice = Permutation(np.tile(pi.maps["layer.0.ffn"].index, (2, 1)))
+    twice = Map.permutation(np.tile(pi.maps["layer.0.ffn"].index, (2, 1)))
     path = replace(pi, maps={**pi.maps, "layer.0.ffn": twice}).save(tmp_path / "pi.safetensors")
     with pytest.raises(AlignmentError, match="the file is damaged"):
         Alignment.load(path)
@@ -148,7 +148,7 @@ def test_a_file_of_a_later_format_is_refused(pi, tmp_path):
     with safe_open(path, "pt") as opened:
         provenance = json.loads(opened.metadata()["transfusion"])
     save_file(load_file(path), path, {"transfusion": json.dumps({**provenance, "format": 99})})
-    with pytest.raises(AlignmentError, match="written in format 99, but this version reads format 4"):
+    with pytest.raises(AlignmentError, match="written in format 99, but this version reads format 7"):
         Alignment.load(path)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import product
-from typing import ClassVar
 
 import pytest
 import torch
 
 from small_models import CASES, often
-from transfusion.alignment.maps import Map, Permutation
+from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy, Policy
 from transfusion.data.dataset import Dataset
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
@@ -173,34 +172,6 @@ def test_a_module_is_left_as_it_was_even_after_an_error(made):
     assert not any(module._forward_hooks for module in live.module.modules())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Matrix(Map):
-    """A permutation that is written as a matrix, so that nobody may take it for one."""
-
-    matrix: torch.Tensor
-    kind: ClassVar[str] = "matrix"
-    rows: ClassVar[int] = 1
-
-    @classmethod
-    def of(cls, map_: Permutation) -> Matrix:
-        return cls(torch.eye(map_.size, dtype=torch.float64)[map_.index[0]])
-
-    @property
-    def size(self) -> int:
-        return len(self.matrix)
-
-    def apply(self, tensor, dim, ancestors=(), *, reads=False):
-        return torch.movedim(torch.movedim(tensor, dim, -1) @ self.matrix.T.to(tensor.dtype), -1, dim)
-
-    def inverse(self, lineage):
-        return Matrix(self.matrix.T)
-
-    def after(self, first, lineage):
-        raise NotImplementedError
-
-    is_identity = to_tensor = from_tensor = after
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -264,7 +235,7 @@ def test_only_permutations_are_rounded(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     data, pi = examples(a), align(a, b)
     id = Model.open(a).under(pi.provenance.policy).architecture.shortcuts[0].target
-    soft = dataclasses.replace(pi, maps={**pi.maps, id: Matrix.of(pi.maps[id])})
+    soft = dataclasses.replace(pi, maps={**pi.maps, id: Map.rotation(pi.maps[id].matrix, [1], [1])})
     with pytest.raises(AlignmentError, match="between permutations only"):
         barrier(a, b, via=soft, data=data, shortcuts="rounded")
     found = barrier(a, b, via=soft, data=data, points=2, dtype=torch.float64)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from making import written_by_us
 from small_models import CASES, finetuned
-from transfusion.alignment.rectangular import load_alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import CheckpointError, OutputError
 from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.files.staging import StagingFolder, open_staging
@@ -67,7 +67,7 @@ def content(folder: Path) -> dict[str, bytes]:
     }
     found = {name: path.read_bytes() for name, path in files.items()}
     if (pi := files.get(Path(PI_FILE).name)) is not None:  # it says how long it took
-        found[pi.name] = load_alignment(pi).digest.encode()
+        found[pi.name] = Alignment.load(pi).digest.encode()
     return found
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError
 from transfusion.matching.solvers import assignment, dual_prices, sparse_assignment
 from transfusion.matching.solvers.assignment import assign, solve
@@ -92,7 +92,7 @@ def test_what_is_known_never_makes_it_worse(size, seed, use):
     gain = torch.from_numpy(rng.standard_normal((size, 3)) @ rng.standard_normal((3, size))).float()
     best, worst = (linear_sum_assignment(gain.numpy(), maximize=most)[1] for most in (True, False))
     known = {"best": best, "worst": worst, "some": rng.permutation(size)}[use]
-    found = solve([Rows(gain)], known=Permutation(known))
+    found = solve([Rows(gain)], known=Map.permutation(known))
     assert found.exact
     collected = total(gain, found.permutation.index[0])
     assert collected == pytest.approx(best_total(gain), rel=2 * EXACT, abs=1e-6)
@@ -127,7 +127,7 @@ def test_large_gains_are_solved_among_candidates_and_small_ones_as_they_are(monk
         "assign_among_candidates",
         lambda one, known: asked.append(known) or honest(one, known=known),
     )
-    known = Permutation.random(300, 2, np.random.default_rng(0))
+    known = Map.random(300, 2, np.random.default_rng(0))
     found = solve(gain, known=known)
     assert (np.stack(asked) == known.index).all()
     assert found.exact

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from small_models import PRINCIPAL
 from transfusion.alignment.alignment import random_maps
-from transfusion.alignment.maps import Permutation
-from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.alignment.maps import Map
+from transfusion.alignment.moves import move_tensor
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.architecture.layouts import explode
 from transfusion.matching.weights.gains import Gains
@@ -80,7 +80,7 @@ def test_a_gain_is_what_the_scores_of_all_tensors_become(case, policy, pair):
     for id in axes:
         sections = weights.sections[id]
         gain = fresh_gain(weights, id, maps, sections)
-        chosen = Permutation.random(architecture.sizes[id], architecture.rows(id), rng)
+        chosen = Map.random(architecture.sizes[id], architecture.rows(id), rng)
         collected = gain.gather(2, torch.from_numpy(chosen.index).unsqueeze(2)).sum(dtype=torch.float64)
         parts = [
             weights.score(name, {**maps, id: chosen})
@@ -117,8 +117,8 @@ def changed(weights: WeightPair, maps, but: str, which: int, small: bool, seed: 
         row, (one, other) = rng.integers(rows), rng.choice(size, 2, replace=False)
         index[row, [one, other]] = index[row, [other, one]]
     else:
-        index = Permutation.random(size, rows, rng).index
-    return {**maps, id: Permutation(index)}
+        index = Map.random(size, rows, rng).index
+    return {**maps, id: Map.permutation(index)}
 
 
 @settings(max_examples=40)
@@ -171,7 +171,7 @@ def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch)
     for times in range(1, 4):  # in all, no more than half of the columns are corrected
         index = maps["layer.1.y"].index.copy()
         index[0, [2, 5]] = index[0, [5, 2]]
-        maps = {**maps, "layer.1.y": Permutation(index)}
+        maps = {**maps, "layer.1.y": Map.permutation(index)}
         assert multiplied(maps) == 2
         assert len(gains.history[id]) == 1 + times
     assert multiplied(random_maps(weights.architecture, 2)) == whole
@@ -189,7 +189,7 @@ def test_corrections_that_add_up_to_half_of_the_columns_end_in_a_computation(pai
     while True:
         index = maps["layer.1.y"].index.copy()
         index[0, :6] = np.roll(index[0, :6], 1)
-        maps = {**maps, "layer.1.y": Permutation(index)}
+        maps = {**maps, "layer.1.y": Map.permutation(index)}
         gains.of(id, maps, sections)
         if len(gains.history[id]) == 1:
             break
@@ -226,7 +226,7 @@ def test_two_heads_that_change_places_correct_only_their_own_rows(case, parent, 
     before = kept.of(child, maps, weights.sections[child]).clone()
     index = maps[parent].index.copy()
     index[0, [0, 1]] = index[0, [1, 0]]
-    maps = {**maps, parent: Permutation(index)}
+    maps = {**maps, parent: Map.permutation(index)}
     found = kept.of(child, maps, weights.sections[child])
     fresh = fresh_gain(weights, child, maps, weights.sections[child])
     assert torch.allclose(found, fresh, rtol=1e-4, atol=1e-5 * float(fresh.abs().max()))

@@ -17,9 +17,9 @@ from small_models import CASES, FIRST, OFTEN, Case, finetuned, often, transforme
 from tests.matching.test_planted import DEEP
 from tests.transport.test_adapter import TARGETS, outputs_with, train_adapter
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Map, Permutation, TransportMap
+from transfusion.alignment.maps import Map
+from transfusion.alignment.moves import move_tensor
 from transfusion.alignment.provenance import Provenance
-from transfusion.alignment.tensor_moves import move_tensor
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.errors import AlignmentError, SettingError
 from transfusion.matching.activations.raw_activations import RawActivations
@@ -84,7 +84,7 @@ def test_a_shuffled_model_is_recovered_in_one_pass(case, how, evidence, shuffled
     a, b = shuffled(case)
     pi = fused(a, b, replace(HARD, evidence=evidence, join=how))
     assert unlike(pi, a, b) == []
-    assert all(isinstance(map_, Permutation) for map_ in pi.maps.values())
+    assert all(map_.permutes for map_ in pi.maps.values())
 
 
 @pytest.mark.parametrize("family", often(sorted(FIRST), OFTEN))
@@ -160,12 +160,7 @@ def test_soft_plans_approach_the_hard_one_as_the_regularisation_falls(shuffled):
     far = []
     for regularisation in (1.0, 0.3, 0.03):
         soft = fused(a, b, FusionOptions(soft=True, regularisation=regularisation)).maps
-        far.append(
-            max(
-                np.abs(TransportMap.of(soft[id]).matrix - TransportMap.of(hard[id]).matrix).max()
-                for id in hard
-            )
-        )
+        far.append(max(np.abs(soft[id].matrix - hard[id].matrix).max() for id in hard))
     assert far[0] > far[1] > far[2]
     assert far[2] < 1e-6
 
@@ -243,7 +238,7 @@ def test_distances_do_not_depend_on_the_length_of_units():
 
 # ── joins ────────────────────────────────────────────────────────────────────────────────────
 
-BRANCH, STREAM = Permutation(np.array([0, 1, 2])), Permutation(np.array([1, 2, 0]))
+BRANCH, STREAM = Map.permutation(np.array([0, 1, 2])), Map.permutation(np.array([1, 2, 0]))
 SMALL, LARGE = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([3.0, 2.0, 0.0])
 
 
@@ -251,7 +246,7 @@ SMALL, LARGE = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([3.0, 2.0, 0.0])
 def test_two_equal_maps_join_to_the_same(how):
     assert join(BRANCH, BRANCH, how, SMALL, LARGE) is BRANCH
     soft = soft_plan(torch.rand(1, 3, 3), 0.5)
-    assert join(soft, TransportMap(soft.matrix.copy()), how, SMALL, LARGE) == soft
+    assert join(soft, Map.plan(soft.matrix.copy()), how, SMALL, LARGE) == soft
 
 
 @pytest.mark.parametrize(
@@ -265,7 +260,7 @@ def test_two_equal_maps_join_to_the_same(how):
     ],
 )
 def test_joins_give_the_branch_its_share(how, shares):
-    joined = TransportMap.of(join(BRANCH, STREAM, how, SMALL, LARGE)).matrix[0]
+    joined = join(BRANCH, STREAM, how, SMALL, LARGE).matrix[0]
     assert joined.diagonal().tolist() == pytest.approx(shares)
     assert joined.sum(axis=1).tolist() == pytest.approx([1, 1, 1])
 
@@ -354,7 +349,7 @@ def test_a_plan_that_is_a_permutation_is_exact_through_live_shortcuts(made):
     exact = align(a, a, method="random", residual="untied", seed=5)
     parents = set(exact.parents.values())
     plans: dict[str, Map] = {
-        id: map_ if id in parents else TransportMap.of(map_) for id, map_ in exact.maps.items()
+        id: map_ if id in parents else Map.plan(map_.matrix) for id, map_ in exact.maps.items()
     }
     assert verify(a, via=replace(exact, maps=plans)).equal
     chained = replace(exact, maps=plans).after(exact.inverse())
@@ -375,8 +370,7 @@ def test_flat_heads_leave_grouped_layouts_that_can_be_moved(made):
     architecture = model.architecture
     rng = np.random.default_rng(0)
     maps = {
-        space.id: Permutation.random(space.size, architecture.rows(space.id), rng)
-        for space in architecture.free()
+        space.id: Map.random(space.size, architecture.rows(space.id), rng) for space in architecture.free()
     }
     for name, layout in architecture.tensors.items():
         move_tensor(model.read(name), layout, maps, architecture.sizes, architecture.parents)

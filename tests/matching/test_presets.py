@@ -109,7 +109,7 @@ def test_mixing_heads_computes_something_else(case, found, made):
 def test_the_grouped_heads_of_a_llama_have_boundaries_that_cannot_be_lost(found, made):
     pi = found("git-rebasin", "llama")
     assert not any(id.endswith((".group", ".qk")) for id in pi.maps)
-    assert all(map_.rows == 2 for id, map_ in pi.maps.items() if id.endswith(".vo"))
+    assert all(map_.blocks == 2 for id, map_ in pi.maps.items() if id.endswith(".vo"))
     assert verify(made("llama"), via=pi).equal
 
 
@@ -148,7 +148,7 @@ def test_without_attention_heads_stay_and_their_units_move(case, found):
     inner = {id: map_ for id, map_ in maps.items() if id.endswith(".qk")}
     assert inner
     for id, map_ in inner.items():
-        assert map_.rows > 1, id
+        assert map_.blocks > 1, id
         assert not map_.is_identity()
 
 

@@ -18,7 +18,6 @@ from deepening import deepened
 from small_models import CASES
 from transfusion import align, apply, merge, rerun, transport
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rectangular import RectangularAlignment
 from transfusion.errors import (
     AdapterError,
     AlignmentError,
@@ -27,11 +26,11 @@ from transfusion.errors import (
     SettingError,
     UselessResultError,
 )
+from transfusion.matching import other_shapes
 from transfusion.matching.alignment_run import plan_align
 from transfusion.matching.methods import preset
-from transfusion.matching.rectangular import rectangular_matching
-from transfusion.matching.rectangular.rectangular_matching import divided_path
-from transfusion.matching.rectangular.rectangular_solver import isometry, monotone_path, nearest_frequencies
+from transfusion.matching.other_shapes import divided_path
+from transfusion.matching.solvers.rectangular import isometry, monotone_path, nearest_frequencies
 from transfusion.model.model import Model
 from transfusion.model.part_roles import tensor_parts
 from transfusion.running.live_model import LiveModel
@@ -206,7 +205,7 @@ def test_what_was_planted_arrives_exactly(name):
     with torch.no_grad():
         assert torch.allclose(a(input_ids=IDS).logits, b(input_ids=IDS).logits, atol=1e-3)
     pi = align(a, b, method="functional")
-    assert isinstance(pi, RectangularAlignment)
+    assert pi.other_shape
     moved = transport(wanted, base=a, onto=b, via=pi, alpha=1.0).module()
     assert error(moved, wanted, a, IDS) < 1e-4
 
@@ -472,16 +471,17 @@ def test_the_head_of_a_lora_is_stored_in_b_s_width(lora_with_head, refine, tmp_p
 
 
 def test_a_file_of_pi_keeps_everything(pair, tmp_path):
-    pi = RectangularAlignment.load(pair / "pi.safetensors")
-    again = RectangularAlignment.load(pi.save(tmp_path / "again.safetensors"))
+    pi = Alignment.load(pair / "pi.safetensors")
+    again = Alignment.load(pi.save(tmp_path / "again.safetensors"))
     assert again.digest == pi.digest
-    assert again.pairs == pi.pairs
-    assert again.paths == pi.paths == {"layer": ((0, 0), (1, 1), (1, 2))}
+    assert (again.folds, again.folds_b, again.paths) == (pi.folds, pi.folds_b, pi.paths)
+    assert [(i, j) for i, j, _ in pi.paths["layer"]] == [(0, 0), (1, 1), (1, 2)]
+    assert (again.sizes, again.sizes_b) == (pi.sizes, pi.sizes_b)
     assert again.provenance == pi.provenance
 
 
 def test_a_changed_file_of_pi_is_refused(pair, tmp_path):
-    pi = RectangularAlignment.load(pair / "pi.safetensors")
+    pi = Alignment.load(pair / "pi.safetensors")
     pi.save(tmp_path / "pi.safetensors")
     tensors = load_file(tmp_path / "pi.safetensors")
     from safetensors import safe_open
@@ -492,12 +492,14 @@ def test_a_changed_file_of_pi_is_refused(pair, tmp_path):
     tensors[first] = tensors[first] + 0.1
     save_file(tensors, tmp_path / "other.safetensors", metadata)
     with pytest.raises(AlignmentError, match="damaged"):
-        RectangularAlignment.load(tmp_path / "other.safetensors")
+        Alignment.load(tmp_path / "other.safetensors")
 
 
-def test_a_pi_between_shapes_is_refused_where_one_shape_is_needed(pair):
-    with pytest.raises(AlignmentError, match="between models of different shapes"):
-        Alignment.load(pair / "pi.safetensors")
+@pytest.mark.parametrize("what", ["inverted", "chained"])
+def test_a_pi_between_shapes_has_no_algebra(pair, what):
+    pi = Alignment.load(pair / "pi.safetensors")
+    with pytest.raises(AlignmentError, match=f"different shapes cannot be {what}"):
+        pi.inverse() if what == "inverted" else pi.after(pi)
 
 
 def test_a_pi_of_other_models_is_refused(pair, tmp_path):
@@ -566,14 +568,14 @@ def test_vocabularies_that_cannot_be_compared_are_refused():
 
 
 def test_activations_must_predict_more_than_chance(pair, monkeypatch):
-    monkeypatch.setattr(rectangular_matching, "MARGIN", 1.0)
+    monkeypatch.setattr(other_shapes, "MARGIN", 1.0)
     with pytest.raises(UselessResultError, match="compute unrelated things: A's activations predict"):
         align(pair / "a", pair / "b", method="functional")
     assert align(pair / "a", pair / "b", method="functional", anyway=True).maps
 
 
 def test_a_pi_between_shapes_does_not_serve_one_shape(pair):
-    pi = RectangularAlignment.load(pair / "pi.safetensors")
+    pi = Alignment.load(pair / "pi.safetensors")
     with pytest.raises(AlignmentError, match="this is a π between models of different shapes"):
         apply(pi, pair / "a")
     with pytest.raises(MismatchError, match="different shapes, and"):

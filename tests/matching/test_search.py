@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from small_models import often
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
 from transfusion.matching import block_solutions
 from transfusion.matching.alignment_run import align
@@ -318,7 +318,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
     (nested,) = (block for block in blocks(weights, method) if isinstance(block, NestedBlock))
     rng = np.random.default_rng(0)
     around = {
-        space.id: Permutation.random(space.size, weights.architecture.rows(space.id), rng)
+        space.id: Map.random(space.size, weights.architecture.rows(space.id), rng)
         for space in weights.architecture.free()
         if space.id not in nested.ids
     }
@@ -334,7 +334,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
             total += max(
                 sum(
                     weights.score(
-                        n, {**around, "layer.0.head": Permutation(heads), child: Permutation(units)}
+                        n, {**around, "layer.0.head": Map.permutation(heads), child: Map.permutation(units)}
                     )
                     for n in names
                 )
@@ -359,7 +359,7 @@ def test_a_search_ends_after_the_sweeps_that_it_was_given(opened):
 def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
     """Three states that follow each other for ever: the search stops where it has been before."""
     search = searching(preset("transfusion"))
-    states = [Permutation(np.roll(np.arange(24), shift)) for shift in range(3)]
+    states = [Map.permutation(np.roll(np.arange(24), shift)) for shift in range(3)]
     turn = {"now": 0}
 
     def propose(context, task):
@@ -395,5 +395,5 @@ def test_rising_is_told_from_rounding(searching):
     search = searching(preset("guarded").changed(accept=Acceptance.RISING))
     id = "layer.0.ffn"
     size = search.weights.architecture.sizes[id]
-    unmoved = {id: Permutation.identity(size)}
-    assert not search.sweeper.rises(unmoved, {id: Permutation.identity(size)})
+    unmoved = {id: Map.identity(size)}
+    assert not search.sweeper.rises(unmoved, {id: Map.identity(size)})

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from cases.vision import timm_vit
 from making import Case, case
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Rotation
 from transfusion.errors import AlignmentError, DataError
 from transfusion.matching.alignment_run import align
 from transfusion.running.activation_store import EXACT
@@ -137,7 +136,7 @@ def test_a_model_of_zeros_is_refused_and_a_branch_of_zeros_is_not(root: Path, tm
 
 
 def _scales(found: Alignment) -> list[float]:
-    maps = [one for one in found.maps.values() if isinstance(one, Rotation)]
+    maps = [one for one in found.maps.values() if one.rotates]
     return [float(value) for one in maps for value in (*one.produced, *one.read)]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from textbook import Textbook
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Map
 from transfusion.matching.alignment_run import align
 
 HEADS, LAYERS = 4, 3
@@ -24,7 +24,7 @@ def drawn(folder, seed):
     return folder
 
 
-def units(heads: Permutation, inner: Permutation) -> np.ndarray:
+def units(heads: Map, inner: Map) -> np.ndarray:
     """The permutation of all units of all heads that a map of heads and one within each amount to."""
     return (heads.index[0][:, None] * inner.size + inner.index).reshape(-1)
 

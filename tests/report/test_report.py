@@ -257,7 +257,7 @@ def test_a_pi_that_turns_units_shows_shares_of_energy_and_what_is_predicted(made
 def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch):
     from dataclasses import replace
 
-    from transfusion.alignment.maps import Rotation
+    from transfusion.alignment.maps import Map
     from transfusion.architecture.architecture import HeadPolicy
     from transfusion.report.report_bases import Bases
 
@@ -270,7 +270,7 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
     turn[[here, there]] = [(turn[here] + turn[there]) / 2**0.5, (turn[here] - turn[there]) / 2**0.5]
     one = np.ones(1)
     metadata = replace(Alignment.load(job.pi).provenance, policy=policy)
-    pi = Alignment.of({"layer.0.qk": Rotation(turn[None], one, one)}, flat, metadata)
+    pi = Alignment.of({"layer.0.qk": Map.rotation(turn[None], one, one)}, flat, metadata)
     (panel,) = panels(pi, Bases(a=a))
     width = size // heads
     assert panel.shares.shape == (heads, heads)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transfusion.alignment.maps import TransportMap
+from transfusion.alignment.maps import Map
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import AdapterError, SettingError
 from transfusion.files.tensor_content import row_blocks
@@ -497,7 +497,7 @@ def mixed(aligned) -> Any:
     """A π between the two Llamas whose maps, but for heads, are called plans."""
     _, _, pi = aligned("llama")
     heads = set(pi.parents.values())
-    maps = {id: map_ if id in heads else TransportMap.of(map_) for id, map_ in pi.maps.items()}
+    maps = {id: map_ if id in heads else Map.plan(map_.matrix) for id, map_ in pi.maps.items()}
     return replace(pi, maps=maps)
 
 

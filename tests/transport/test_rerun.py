@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 from small_models import CASES, finetuned
-from transfusion.alignment.rectangular import load_alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.cli import main
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError
 from transfusion.transport.output_record import PI_FILE
@@ -62,7 +62,7 @@ def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
     metadata = json.loads((tmp_path / "first" / "transfusion.json").read_text())
     assert metadata["alignment"]["file"] == PI_FILE
     assert PI_FILE in metadata["contents"]
-    assert load_alignment(tmp_path / "first" / PI_FILE).digest == metadata["alignment"]["blake3"]
+    assert Alignment.load(tmp_path / "first" / PI_FILE).digest == metadata["alignment"]["blake3"]
     assert len(list((tmp_path / "first").glob("*.safetensors"))) == 1, "some programs load all of them"
     assert run(cli, inputs, "-o", tmp_path / "first", "--anyway", "--force")[0] == 0, (
         "it is a file of this program"

@@ -9,7 +9,7 @@ import pytest
 
 from small_models import PRINCIPAL
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
@@ -36,7 +36,7 @@ def test_an_exact_move_is_seen_to_be_exact(case, made):
 def with_map(pi: Alignment, id: str, index: np.ndarray) -> Alignment:
     """π with one map more, the same in every element of what the axis lies within."""
     every = np.tile(index, (len(pi.lineage(id)), 1))
-    return dataclasses.replace(pi, maps={**pi.maps, id: Permutation(every)})
+    return dataclasses.replace(pi, maps={**pi.maps, id: Map.permutation(every)})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""π: a map for every axis, with its provenance. Moves tensors; is saved to and loaded from a file."""
+"""π: a map for every axis, and which part of B comes from which part of A."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import numpy as np
 from blake3 import blake3
 from torch import Tensor
 
-from transfusion.alignment.maps import KINDS, Map, Permutation, Rotation
-from transfusion.alignment.pi_file import FORMAT, KEY, WRITING, damaged, read_pi_file
+from transfusion.alignment.maps import Map
+from transfusion.alignment.moves import RowMover, move_tensor, moves_by_rows
+from transfusion.alignment.part_pairs import BlockPath, PartPair, map_name, part_pairs
+from transfusion.alignment.pi_file import damaged, read_pi_file, write_pi_file
 from transfusion.alignment.provenance import Provenance
-from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.architecture.layouts import Index, Layout, names_in
+from transfusion.architecture.layouts import Index, Item, Layout, names_in
 from transfusion.errors import AlignmentError, MismatchError, listing
-from transfusion.files.publishing import publish_file
-from transfusion.files.shard_writer import LazyTensor, write_shard
-from transfusion.files.tensor_content import tensor_digest
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
@@ -46,17 +44,31 @@ class NormFold:
 class Alignment:
     """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
 
+    If A and B have one shape, every tensor of B corresponds to that of A with the same name, and maps have
+    the names of axes. Otherwise ``paths`` tell which blocks correspond, parts of tensors are paired by their
+    roles (see `pairs`), and a map goes from a whole dimension of A to one of B (see `map_name`).
+
     >>> pi = transfusion.Alignment.load("pi.safetensors")
     >>> print(pi.provenance.source, pi.provenance.target, pi.maps["layer.0.head"].index)
     models/a models/b [[3 0 2 1]]
+    >>> pi = transfusion.align("models/a", "models/deeper", method="functional")
+    >>> print(pi.other_shape, len(pi.paths["layer"]))
+    True 4
     """
 
     maps: Mapping[str, Map]
     sizes: Mapping[str, int]
+    """The sizes of A's axes."""
     parents: Mapping[str, str]
     provenance: Provenance
     folds: Mapping[str, NormFold] = field(default_factory=dict)
-    """For rotations: the tensors that read the stream through a norm, and the norm."""
+    """For rotations: the tensors of A that read the stream through a norm, and the norm."""
+    sizes_b: Mapping[str, int] = field(default_factory=dict)
+    """The sizes of B's axes; empty if A and B have one shape."""
+    folds_b: Mapping[str, NormFold] = field(default_factory=dict)
+    """The same as ``folds`` for B's tensors, if it has another shape."""
+    paths: Mapping[str, BlockPath] = field(default_factory=dict)
+    """For every stack, the blocks of A and of B that correspond; empty if A and B have one shape."""
     _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The cached movers of the layouts that were moved last."""
 
@@ -78,40 +90,62 @@ class Alignment:
         made = self.provenance
         return f"<π: {len(self.maps)} axes, {made.method}, from {made.source} to {made.target}>"
 
-    def move(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """Return π of one tensor."""
+    @property
+    def other_shape(self) -> bool:
+        """Whether B has another shape than A."""
+        return bool(self.sizes_b)
+
+    def pairs(self, a: Architecture, b: Architecture) -> list[PartPair]:
+        """Return the parts of B's tensors that get a change, each with the part of A's that it comes from."""
+        return [pair for pair in part_pairs(a, b, self.paths) if pair.maps <= self.maps.keys()]
+
+    def map_between(self, target: Item | str, source: Item | str) -> Map | None:
+        """Return the map from a dimension of A to a dimension of a B of another shape, if there is one."""
+        return self.maps.get(map_name(target, source))
+
+    def move(self, tensor: Tensor, layout: Layout, onto: Layout | None = None) -> Tensor:
+        """Return π of one tensor. ``onto`` is its layout in B, if B has another shape."""
+        if onto is not None:
+            return self._move_between(tensor, layout, onto)
         here = {name: self.maps[name] for name in layout.names() if name in self.maps}
         if not here:
             return tensor
         sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
         return move_tensor(tensor, layout, here, sizes, self.parents)
 
+    def _move_between(self, tensor: Tensor, layout: Layout, onto: Layout) -> Tensor:
+        """Map every dimension of A's layout to the one of B's; transpose where B stores inputs first."""
+        turned = len(layout.items) == 2 and layout.outputs != onto.outputs
+        theirs = onto.items[::-1] if turned else onto.items
+        for dim, (target, source) in enumerate(zip(theirs, layout.items, strict=True)):
+            if (map_ := self.map_between(target, source)) is not None:
+                tensor = map_.apply(tensor, dim, reads=dim in layout.inputs)
+        return tensor.T if turned else tensor
+
     def rotate(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return π of one tensor without the scales of its rotations."""
-        rotations = {id: one for id in layout.names() if isinstance(one := self.maps.get(id), Rotation)}
-        ones = {id: replace(one, produced=one.produced * 0 + 1) for id, one in rotations.items()}
+        rotations = {id: one for id in layout.names() if (one := self.maps.get(id)) and one.rotates}
+        ones = {id: replace(one, produced=np.ones_like(one.produced)) for id, one in rotations.items()}
         return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
 
     @property
     def rotates(self) -> bool:
         """Whether π has rotations: maps from activations, whose errors are spread over all units."""
-        return any(isinstance(map_, Rotation) for map_ in self.maps.values())
+        return any(map_.rotates for map_ in self.maps.values())
 
     @property
-    def writes_apart(self) -> bool:
-        """Whether some rotation has a matrix of its own for what is written."""
-        return any(isinstance(one, Rotation) and one.writing is not None for one in self.maps.values())
+    def permutes(self) -> bool:
+        """Whether every unit of B is one unit of A."""
+        return all(map_.permutes for map_ in self.maps.values())
 
     @property
     def reading(self) -> Alignment:
         """The alignment of activations: every axis by the map of those that read it."""
-        if not self.writes_apart:
-            return self
         return replace(self, maps={id: map_.reading for id, map_ in self.maps.items()})
 
     def moves_by_rows(self, layout: Layout) -> bool:
         """Return whether `move_rows` can move a tensor of this layout."""
-        return moves_by_rows(layout, self.maps, self.parents)
+        return not self.other_shape and moves_by_rows(layout, self.maps, self.parents)
 
     def scatters(self, layout: Layout) -> bool:
         """Return whether neighbouring rows of the moved tensor come from distant rows."""
@@ -132,7 +166,7 @@ class Alignment:
         """Return the shortcuts whose ends have different maps, which a plain shortcut cannot connect."""
 
         def at(id: str) -> Map:
-            return self.maps.get(id, Permutation.identity(self.sizes[id]))
+            return self.maps.get(id, Map.identity(self.sizes[id]))
 
         return [cut for cut in shortcuts if cut.source in self.sizes and at(cut.source) != at(cut.target)]
 
@@ -142,8 +176,8 @@ class Alignment:
         if parent is None:
             return np.zeros(1, dtype=np.int64)
         above, size = self.lineage(parent), self.sizes[parent]
-        map_ = self.maps.get(parent, Permutation.identity(size, len(above)))
-        if not isinstance(map_, Permutation):
+        map_ = self.maps.get(parent, Map.identity(size, len(above)))
+        if not map_.permutes:
             raise AlignmentError(f"{parent} has axes within it, so its map must be a permutation")
         return (above[:, None] * size + map_.index).reshape(-1)
 
@@ -154,6 +188,7 @@ class Alignment:
         >>> print(back.provenance.source, back.provenance.target)
         models/b models/a
         """
+        self._require_one_shape("inverted")
         provenance = self.provenance
         return replace(
             self,
@@ -178,6 +213,8 @@ class Alignment:
         >>> all(map.is_identity() for map in pi.inverse().after(pi).maps.values())
         True
         """
+        for one in (self, first):
+            one._require_one_shape("chained")
         if (self.sizes, self.parents) != (first.sizes, first.parents):
             raise MismatchError(
                 "two alignments of different architectures or policies cannot be chained",
@@ -186,8 +223,8 @@ class Alignment:
         maps: dict[str, Map] = {}
         for id in {**first.maps, **self.maps}:
             lineage = self.lineage(id)
-            earlier = first.maps.get(id, Permutation.identity(self.sizes[id], len(lineage)))
-            later = self.maps.get(id, Permutation.identity(self.sizes[id], len(lineage)))
+            earlier = first.maps.get(id, Map.identity(self.sizes[id], len(lineage)))
+            later = self.maps.get(id, Map.identity(self.sizes[id], len(lineage)))
             maps[id] = later.after(earlier, lineage)
         provenance = replace(
             self.provenance,
@@ -199,19 +236,37 @@ class Alignment:
         )
         return replace(self, maps=maps, provenance=provenance, folds={**first.folds, **self.folds})
 
+    def _require_one_shape(self, what: str) -> None:
+        if self.other_shape:
+            raise AlignmentError(
+                f"a π between models of different shapes cannot be {what}",
+                hint="align the two models directly",
+            )
+
     @cached_property
     def digest(self) -> str:
-        """The BLAKE3 hash of the maps and folds."""
-        total = blake3()
+        """The BLAKE3 hash of everything that decides what is moved where."""
+        total = blake3(json.dumps(self._settings(), sort_keys=True).encode())
         for id in sorted(self.maps):
-            total.update(f"{id}:{self.maps[id].kind}:".encode())
-            total.update(tensor_digest(self.maps[id].to_tensor()))
-        for tensor, fold in sorted(self.folds.items()):
-            # Spelled out: the hash must not depend on the name of a class.
-            total.update(f"{tensor}:Fold(norm={fold.norm!r}, offset={fold.offset!r})".encode())
+            map_ = self.maps[id]
+            total.update(f"{id}:{map_.kind}:".encode())
+            for values in (map_.values, map_.produced, map_.read, map_.writing):
+                if values is not None:
+                    total.update(np.ascontiguousarray(values).view(np.uint8).data)
         return total.hexdigest()
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what is saved beside the maps, the sizes and the provenance."""
+        return {
+            "folds": {tensor: asdict(fold) for tensor, fold in self.folds.items()},
+            "folds_b": {tensor: asdict(fold) for tensor, fold in self.folds_b.items()},
+            "paths": {
+                stack: [{"a": i, "b": j, "share": share} for i, j, share in path]
+                for stack, path in self.paths.items()
+            },
+        }
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a file of π; an existing file is replaced only with ``force``.
@@ -221,20 +276,14 @@ class Alignment:
         back.safetensors
         """
         header = {
-            "format": WRITING if self.writes_apart else FORMAT,
+            **self._settings(),
             "digest": self.digest,
-            "kinds": {id: map_.kind for id, map_ in self.maps.items()},
             "sizes": dict(self.sizes),
+            "sizes_b": dict(self.sizes_b),
             "parents": dict(self.parents),
-            "folds": {tensor: asdict(fold) for tensor, fold in self.folds.items()},
             "provenance": asdict(self.provenance),
         }
-        lazy_tensors = {id: _lazy_tensor(map_) for id, map_ in self.maps.items()}
-
-        def write(staged: Path) -> None:
-            write_shard(staged, lazy_tensors, metadata={KEY: json.dumps(header)})
-
-        return publish_file(Path(path), write, force=force)
+        return write_pi_file(Path(path), header, self.maps, force=force)
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
@@ -243,14 +292,22 @@ class Alignment:
         >>> transfusion.Alignment.load("pi.safetensors").provenance.method
         'guarded'
         """
-        header, tensors = read_pi_file(path)
+        header, maps = read_pi_file(path)
         try:
-            maps = {id: KINDS[header["kinds"][id]].from_tensor(tensors[id]) for id in tensors}
             made = Provenance.from_json(header["provenance"])
-        except (AlignmentError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise damaged(path, str(error)) from error
-        folds = {tensor: NormFold(**fold) for tensor, fold in header.get("folds", {}).items()}
-        alignment = cls(maps, header["sizes"], header["parents"], made, folds)
+        folds, folds_b = (
+            {tensor: NormFold(**fold) for tensor, fold in some.items()}
+            for some in (header["folds"], header["folds_b"])
+        )
+        paths = {
+            stack: tuple((one["a"], one["b"], one["share"]) for one in path)
+            for stack, path in header["paths"].items()
+        }
+        alignment = cls(
+            maps, header["sizes"], header["parents"], made, folds, header["sizes_b"], folds_b, paths
+        )
         if alignment.digest != header["digest"]:
             raise damaged(path, "the maps are not those that were saved")
         return alignment
@@ -319,7 +376,7 @@ class Alignment:
     @property
     def nbytes(self) -> int:
         """The bytes of all maps."""
-        return sum(map_.to_tensor().nbytes for map_ in self.maps.values())
+        return sum(map_.nbytes for map_ in self.maps.values())
 
     def require_between(self, *, source: Model | None = None, target: Model | None = None) -> None:
         """Refuse an alignment that was made from or for other weights."""
@@ -378,18 +435,23 @@ def random_maps(architecture: Architecture, seed: int) -> dict[str, Map]:
     """Return a random permutation of every axis that may be permuted."""
     rng = np.random.default_rng(seed)
     return {
-        space.id: Permutation.random(space.size, architecture.rows(space.id), rng)
-        for space in architecture.free()
+        space.id: Map.random(space.size, architecture.rows(space.id), rng) for space in architecture.free()
     }
 
 
 def fixed_points(map_: Map) -> Iterator[float]:
-    """Return the share of positions that stay, for every row of a permutation."""
-    if isinstance(map_, Permutation):
+    """Return the share of positions that stay, for every block of a permutation."""
+    if map_.permutes:
         yield from (map_.index == np.arange(map_.size)).mean(axis=1).tolist()
 
 
-def _lazy_tensor(map_: Map) -> LazyTensor:
-    """Return a map as it is written: rotations of wide models together take as much memory as a model."""
-    tensor = map_.to_tensor()
-    return LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: [map_.to_tensor])
+def require_one_shape(via: Alignment | str | Path) -> Alignment:
+    """Return π, or read its file; refuse one between models of different shapes."""
+    found = via if isinstance(via, Alignment) else Alignment.load(via)
+    if found.other_shape:
+        what = "this is" if isinstance(via, Alignment) else f"{via}:"
+        raise AlignmentError(
+            f"{what} a π between models of different shapes, which cannot be used here",
+            hint="use it in transport, merge, inspect, verify or report",
+        )
+    return found

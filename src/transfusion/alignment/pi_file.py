@@ -1,37 +1,62 @@
-"""The file of π: the format of its header, checked before any map is read."""
+"""The file of π: safetensors with one tensor per map, and a header that is checked before any map is read."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from os.path import isdir, isfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
+import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from transfusion.alignment.maps import Kind, Map
 from transfusion.alignment.provenance import Number, ProvenanceInfo
-from transfusion.errors import AlignmentError, listing
+from transfusion.architecture.layouts import parse, size_of
+from transfusion.errors import AlignmentError, LayoutError, listing
+from transfusion.files.publishing import publish_file
+from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.runtime.untrusted_files import parse_json, validate
 
-FORMAT = 4
-"""Formats 1 to 3 were those of this and the next two, with SHA-256 digests."""
-WRITING = 5
-"""The format of files with rotations that write by other matrices than they read by."""
-RECTANGULAR = 6
-"""The format of files of π between models of different shapes."""
+FORMAT = 7
+"""Formats 1 to 6 were those of earlier versions."""
 KEY = "transfusion"
 """The key of the header in the metadata of a safetensors file."""
+_WRITTEN = " written"
+"""Added to the name of a rotation: its matrices for tensors that write the axis."""
 _NESTED = 16
 """The limit of axes that lie within each other."""
 _AGAIN = "make it again with 'transfusion align'"
-Info = TypeVar("Info")
+_MAKE = "make one with 'transfusion align A B -o PI'"
 _WHOLE = frozenset(["I8", "U8", "I16", "I32", "I64"])
 _REAL = frozenset(["F32", "F64"])
+
+Scales: TypeAlias = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+Sizes: TypeAlias = dict[str, Annotated[int, Field(ge=1, le=2**24)]]
+Block: TypeAlias = Annotated[int, Field(ge=0, le=2**16)]
+
+
+class BlockInfo(TypedDict):
+    """A block of A, the block of B that gets its change, and the share that it gets."""
+
+    a: Block
+    b: Block
+    share: Number
+
+
+class MapInfo(TypedDict):
+    """The kind and the scales of a map."""
+
+    kind: Literal["permutation", "plan", "rotation", "rectangular"]
+    produced: Scales
+    read: Scales
 
 
 class FoldInfo(TypedDict):
@@ -46,10 +71,13 @@ class AlignmentHeader(TypedDict):
 
     format: int
     digest: str
-    kinds: dict[str, Literal["permutation", "plan", "rotation"]]
-    sizes: dict[str, Annotated[int, Field(ge=1, le=2**24)]]
+    maps: dict[str, MapInfo]
+    sizes: Sizes
     parents: dict[str, str]
-    folds: NotRequired[dict[str, FoldInfo]]
+    folds: dict[str, FoldInfo]
+    sizes_b: Sizes
+    folds_b: dict[str, FoldInfo]
+    paths: dict[str, list[BlockInfo]]
     provenance: ProvenanceInfo
 
 
@@ -58,74 +86,71 @@ def damaged(path: str | Path, what: str) -> AlignmentError:
     return AlignmentError(f"{path}: {what}; the file is damaged", hint=_AGAIN)
 
 
-def other_shapes(which: str) -> AlignmentError:
-    """Return the error for a π between models of different shapes where one shape is needed."""
-    return AlignmentError(
-        f"{which} a π between models of different shapes, which cannot be used here",
-        hint="use it in transport, merge, inspect, verify or report",
-    )
+def write_pi_file(path: Path, header: Mapping[str, Any], maps: Mapping[str, Map], *, force: bool) -> Path:
+    """Write maps with a header; the format, the kinds and the scales are added to it."""
+    infos = {
+        name: {"kind": one.kind, "produced": one.produced.tolist(), "read": one.read.tolist()}
+        for name, one in maps.items()
+    }
+    text = json.dumps({**header, "format": FORMAT, "maps": infos})
+    tensors = {name: LazyTensor.of(_stored(one.values)) for name, one in maps.items()}
+    written = {name: one.writing for name, one in maps.items() if one.writing is not None}
+    tensors |= {name + _WRITTEN: LazyTensor.of(_stored(one)) for name, one in written.items()}
+    return publish_file(path, lambda staged: write_shard(staged, tensors, metadata={KEY: text}), force=force)
 
 
-def read_pi_file(path: str | Path) -> tuple[AlignmentHeader, dict[str, Tensor]]:
-    """Return the checked header of a file of π, and its maps as tensors."""
+def _stored(values: Any) -> Tensor:
+    """Return the numbers of a map as they are stored: an index in 32 bits."""
+    return torch.from_numpy(values.astype(np.int32) if values.dtype == np.int64 else values)
+
+
+def read_pi_file(path: str | Path) -> tuple[AlignmentHeader, dict[str, Map]]:
+    """Return the checked header of a file of π, and its maps."""
     with _opened(path) as opened:
         header = _header(path, opened.metadata() or {})
-        _require_shapes(path, header, opened)
-        return header, {id: opened.get_tensor(id) for id in header["kinds"]}
-
-
-def read_rectangular_file(path: str | Path, schema: type[Info]) -> tuple[Info, dict[str, Tensor]]:
-    """Return the checked header of a file of π between shapes, and its maps as tensors."""
-    with _opened(path) as opened:
-        header = _validated(path, opened.metadata() or {}, schema, (RECTANGULAR,))
-        return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-
-
-def format_of(path: str | Path) -> int | None:
-    """Return the format of a file of π, if the file tells it."""
-    with _opened(path) as opened:
-        info = parse_json((opened.metadata() or {}).get(KEY, "{}"), f"{path}: damaged", AlignmentError)
-    return info.get("format") if isinstance(info, dict) else None
+        names = set(opened.keys())
+        if header["maps"].keys() != {name.removesuffix(_WRITTEN) for name in names}:
+            raise damaged(path, "the maps are not those that were saved")
+        maps: dict[str, Map] = {}
+        for name, info in header["maps"].items():
+            stored = [one for one in (name, name + _WRITTEN) if one in names]
+            for one in stored:
+                _require_shape(path, name, header, opened.get_slice(one))
+            try:
+                values, *writing = (opened.get_tensor(one).numpy() for one in stored)
+                maps[name] = Map.of(Kind(info["kind"]), values, info["produced"], info["read"], *writing)
+            except (AlignmentError, ValueError) as error:
+                raise damaged(path, str(error)) from error
+    return header, maps
 
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Any]:
     if not isfile(path):
         what = "a folder, not a file of π" if isdir(path) else "no such file of π"
-        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
+        raise AlignmentError(f"{path}: {what}", hint=_MAKE)
     try:
         with safe_open(path, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        what = f"not a readable file of π ({error})"
-        raise AlignmentError(f"{path}: {what}", hint=_AGAIN) from error
-
-
-def _validated(
-    path: str | Path, metadata: Mapping[str, str], schema: type[Info], known: tuple[int, ...]
-) -> Info:
-    """Return the checked metadata of a file in one of the known formats."""
-    if KEY not in metadata:
-        what = "a safetensors file, but not one of π"
-        raise AlignmentError(f"{path}: {what}", hint="make one with 'transfusion align A B -o PI'")
-    info = parse_json(metadata[KEY], f"{path}: its metadata cannot be read", AlignmentError)
-    if isinstance(info, dict) and info.get("format") == RECTANGULAR and RECTANGULAR not in known:
-        raise other_shapes(f"{path}:")
-    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] not in known:
-        raise AlignmentError(
-            f"{path}: written in format {info['format']}, but this version reads format"
-            f" {' and '.join(map(str, known))}",
-            hint="make it again with this version, or install the version that wrote it",
-        )
-    where = f"{path}: its metadata cannot be read, the file is damaged"
-    return validate(info, schema, where, hint=_AGAIN, error=AlignmentError)
+        raise AlignmentError(f"{path}: not a readable file of π ({error})", hint=_AGAIN) from error
 
 
 def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
     """Return the checked metadata of a file; refuse axes that are their own ancestors."""
-    header = _validated(path, metadata, AlignmentHeader, (FORMAT, WRITING))
+    if KEY not in metadata:
+        raise AlignmentError(f"{path}: a safetensors file, but not one of π", hint=_MAKE)
+    info = parse_json(metadata[KEY], f"{path}: its metadata cannot be read", AlignmentError)
+    if isinstance(info, dict) and isinstance(found := info.get("format"), int) and found != FORMAT:
+        raise AlignmentError(
+            f"{path}: written in format {found}, but this version reads format {FORMAT}",
+            hint="make it again with this version, or install the version that wrote it",
+        )
+    where = f"{path}: its metadata cannot be read, the file is damaged"
+    header = validate(info, AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
     sizes, parents = header["sizes"], header["parents"]
-    if strange := [id for id in (*header["kinds"], *parents, *parents.values()) if id not in sizes]:
+    of_axes = [name for name, one in header["maps"].items() if Kind(one["kind"]) is not Kind.RECTANGULAR]
+    if strange := [id for id in (*of_axes, *parents, *parents.values()) if id not in sizes]:
         raise damaged(path, f"axes without a size: {listing(dict.fromkeys(strange))}")
     for id in parents:
         _ancestors(path, id, parents)
@@ -141,22 +166,22 @@ def _ancestors(path: str | Path, id: str, parents: Mapping[str, str]) -> list[st
     return found
 
 
-def _require_shapes(path: str | Path, provenance: AlignmentHeader, opened: Any) -> None:
-    """Refuse maps whose type or shape does not fit their axis and its parents, before reading them."""
-    if provenance["kinds"].keys() != set(opened.keys()):
-        raise damaged(path, "the maps are not those that were saved")
-    sizes = provenance["sizes"]
-    for id, kind in provenance["kinds"].items():
-        size, rows = sizes[id], prod(sizes[one] for one in _ancestors(path, id, provenance["parents"]))
-        wanted = {"permutation": (rows, size), "plan": (rows, size, size), "rotation": (rows, size + 2, size)}
-        found = opened.get_slice(id)
-        shape, type = tuple(found.get_shape()), found.get_dtype()
-        if kind == "rotation" and provenance["format"] == WRITING and shape[1:2] == (2 * size + 2,):
-            wanted[kind] = (rows, 2 * size + 2, size)
-        if shape != wanted[kind] or type not in (_WHOLE if kind == "permutation" else _REAL):
-            raise damaged(
-                path, f"{id} must be a {kind} of shape {wanted[kind]}, but is {type} of shape {shape}"
-            )
+def _require_shape(path: str | Path, name: str, header: AlignmentHeader, found: Any) -> None:
+    """Refuse a map whose type or shape does not fit its axis and its parents, before it is read."""
+    kind, sizes = Kind(header["maps"][name]["kind"]), header["sizes"]
+    if kind is Kind.RECTANGULAR:
+        target, _, source = name.partition(" <- ")
+        try:
+            size = size_of(parse(target).items[0], header["sizes_b"])
+            wanted: tuple[int, ...] = (1, size, size_of(parse(source).items[0], sizes))
+        except (LayoutError, KeyError, IndexError) as error:
+            raise damaged(path, f"{name} is no map between two axes") from error
+    else:
+        size, blocks = sizes[name], prod(sizes[one] for one in _ancestors(path, name, header["parents"]))
+        wanted = (blocks, size) if kind is Kind.PERMUTATION else (blocks, size, size)
+    shape, type = tuple(found.get_shape()), found.get_dtype()
+    if shape != wanted or type not in (_WHOLE if kind is Kind.PERMUTATION else _REAL):
+        raise damaged(path, f"{name} must be a {kind} of shape {wanted}, but is {type} of shape {shape}")
 
 
 def is_alignment(path: str | Path) -> bool:

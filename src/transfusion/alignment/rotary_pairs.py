@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Rotation
+from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.table import Symmetry
 
@@ -58,5 +58,5 @@ def random_pair_rotations(architecture: Architecture, seed: int) -> dict[str, Ma
         rows = architecture.rows(space.id)
         angles = torch.from_numpy(rng.uniform(-np.pi, np.pi, (rows, space.size // 2)))
         ones: NDArray[np.floating[Any]] = np.ones(rows)
-        maps[space.id] = Rotation(rotate_pairs(angles, space.group).numpy(), ones, ones)
+        maps[space.id] = Map.rotation(rotate_pairs(angles, space.group).numpy(), ones, ones)
     return maps

@@ -30,7 +30,7 @@ from transfusion.matching.methods import Method
 from transfusion.runtime.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
-    from transfusion.alignment.rectangular import AnyAlignment
+    from transfusion.alignment.alignment import Alignment
     from transfusion.runtime.resources import Resources
 
 
@@ -72,7 +72,7 @@ def align(
     _show(pi, output, as_json, verbose)
 
 
-def _show(pi: AnyAlignment, output: Path, as_json: bool, verbose: bool) -> None:
+def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
     """Print the verdict, then what moved; the objective only with details."""
     from transfusion.matching.base_drift import describe_drift
     from transfusion.runtime.run_record import COMMAND

@@ -162,10 +162,9 @@ def _written(output: Path | None, as_json: bool) -> None:
 
 def _rotates(via: str) -> bool:
     """Whether a file of π rotates units, so that no equality can be proved."""
-    from transfusion.alignment.maps import Rotation
-    from transfusion.alignment.rectangular import RectangularAlignment, load_alignment
+    from transfusion.alignment.alignment import Alignment
 
-    found = load_alignment(via)
-    if isinstance(found, RectangularAlignment):
+    found = Alignment.load(via)
+    if found.other_shape:
         return True
-    return any(isinstance(map_, Rotation) for map_ in found.maps.values())
+    return any(map_.rotates for map_ in found.maps.values())

@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Permutation
-from transfusion.alignment.rectangular import require_one_shape
+from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
 from transfusion.evaluation.line import Line, Via, given_alignments, labels_of
@@ -343,7 +341,7 @@ def _require_permutations(alignment: Alignment, architecture: Architecture) -> N
     soft = [
         f"{id} ({map_.kind})"
         for id in sorted(ends)
-        if (map_ := alignment.maps.get(id)) is not None and not isinstance(map_, Permutation)
+        if (map_ := alignment.maps.get(id)) is not None and not map_.permutes
     ]
     if soft:
         raise AlignmentError(

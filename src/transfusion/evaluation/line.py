@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, require_one_shape
+from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
 from transfusion.evaluation.evaluate import hold, names_adapter
@@ -38,7 +37,7 @@ from transfusion.transport.output_run import calibrated, refuse_beside_via
 from transfusion.transport.transport_plan import Base, TransportPlan
 
 NAIVE = "naive"
-Via: TypeAlias = AnyAlignment | str | Path
+Via: TypeAlias = Alignment | str | Path
 """π, or its file."""
 
 
@@ -198,7 +197,7 @@ def open_lines(
 
 def given_alignments(via: Via | Sequence[Via] | None) -> list[Via]:
     """Return the alignments, or their files, as a list."""
-    return [via] if isinstance(via, Alignment | RectangularAlignment | str | Path) else list(via or ())
+    return [via] if isinstance(via, Alignment | str | Path) else list(via or ())
 
 
 def aligning_for(

@@ -20,8 +20,8 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Permutation
-from transfusion.alignment.tensor_moves import RowMover
+from transfusion.alignment.maps import Map
+from transfusion.alignment.moves import RowMover
 from transfusion.files.tensor_files import Rows
 from transfusion.matching.blocks import blocks
 from transfusion.matching.search import CHANCE, UNMOVED, Search
@@ -136,8 +136,7 @@ class _Shuffled(WeightPair):
         architecture, layout = self.architecture, self.tensors[name]
         rng = np.random.default_rng(crc32(name.encode()))
         maps: dict[str, Map] = {
-            id: Permutation.random(architecture.sizes[id], architecture.rows(id), rng)
-            for id in layout.names()
+            id: Map.random(architecture.sizes[id], architecture.rows(id), rng) for id in layout.names()
         }
         return RowMover(layout, maps, architecture.sizes, architecture.parents)
 

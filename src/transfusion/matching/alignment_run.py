@@ -19,7 +19,6 @@ import torch
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
-from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment
 from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
 from transfusion.errors import SettingError
 from transfusion.files.publishing import require_writable
@@ -29,8 +28,7 @@ from transfusion.matching.functional_choice import align_auto, align_functional,
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
 from transfusion.matching.objective import Objective
 from transfusion.matching.ot_fusion import fuse
-from transfusion.matching.rectangular.part_matching import PartMatching
-from transfusion.matching.rectangular.rectangular_matching import align_rectangular
+from transfusion.matching.other_shapes import align_shapes, count_axes
 from transfusion.matching.search import Search
 from transfusion.matching.search_memory import (
     functional_memory,
@@ -84,12 +82,12 @@ def align(
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
     on_step: Callable[[Step], None] = lambda step: None,
-) -> AnyAlignment:
+) -> Alignment:
     """Find how the units of A correspond to those of B.
 
     The result serves every fine-tune of A. With the methods ``"functional"`` and ``"auto"``, A and B may have
     different widths, depths, heads, patches, tokenizers or families; the result is then a
-    `RectangularAlignment`.
+    `Alignment`.
 
     ``a`` is the base that was fine-tuned, ``b`` the new release: each a path, a hub id, a module or a
     state dict.
@@ -160,7 +158,7 @@ def _between_shapes(
     vocabulary: Mapping[str, Any],
     on_step: Callable[[Step], None],
     anyway: bool,
-) -> RectangularAlignment:
+) -> Alignment:
     """Align two models of different shapes, by activations alone."""
     assert chosen.functional is not None
     take_hashes(a, b, checked=True)
@@ -170,7 +168,7 @@ def _between_shapes(
     def on_axis(name: str, total: int) -> None:
         on_step(Step("pass", 0, next(done), total, name, None))
 
-    return align_rectangular(a, b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
+    return align_shapes(a, b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
 
 
 def plan_align(
@@ -198,7 +196,7 @@ def plan_align(
     if differing_shape(*models) is not None:
         refuse_limits(chosen, resources.memory, resources.engine)
         read = sum(model.checkpoint.nbytes for model in models)
-        return {"axes": PartMatching(*models).count_axes(), "bytes_to_read": read}
+        return {"axes": count_axes(*models), "bytes_to_read": read}
     return plan_memory(
         *models,
         method=chosen.changed(residual=residual, inner=inner),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Permutation
+from transfusion.alignment.maps import Map
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.methods import HeadScore, Method
 from transfusion.matching.solvers.assignment import assign, best_totals, solve
@@ -135,7 +135,7 @@ class AxisBlock(Block):
         here: Map | None,
     ) -> BlockSolution:
         """Return the best map for a gain; ``here`` is the current map of the axis."""
-        known = here if isinstance(here, Permutation) else None
+        known = here if here is not None and here.permutes else None
         with context.clock.phase("assignments"):
             found = solve(gain, known=known)
         return BlockSolution({self.id: found.permutation}, {self.id: history}, found.gap)
@@ -177,7 +177,7 @@ class NestedBlock(Block):
         others = {id: map_ for id, map_ in now.maps.items() if id not in self.ids}
         size = weights.architecture.sizes[self.parent]
         scores = torch.zeros(size, size, dtype=torch.float64)
-        best: dict[str, Permutation] = {}
+        best: dict[str, Map] = {}
         for child in self.children:
             sections = [
                 section
@@ -202,7 +202,7 @@ class NestedBlock(Block):
             scores += context.gains.of(self.parent, history[self.parent])[0].double().cpu()
         heads = assign(scores[None])
         chosen = np.arange(size) * size + heads.index[0]
-        inside = {id: Permutation(map_.index[chosen]) for id, map_ in best.items()}
+        inside = {id: Map.permutation(map_.index[chosen]) for id, map_ in best.items()}
         return BlockSolution({self.parent: heads, **inside}, history)
 
 

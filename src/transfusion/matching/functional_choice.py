@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Map, Rotation
+from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError
@@ -151,7 +151,7 @@ def _gradient_note(found: Correspondence, probed: ProbedPair, options: Functiona
         return ""
     if (why := probed.evidence.unshared) is not None:
         return f"not used: {why}"
-    rotations = [map_ for map_ in found.maps.values() if isinstance(map_, Rotation)]
+    rotations = [map_ for map_ in found.maps.values() if map_.rotates]
     written = sum(map_.writing is not None for map_ in rotations)
     return f"used for {written} of {len(rotations)} rotations"
 

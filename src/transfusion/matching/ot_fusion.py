@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, TransportMap
+from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import Architecture, Shortcut
 from transfusion.matching.activations.raw_activations import RawActivations
 from transfusion.matching.methods import EvidenceKind, FusionOptions, StreamJoin
@@ -109,9 +109,7 @@ def join(branch: Map, stream: Map, how: StreamJoin, branch_size: Tensor, stream_
     elif how is StreamJoin.MATRIX:
         share = _share(branch_size, stream_size)
     weights = share.cpu().numpy()[None, :, None]
-    return TransportMap(
-        weights * TransportMap.of(branch).matrix + (1 - weights) * TransportMap.of(stream).matrix
-    )
+    return Map.plan(weights * branch.matrix + (1 - weights) * stream.matrix)
 
 
 def _share(first: Tensor, second: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from transfusion.alignment.maps import Map, Permutation
+from transfusion.alignment.maps import Map
 from transfusion.matching.block_solutions import Task, solve_as_ready
 from transfusion.matching.blocks import Block, BlockSolution, BlockState, SearchContext, SpectralBlock
 from transfusion.matching.methods import Acceptance
@@ -54,7 +54,7 @@ class Sweeper:
     scores: Objective
     engine: Engine
     on_step: Callable[[Step], None]
-    _unmoved: dict[str, Permutation] = field(default_factory=dict)
+    _unmoved: dict[str, Map] = field(default_factory=dict)
 
     @property
     def weights(self) -> WeightPair:
@@ -115,11 +115,11 @@ class Sweeper:
         after = sum(self.scores.of(names, {**maps, **fresh}).values())
         return after > before + _SLIGHT * abs(before)
 
-    def unmoved(self, id: str) -> Permutation:
+    def unmoved(self, id: str) -> Map:
         """Return the identity of an axis."""
         if id not in self._unmoved:
             architecture = self.weights.architecture
-            self._unmoved[id] = Permutation.identity(architecture.sizes[id], architecture.rows(id))
+            self._unmoved[id] = Map.identity(architecture.sizes[id], architecture.rows(id))
         return self._unmoved[id]
 
     def _fresh(self, trial: Trial, solution: BlockSolution) -> dict[str, Map]:

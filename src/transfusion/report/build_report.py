@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.files.publishing import require_writable
 from transfusion.report.change_shares import groups, require_ceiling
@@ -36,7 +36,7 @@ def report(
     run: str | Path,
     results: Iterable[str | Path] = (),
     *,
-    via: AnyAlignment | str | Path | None = None,
+    via: Alignment | str | Path | None = None,
     ceiling: str | Path | None = None,
     output: str | Path | None = None,
     force: bool = False,

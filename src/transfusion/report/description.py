@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment, fixed_points
-from transfusion.alignment.maps import Permutation, Rotation
 from transfusion.alignment.pi_file import is_alignment
-from transfusion.alignment.rectangular import RectangularAlignment, load_alignment
 from transfusion.architecture.architecture import Space
 from transfusion.errors import SettingError
 from transfusion.files.references import resolve
@@ -43,8 +42,8 @@ def inspect(
     if isinstance(reference, str | Path) and is_alignment(reference):
         if beside is not None:
             raise SettingError("`beside`: a file of π has no vocabulary of its own", hint="give a model")
-        found = load_alignment(reference)
-        if isinstance(found, RectangularAlignment):
+        found = Alignment.load(reference)
+        if found.other_shape:
             return describe_rectangular(found)
         return describe_alignment(found)
     if isinstance(reference, str | Path) and is_adapter(reference):
@@ -122,17 +121,17 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
         axes[id] = {
             "kind": map_.kind,
             "size": map_.size,
-            "maps": map_.rows,
+            "maps": map_.blocks,
             "within": alignment.parents.get(id),
             "stays": sum(stays) / len(stays) if stays else None,
         }
-        if isinstance(map_, Rotation):
+        if map_.rotates:
             axes[id]["writes_apart"] = map_.writing is not None
     parents = set(alignment.parents.values())
     heads = {
         id: map_.index[0].tolist()
         for id in alignment.sizes
-        if id in parents and isinstance(map_ := alignment.maps.get(id), Permutation)
+        if id in parents and (map_ := alignment.maps.get(id)) and map_.permutes
     }
     return {
         "family": metadata.family,
@@ -154,9 +153,10 @@ def describe_alignment(alignment: Alignment) -> dict[str, Any]:
     }
 
 
-def describe_rectangular(alignment: RectangularAlignment) -> dict[str, Any]:
+def describe_rectangular(alignment: Alignment) -> dict[str, Any]:
     """Describe a π between models of different shapes: the blocks that correspond, and every map."""
     made = alignment.provenance
+    kept = [min(1.0, one.size / one.source_size) for one in alignment.maps.values()]
     return {
         "family": made.family,
         "method": made.method,
@@ -168,10 +168,9 @@ def describe_rectangular(alignment: RectangularAlignment) -> dict[str, Any]:
         "blake3": alignment.digest,
         "advice": dict(made.advice) or None,
         "vocabulary": dict(made.vocabulary) or None,
-        "paths": {stack: [list(cell) for cell in path] for stack, path in alignment.paths.items()},
-        "kept_share": alignment.kept_share,
-        "parts": len(alignment.pairs),
-        "maps": {name: list(one.matrix.shape) for name, one in alignment.maps.items()},
+        "paths": {stack: [[i, j] for i, j, _ in path] for stack, path in alignment.paths.items()},
+        "kept_share": fmean(kept),
+        "maps": {name: [one.size, one.source_size] for name, one in alignment.maps.items()},
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Map, Permutation, Rotation, TransportMap
+from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.report.formatting import axis_name, kind_of, layer_of
 from transfusion.report.report_bases import Bases
@@ -65,8 +65,8 @@ def panels(pi: Alignment, bases: Bases) -> list[Panel]:
 
 def _of_groups(pi: Alignment, id: str, within: str) -> Panel | None:
     """Combine the maps of groups and of the heads within each group (grouped-query attention)."""
-    groups, heads = pi.maps[id], pi.maps.get(within, Permutation.identity(pi.sizes[within], pi.sizes[id]))
-    if not (isinstance(groups, Permutation) and isinstance(heads, Permutation)):
+    groups, heads = pi.maps[id], pi.maps.get(within, Map.identity(pi.sizes[within], pi.sizes[id]))
+    if not (groups.permutes and heads.permutes):
         return None
     sources = pi.lineage(within)[:, None] * heads.size + heads.index
     layer = layer_of(id)
@@ -77,14 +77,8 @@ def _of_groups(pi: Alignment, id: str, within: str) -> Panel | None:
 
 def shares_of(map_: Map) -> Matrix:
     """Return the share of each unit of A in each unit of B; for a rotation, its squared entries."""
-    match map_:
-        case Permutation():
-            return np.asarray(np.eye(map_.size)[map_.index[0]])
-        case TransportMap():
-            return np.asarray(map_.matrix[0], dtype=np.float64)
-        case Rotation():
-            return np.asarray(map_.matrix[0], dtype=np.float64) ** 2
-    raise TypeError(f"a map of kind {map_.kind!r} has no shares")
+    matrix = np.asarray(map_.matrix[0], dtype=np.float64)
+    return matrix**2 if map_.rotates else matrix
 
 
 def _blocks(matrix: Matrix, count: int) -> Matrix:

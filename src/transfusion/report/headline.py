@@ -233,7 +233,7 @@ def strands(pi: Alignment | None) -> PageFigure | None:
     """Draw π for one axis from the middle of the model: neurons if they move, else the stream."""
     if pi is None:
         return None
-    single = [id for id, map_ in pi.maps.items() if map_.rows == 1 and not map_.is_identity()]
+    single = [id for id, map_ in pi.maps.items() if map_.blocks == 1 and not map_.is_identity()]
     for kind in ("ffn", "x", "stream", "head"):
         some = [id for id in single if kind_of(id).rsplit(".", 1)[-1] == kind]
         if some:

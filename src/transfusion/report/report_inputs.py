@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, load_alignment
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
 from transfusion.report.result_schemas import SCHEMAS, schema_of
 from transfusion.runtime.untrusted_files import path_inside, read_json, validate
@@ -62,7 +61,7 @@ class ReportInputs:
         """The output of the run: a folder, or a LoRA file."""
         return self.run if self.run.suffix == LORA else self.folder
 
-    def files(self, via: AnyAlignment | str | Path | None = None) -> list[Path]:
+    def files(self, via: Alignment | str | Path | None = None) -> list[Path]:
         """All files that were read, which no page may overwrite: run, results, π and models."""
         metadata = self.metadata or {}
         models = [
@@ -89,7 +88,7 @@ def inputs_of(*references: str | Path | None) -> list[Path]:
 def gather_inputs(
     run: str | Path,
     results: Iterable[str | Path] = (),
-    via: AnyAlignment | str | Path | None = None,
+    via: Alignment | str | Path | None = None,
     ceiling: str | Path | None = None,
 ) -> ReportInputs:
     """Read a run's folder, further results and π."""
@@ -185,7 +184,7 @@ def _checked(path: Path, info: Mapping[str, Any]) -> Result:
 
 
 def _alignment(
-    record: Result | None, results: Sequence[Result], via: AnyAlignment | str | Path | None
+    record: Result | None, results: Sequence[Result], via: Alignment | str | Path | None
 ) -> tuple[Alignment | None, str]:
     """Return π as given or from its recorded file, and why there is none.
 
@@ -194,13 +193,13 @@ def _alignment(
     metadata = None if record is None else record.info
     wanted = None if metadata is None else metadata["alignment"].get("blake3")
     if via is not None:
-        pi = load_alignment(via) if isinstance(via, str | Path) else via
+        pi = Alignment.load(via) if isinstance(via, str | Path) else via
         if wanted not in (None, pi.digest):
             raise MismatchError(
                 f"{via} is another π than that of this run: {pi.digest[:12]}…, not {wanted[:12]}…",
                 hint="give the π that was used for this run",
             )
-        return (None, "") if isinstance(pi, RectangularAlignment) else (pi, "")
+        return (None, "") if pi.other_shape else (pi, "")
     place = ((metadata or {}).get("settings") or {}).get("via")
     if record is not None and place is None:
         place = kept_pi(record.info, record.path.parent)
@@ -212,9 +211,9 @@ def _alignment(
             return None, "No file of π was given."
         place = aligned[0]
     try:
-        pi = load_alignment(place)
+        pi = Alignment.load(place)
     except AlignmentError as error:
         return None, f"The file of π cannot be read: {error.message}."
     if wanted not in (None, pi.digest):
         return None, f"{place} holds another π now."
-    return (None, "") if isinstance(pi, RectangularAlignment) else (pi, "")
+    return (None, "") if pi.other_shape else (pi, "")

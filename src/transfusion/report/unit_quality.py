@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfusion.alignment.alignment import Alignment, random_maps
-from transfusion.alignment.maps import Permutation
 from transfusion.matching.advice import agreements
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.report.formatting import kind_of, layer_of
@@ -89,7 +88,7 @@ def qualities(
         return Qualities(axes, "share predicted", "of B's activations predicted", PREDICTED)
     if pi is None or bases.a is None or bases.b is None:
         return None
-    if not all(isinstance(map_, Permutation) for map_ in pi.maps.values()):
+    if not all(map_.permutes for map_ in pi.maps.values()):
         return None
     return _by_weights(pi, bases, {kind: one.get("null") for kind, one in advice.get("margins", {}).items()})
 

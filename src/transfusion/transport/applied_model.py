@@ -12,9 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from transfusion import __version__
-from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Permutation
-from transfusion.alignment.rectangular import require_one_shape
+from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.errors import AlignmentError, listing
 from transfusion.files.publishing import require_writable
 from transfusion.model.bases import input_files, open_model
@@ -105,7 +103,7 @@ def apply(settings: ApplySettings) -> AppliedModel:
     alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
-    soft = [id for id, map_ in alignment.maps.items() if not isinstance(map_, Permutation)]
+    soft = [id for id, map_ in alignment.maps.items() if not map_.permutes]
     if soft:
         raise AlignmentError(
             f"π(A) is not the same function as A: this π mixes the units of {listing(soft, 2)}",

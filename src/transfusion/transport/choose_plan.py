@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, load_alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import MismatchError
 from transfusion.model.bases import differing_shape
 from transfusion.model.model import Model
@@ -13,30 +13,28 @@ from transfusion.transport.transport_plan import Base, TransportPlan
 
 
 def plan_through(
-    base: Base, onto: Base, via: AnyAlignment | str | Path, *, hashed: bool = True
+    base: Base, onto: Base, via: Alignment | str | Path, *, hashed: bool = True
 ) -> TransportPlan:
     """Return the plan of an alignment, checked against both models.
 
     Unless ``hashed``, only samples of the weights are compared with those that π was made for.
     """
-    alignment = load_alignment(via) if isinstance(via, str | Path) else via
-    if isinstance(alignment, RectangularAlignment):
+    alignment = Alignment.load(via) if isinstance(via, str | Path) else via
+    if alignment.other_shape:
         return RectangularPlan.through(base, onto, alignment)
     return TransportPlan.between(base, onto, alignment, hashed=hashed)
 
 
-def assumed_plan(
-    a: Model, b: Model, via: AnyAlignment | None = None, *, hashed: bool = False
-) -> TransportPlan:
+def assumed_plan(a: Model, b: Model, via: Alignment | None = None, *, hashed: bool = False) -> TransportPlan:
     """Return a plan for dry runs and early refusals; without an alignment, every map is assumed."""
     if differing_shape(a, b) is None:
-        if isinstance(via, RectangularAlignment):
+        if via is not None and via.other_shape:
             raise MismatchError(
                 f"this π is one between models of different shapes, and {a.label} and {b.label} have the"
                 " same",
                 hint="give the π that belongs to these models",
             )
         return TransportPlan.planned(a, b, via, hashed=hashed, assumed=True)
-    if isinstance(via, RectangularAlignment):
+    if via is not None and via.other_shape:
         return RectangularPlan(a, b, via)
     return RectangularPlan.assumed(a, b, hashed=hashed)

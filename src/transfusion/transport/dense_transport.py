@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.provenance import PLANNED
-from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.errors import MismatchError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.references import PICKLES
@@ -68,7 +68,7 @@ class DenseTransport(OutputModel[TensorAction]):
     sources: tuple[TaskVectorSource, ...]
     base: Model
     onto: Model
-    alignment: AnyAlignment
+    alignment: Alignment
     merging: MergeRule = field(default_factory=MergeRule)
     dtype: torch.dtype | None = None
     head: int | None = None
@@ -349,7 +349,7 @@ class DenseTransport(OutputModel[TensorAction]):
         )
 
     @property
-    def unsaved_pi(self) -> AnyAlignment | None:
+    def unsaved_pi(self) -> Alignment | None:
         return self.alignment if self.output_record.keeps_pi else None
 
     def require_inputs(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment, NormFold
-from transfusion.alignment.maps import Map, Rotation, TransportMap
+from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.layouts import Item, Layout
 from transfusion.files.tensor_files import Rows
@@ -48,14 +48,12 @@ class NormFolding:
     def is_rotated_scale(self, name: str, architecture: Architecture) -> bool:
         """Return whether a tensor is a scale of units that the alignment rotates."""
         ids = architecture.tensors[name].names() if name in architecture.scales else ()
-        return any(isinstance(self.alignment.maps.get(id), Rotation) for id in ids)
+        return any((one := self.alignment.maps.get(id)) and one.rotates for id in ids)
 
     def move_scale(self, values: Tensor, layout: Layout) -> Tensor:
         """Move a scale of rotated units: B's are means of A's, weighted by squared entries."""
-        rotated = {
-            id: one for id in layout.names() if isinstance(one := self.alignment.maps.get(id), Rotation)
-        }
-        shares: dict[str, Map] = {id: TransportMap(np.square(one.matrix)) for id, one in rotated.items()}
+        rotated = {id: one for id in layout.names() if (one := self.alignment.maps.get(id)) and one.rotates}
+        shares: dict[str, Map] = {id: Map.plan(np.square(one.matrix)) for id, one in rotated.items()}
         larger = float(next(iter(rotated.values())).read[0])
         return larger * replace(self.alignment, maps={**self.alignment.maps, **shares}).move(values, layout)
 

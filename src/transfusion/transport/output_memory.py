@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.files.held_tensors import held_bytes
 from transfusion.files.references import PICKLES
 from transfusion.files.tensor_content import BLOCK
@@ -63,7 +63,7 @@ class OutputMemory:
 
 def streaming_bytes(
     output: OutputModel[EntryT],
-    alignment: AnyAlignment,
+    alignment: Alignment,
     *,
     changes: int,
     scattered: Callable[[EntryT], bool],

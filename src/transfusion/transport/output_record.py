@@ -12,8 +12,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from transfusion import __version__
+from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.provenance import AdviceInfo, EmptyInfo, VocabularyInfo
-from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.errors import CheckpointError
 from transfusion.files.checkpoint import MEMORY
 from transfusion.files.tensor_files import header_metadata
@@ -75,7 +75,7 @@ class OutputRecord:
         sources: Sequence[RecordedFinetune],
         base: Model,
         onto: Model,
-        alignment: AnyAlignment,
+        alignment: Alignment,
         merging: MergeRule | None = None,
     ) -> dict[str, Any]:
         """Return the inputs of an output, and what a rerun needs."""

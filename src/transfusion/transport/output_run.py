@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from transfusion.alignment.rectangular import AnyAlignment, RectangularAlignment, load_alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError, UselessResultError
 from transfusion.files.publishing import require_writable
 from transfusion.files.references import resolve
@@ -73,7 +73,7 @@ class OutputRun(Generic[OutputT]):
 
     a: Model
     b: Model
-    via: AnyAlignment | None
+    via: Alignment | None
     prepare: Callable[[TransportPlan], OutputT]
     """Prepare the output of a plan. It is also called early, with assumed maps, for refusals and sizes."""
     to: Destination
@@ -108,7 +108,7 @@ class OutputRun(Generic[OutputT]):
         with self.to.resources.opened() as engine:
             take_hashes(self.a, self.b, engine=engine)
 
-    def _prepared(self, alignment: AnyAlignment, staging: StagingFolder | None = None) -> OutputT:
+    def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> OutputT:
         fresh = staging is not None and not staging.interrupted
         later = self.reads_once and fresh and self.to.resources.shared
         if not later:
@@ -124,7 +124,7 @@ class OutputRun(Generic[OutputT]):
             return moved
         return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
 
-    def _align(self) -> AnyAlignment:
+    def _align(self) -> Alignment:
         from transfusion.matching.alignment_run import align
 
         found = align(
@@ -162,12 +162,12 @@ class OutputRun(Generic[OutputT]):
             hint=f"`anyway` writes the result nevertheless; {instead}",
         )
 
-    def _resumed(self, staging: StagingFolder) -> AnyAlignment:
+    def _resumed(self, staging: StagingFolder) -> Alignment:
         """Align, and keep π in the staging folder until the output is complete."""
         place = staging.keep(f"{self._key()}.safetensors")
         if place.exists():
             self.to.progress.note("note: going on with the π that an interrupted run had found")
-            return load_alignment(place)
+            return Alignment.load(place)
         found = self._align()
         found.save(place, force=True)
         return found
@@ -181,7 +181,7 @@ class OutputRun(Generic[OutputT]):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def warn_of_doubt(alignment: AnyAlignment, progress: Progress) -> None:
+def warn_of_doubt(alignment: Alignment, progress: Progress) -> None:
     """Warn of a π that brings little of a fine-tune."""
     advice = alignment.provenance.advice
     if advice.get("verdict") == Verdict.DOUBT:
@@ -193,10 +193,10 @@ def chosen_method(method: str | Method) -> Method:
     return method if isinstance(method, Method) else preset(method)
 
 
-def accepts_shapes(via: AnyAlignment | None, aligning: Mapping[str, Any]) -> bool:
+def accepts_shapes(via: Alignment | None, aligning: Mapping[str, Any]) -> bool:
     """Return whether π, or the method that will find it, serves models of different shapes."""
     if via is not None:
-        return isinstance(via, RectangularAlignment)
+        return via.other_shape
     return chosen_method(aligning.get("method") or DEFAULT).functional is not None
 
 

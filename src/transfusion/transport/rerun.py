@@ -9,7 +9,7 @@ from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
-from transfusion.alignment.rectangular import AnyAlignment, load_alignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import CheckpointError, MismatchError, SettingError, VerificationError, listing
 from transfusion.files.references import resolve
 from transfusion.files.staging import StagingFolder, open_staging
@@ -223,11 +223,11 @@ class Rerun:
                 hint="give the place of the original; a run with other inputs is a new transport or merge",
             )
 
-    def _alignment(self, base: Model, onto: Model, resources: Resources, progress: Progress) -> AnyAlignment:
+    def _alignment(self, base: Model, onto: Model, resources: Resources, progress: Progress) -> Alignment:
         """Load π from its file, or align again; refuse another π."""
         info = self.metadata["alignment"]
         if self.alignment is not None:
-            found = load_alignment(self.alignment)
+            found = Alignment.load(self.alignment)
         else:
             found = align(
                 base,

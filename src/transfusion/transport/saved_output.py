@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.files.staging import StagingFolder, open_staging
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.output_record import PI_FILE
@@ -25,7 +25,7 @@ class SavedOutput(ABC):
         return []
 
     @property
-    def unsaved_pi(self) -> AnyAlignment | None:
+    def unsaved_pi(self) -> Alignment | None:
         """The π that is kept with the output, because no other file holds it."""
         return None
 

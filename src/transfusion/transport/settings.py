@@ -11,7 +11,7 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.settings import MODELS, argument, setting
 
 if TYPE_CHECKING:
-    from transfusion.alignment.rectangular import AnyAlignment
+    from transfusion.alignment.alignment import Alignment
     from transfusion.model.bases import ConfigArgument
     from transfusion.model.model import Model, Reference
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ApplySettings:
     """The settings of `apply`."""
 
-    via: AnyAlignment | str | Path = argument("The file of π.", metavar="PI")
+    via: Alignment | str | Path = argument("The file of π.", metavar="PI")
     a: Model | Reference = argument(
         "A: the base that was fine-tuned; a folder, a file or a hub id.", metavar="A"
     )

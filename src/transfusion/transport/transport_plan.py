@@ -11,9 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.alignment.alignment import Alignment, random_maps, require_one_shape
 from transfusion.alignment.provenance import PLANNED, Provenance
-from transfusion.alignment.rectangular import AnyAlignment, require_one_shape
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.files.tensor_files import as_dtype
@@ -61,7 +60,7 @@ class TransportPlan:
 
     @classmethod
     def between(
-        cls, base: Base, onto: Base, via: AnyAlignment | str | Path, *, hashed: bool = True
+        cls, base: Base, onto: Base, via: Alignment | str | Path, *, hashed: bool = True
     ) -> TransportPlan:
         """Return the plan of an alignment, checked against both models: all weights, or samples of them."""
         a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rectangular import AnyAlignment, load_alignment
 from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
 from transfusion.model.model import Model
@@ -60,7 +59,7 @@ def transport(
     *,
     base: Base,
     onto: Base,
-    via: AnyAlignment | str | Path | None = None,
+    via: Alignment | str | Path | None = None,
     alpha: AlphaArgument | None = None,
     keep_support: float | None = None,
     refine: bool = False,
@@ -158,7 +157,7 @@ def transport(
         alpha = 1.0  # the refinement chooses its start by what it measures
     tried = alpha == AUTO or keep_support is not None or refinement is not None
     aligning = calibrated(calibrate, via, aligning, used=tried)
-    pi = load_alignment(via) if isinstance(via, str | Path) else via
+    pi = Alignment.load(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
     tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
@@ -226,7 +225,7 @@ def merge(
     density: float | None = None,
     head: int | None = None,
     rank: int | None = None,
-    via: AnyAlignment | str | Path | None = None,
+    via: Alignment | str | Path | None = None,
     alpha: AlphaArgument | None = None,
     calibrate: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
@@ -277,7 +276,7 @@ def merge(
     if via is not None:
         refuse_beside_via(aligning)
     aligning = calibrated(calibrate, via, aligning, used=alpha == AUTO)
-    pi = load_alignment(via) if isinstance(via, str | Path) else via
+    pi = Alignment.load(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
     a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
     tuned = [open_finetune(one, a, b, config, progress, trust_base=trust_base) for one in finetuned]
@@ -342,7 +341,7 @@ def _phases(
 
 
 def _reads_once(
-    tuned: Sequence[Model | str | Path], pi: AnyAlignment | None, alpha: AlphaArgument | None
+    tuned: Sequence[Model | str | Path], pi: Alignment | None, alpha: AlphaArgument | None
 ) -> bool:
     """Whether no model is run to choose α: the bases can then be hashed while the output is written."""
     if not isinstance(pi, Alignment) or not all(isinstance(one, Model) for one in tuned):

@@ -14,14 +14,7 @@ from typing import Any
 
 import torch
 
-from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Permutation
-from transfusion.alignment.rectangular import (
-    AnyAlignment,
-    RectangularAlignment,
-    load_alignment,
-    require_one_shape,
-)
+from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
 from transfusion.matching.activations.prediction_quality import (
@@ -31,7 +24,7 @@ from transfusion.matching.activations.prediction_quality import (
 )
 from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.methods import FunctionalOptions
-from transfusion.matching.rectangular.rectangular_matching import RectangularMatching, run_both
+from transfusion.matching.other_shapes import ShapeMatching, run_both
 from transfusion.matching.search_memory import functional_memory
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
@@ -95,7 +88,7 @@ class Verification:
 def verify(
     a: Model | Reference,
     *,
-    via: AnyAlignment | str | Path,
+    via: Alignment | str | Path,
     tolerance: float = TOLERANCE,
     config: ConfigArgument = None,
     output: str | Path | None = None,
@@ -183,7 +176,7 @@ def _bytes_by_unit(model: Model) -> int:
 
 def _reason(alignment: Alignment) -> str:
     metadata = alignment.provenance
-    if any(not isinstance(map_, Permutation) for map_ in alignment.maps.values()):
+    if any(not map_.permutes for map_ in alignment.maps.values()):
         return "this π mixes units, which is no symmetry; it moves task vectors, not models"
     if metadata.policy.heads is HeadPolicy.FLAT:
         return f"{metadata.method} permutes units across heads, which changes attention"
@@ -226,7 +219,7 @@ class Prediction:
             )
 
 
-def _about(a: str, alignment: AnyAlignment, via: AnyAlignment | str | Path) -> dict[str, Any]:
+def _about(a: str, alignment: Alignment, via: Alignment | str | Path) -> dict[str, Any]:
     """Return the subject of a result: A, and the file, digest and method of π."""
     info = {"blake3": alignment.digest, "method": alignment.provenance.method}
     return {"a": a, "via": str(via) if isinstance(via, str | Path) else None, "alignment": info}
@@ -237,7 +230,7 @@ def predict(
     a: Model | Reference,
     b: Model | Reference | None = None,
     *,
-    via: AnyAlignment | str | Path,
+    via: Alignment | str | Path,
     probes: int = 64,
     calibrate: str | Path | None = None,
     config: ConfigArgument = None,
@@ -265,9 +258,9 @@ def predict(
     (True, 'layer.0.ffn')
     """
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, b, via))
-    alignment = load_alignment(via) if isinstance(via, str | Path) else via
+    alignment = Alignment.load(via) if isinstance(via, str | Path) else via
     metadata = alignment.provenance
-    if isinstance(alignment, RectangularAlignment):
+    if alignment.other_shape:
         found, target = _predict_shapes(a, b, alignment, probes, calibrate, config)
         return files.finish(found, record, {**_about(metadata.source, alignment, via), "b": target.label})
     models = open_bases(a, metadata.target if b is None else b, config, vocabulary_share=0.0)
@@ -295,7 +288,7 @@ def predict(
 def _predict_shapes(
     a: Model | Reference,
     b: Model | Reference | None,
-    alignment: RectangularAlignment,
+    alignment: Alignment,
     probes: int,
     calibrate: str | Path | None,
     config: ConfigArgument,
@@ -307,5 +300,5 @@ def _predict_shapes(
     own = str(Path(calibrate).resolve()) if calibrate else None
     options = FunctionalOptions(probes=probes, calibrate=own)
     with run_both(source.to_run, target, options, made.seed + 1) as probed:
-        matching = RectangularMatching(probed.a, probed.b, probed.about)
+        matching = ShapeMatching(probed.a, probed.b, probed.about)
         return Prediction(matching.qualities(alignment), probed.about), target

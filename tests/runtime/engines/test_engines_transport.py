@@ -26,7 +26,7 @@ from small_models import CASES, finetuned
 from tests.files.test_staging import in_shards
 from tests.transport.test_merging import lora
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Rotation
+from transfusion.alignment.maps import Map
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model, take_hashes
@@ -67,7 +67,7 @@ def moved(inputs: dict[str, Path]) -> DenseTransport:
 def rotated(inputs: dict[str, Path]) -> DenseTransport:
     """By maps that mix units, so that tensors are moved whole."""
     pi = Alignment.load(inputs["pi"])
-    maps = {id: Rotation.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
+    maps = {id: Map.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
     via = replace(pi, maps=maps)
     found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], via=via, alpha=1.0)
     assert isinstance(found, DenseTransport)
@@ -137,7 +137,7 @@ def test_what_is_sent_holds_no_weights(inputs):
     for output in (moved(inputs), rotated(inputs), full(inputs)):
         output.state_dict()  # whatever is remembered on the way
         read = sum(checkpoint.nbytes for checkpoint in output.checkpoints)
-        maps = sum(map_.to_tensor().nbytes for map_ in output.alignment.maps.values())
+        maps = sum(map_.nbytes for map_ in output.alignment.maps.values())
         assert len(pickle.dumps(output)) - 2 * maps < read / 4
         again = pickle.loads(pickle.dumps(output)).state_dict()
         assert all(torch.equal(again[name], one) for name, one in output.state_dict().items())
@@ -411,7 +411,7 @@ def test_the_memory_that_is_given_is_kept(kind, tmp_path):
     made = transporting.make(tmp_path / "models", transporting.Size(5, 1024, 4096, 16, 8, 65536))
     if kind == "rotations":
         pi = Alignment.load(made.pi)
-        maps = {id: Rotation.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
+        maps = {id: Map.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
         made = made._replace(pi=replace(pi, maps=maps).save(tmp_path / "turned.safetensors"))
     run = [*transporting.command(made, tmp_path / "out"), "--alpha", "1"]
     plan = json.loads(subprocess.check_output([*run, "--jobs", "1", "--dry-run", "--json"]))

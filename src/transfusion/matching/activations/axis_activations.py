@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import NormFold
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.alignment.moves import move_tensor
 from transfusion.architecture.architecture import Policy
 from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
 from transfusion.files.tensor_content import row_blocks

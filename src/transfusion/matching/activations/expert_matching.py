@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Permutation
+from transfusion.alignment.maps import Map
 from transfusion.architecture.layouts import Layout, Name, names_in
 from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.activations.procrustes import normalise_units, unit
@@ -74,7 +74,7 @@ def match_experts(stack: _Stack) -> dict[str, Map]:
         b, a = normalise_units(stack.outputs(given, 1, i)), normalise_units(stack.outputs(given, 0, j))
         neurons.append(assign((b @ a.T)[None]).index[0])
     moving = {space.id for space in evidence.architecture.moving()}
-    maps = {stack.experts: order, stack.neurons: Permutation(np.stack(neurons))}
+    maps = {stack.experts: order, stack.neurons: Map.permutation(np.stack(neurons))}
     return {id: map_ for id, map_ in maps.items() if id in moving}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Permutation, Rotation
+from transfusion.alignment.maps import Map
 from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.layouts import Index
 from transfusion.architecture.table import Symmetry
@@ -107,7 +107,7 @@ def match_heads(
     if not views:
         return {}
     maps: dict[str, Map] = {}
-    order = Permutation.identity(evidence.sizes[id])
+    order = Map.identity(evidence.sizes[id])
     if free:
         maps[id] = order = assign(_head_scores(views)[None])
     heads = order.index[0].tolist()
@@ -152,12 +152,12 @@ def _head_scores(views: Sequence[_HeadCovariances]) -> Tensor:
 def _with_known(piece: AxisPiece, known: Mapping[str, Map]) -> AxisPiece:
     """Return the piece with A's units of the last axis moved by their map, if there is one."""
     map_ = known.get(piece.axes[-1])
-    if map_ is None or map_.rows != 1:
+    if map_ is None or map_.blocks != 1:
         return piece
     return replace(piece, a=map_.reading.apply(piece.a, piece.a.ndim - 2))
 
 
-def _query_maps(views: Sequence[_HeadCovariances], heads: Sequence[int]) -> dict[str, Permutation]:
+def _query_maps(views: Sequence[_HeadCovariances], heads: Sequence[int]) -> dict[str, Map]:
     """Return the permutation of the queries within every head of B."""
     sharing = [view for view in views if view.sharing is not None]
     if not sharing:
@@ -172,9 +172,9 @@ def _unit_rotation(
     views: Sequence[_HeadCovariances],
     gradients: Sequence[_HeadCovariances],
     heads: Sequence[int],
-    queries: dict[str, Permutation],
+    queries: dict[str, Map],
     options: FunctionalOptions,
-) -> Rotation:
+) -> Map:
     """Return the rotation of the units within every head of B, from those of its head of A."""
     group = views[0].group
     matrices: list[Tensor] = []
@@ -188,7 +188,7 @@ def _unit_rotation(
             writing.append(writing_rotation(together, back, options.gradients, group))
         ratio = mean_ratio(view.norm_ratio(i, j) for view in views)
         sizes.append(ratio or 1.0 if options.scaled else 1.0)
-    return Rotation(
+    return Map.rotation(
         torch.stack(matrices).float().cpu().numpy(),
         np.array(sizes),
         np.array(sizes),
@@ -196,7 +196,7 @@ def _unit_rotation(
     )
 
 
-def _of_heads(views: Sequence[_HeadCovariances], i: int, j: int, queries: dict[str, Permutation]) -> Tensor:
+def _of_heads(views: Sequence[_HeadCovariances], i: int, j: int, queries: dict[str, Map]) -> Tensor:
     """Return the covariance of the units of B's head i and A's head j, over all queries of both."""
     together = views[0].covariances.new_zeros(())
     for view in views:

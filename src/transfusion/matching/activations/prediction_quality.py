@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.alignment.moves import move_tensor
 from transfusion.architecture.layouts import ANONYMOUS, Layout, Name
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.running.activation_store import INPUT

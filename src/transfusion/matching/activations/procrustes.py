@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Rotation
+from transfusion.alignment.maps import Map
 from transfusion.alignment.rotary_pairs import rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
@@ -205,10 +205,10 @@ def _rotation(
     read: list[float],
     options: FunctionalOptions,
     writing: Tensor | None = None,
-) -> Rotation:
+) -> Map:
     if not options.scaled:
         produced, read = [1.0] * len(produced), [1.0] * len(read)
-    return Rotation(
+    return Map.rotation(
         matrix.float().cpu().numpy(),
         np.array(produced),
         np.array(read),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import move_tensor
+from transfusion.alignment.moves import move_tensor
 from transfusion.architecture.architecture import Shortcut
 from transfusion.architecture.layouts import Layout
 from transfusion.matching.weights.unit_vectors import unfold

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.alignment.maps import Permutation
+from transfusion.alignment.maps import Map
 from transfusion.matching.solvers.dual_prices import MemoryCosts, RowCosts, blocks
 from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
 from transfusion.runtime.scratch import scratch
@@ -33,14 +33,14 @@ CROWDED = 0.5
 class Solution:
     """A permutation, and a bound on its distance from the best."""
 
-    permutation: Permutation
+    permutation: Map
     gap: float
     """The share of the bound that is missing, (bound - total) / |bound|: the largest over the rows."""
     exact: bool
     """Whether it is the best one, up to rounding."""
 
 
-def solve(gain: Tensor | Sequence[RowCosts], *, known: Permutation | None = None) -> Solution:
+def solve(gain: Tensor | Sequence[RowCosts], *, known: Map | None = None) -> Solution:
     """Return the best permutation for each row of a gain of shape (rows, size in B, size in A), or of gains
     that are read by rows.
 
@@ -56,12 +56,12 @@ def solve(gain: Tensor | Sequence[RowCosts], *, known: Permutation | None = None
     return Solution(_among_all(gain), 0.0, exact=True)
 
 
-def assign(gain: Tensor) -> Permutation:
+def assign(gain: Tensor) -> Map:
     """Return the best permutation for each row of a gain of shape (rows, size in B, size in A)."""
     return solve(gain).permutation
 
 
-def best_totals(gain: Tensor) -> tuple[Permutation, Tensor]:
+def best_totals(gain: Tensor) -> tuple[Map, Tensor]:
     """Return the best permutation for each row, and its total gain."""
     best = assign(gain)
     index = torch.from_numpy(best.index).to(gain.device).unsqueeze(2)
@@ -81,20 +81,20 @@ def _wanted(gain: Tensor) -> int:
     return len(np.unique(np.concatenate(best)))
 
 
-def _among_candidates(gains: Sequence[RowCosts], known: Permutation | None) -> Solution:
+def _among_candidates(gains: Sequence[RowCosts], known: Map | None) -> Solution:
     found = [
         assign_among_candidates(gain, known=known.index[row] if known is not None else None)
         for row, gain in enumerate(gains)
     ]
     gap = max(one.gap for one in found)
-    return Solution(Permutation(np.stack([one.index for one in found])), gap, exact=gap <= EXACT)
+    return Solution(Map.permutation(np.stack([one.index for one in found])), gap, exact=gap <= EXACT)
 
 
-def _among_all(gain: Tensor) -> Permutation:
+def _among_all(gain: Tensor) -> Map:
     costs = _costs(gain)
     if len(costs) == 1:
-        return Permutation(lap.lapjvr(costs[0], return_cost=False)[1])
-    return Permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
+        return Map.permutation(lap.lapjvr(costs[0], return_cost=False)[1])
+    return Map.permutation(np.stack(lap.lapjvr_batch(costs, return_cost=False, n_threads=1)[1]))
 
 
 def _costs(gain: Tensor) -> NDArray[np.floating[Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.alignment.maps import Permutation, TransportMap
+from transfusion.alignment.maps import Map
 from transfusion.errors import SettingError
 from transfusion.matching.solvers.assignment import assign
 
@@ -23,12 +23,12 @@ _ROUNDS = 500
 _PRECISION = 1e-6
 
 
-def hard_plan(cost: Tensor) -> Permutation:
+def hard_plan(cost: Tensor) -> Map:
     """Return the cheapest permutation for each row of a cost of shape (rows, size in B, size in A)."""
     return assign(-cost)
 
 
-def soft_plan(cost: Tensor, regularisation: float) -> TransportMap:
+def soft_plan(cost: Tensor, regularisation: float) -> Map:
     """Return the entropically regularised plan for each row of a cost of that shape.
 
     The regularisation is in standard deviations of the row's costs, so that one value means the same in every
@@ -39,7 +39,7 @@ def soft_plan(cost: Tensor, regularisation: float) -> TransportMap:
             f"regularisation = {regularisation}: not between {HARDEST:g} and {SOFTEST:g}",
             hint="for less regularisation, use hard plans",
         )
-    return TransportMap(np.stack([_sinkhorn(one, regularisation) for one in cost.cpu().double().numpy()]))
+    return Map.plan(np.stack([_sinkhorn(one, regularisation) for one in cost.cpu().double().numpy()]))
 
 
 def _sinkhorn(cost: NDArray[np.float64], regularisation: float) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import move_dim
+from transfusion.alignment.moves import move_dim
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.weights.unit_vectors import unfold
 from transfusion.model.model import Model, shared_tensors

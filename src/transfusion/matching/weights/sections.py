@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import move_dim
+from transfusion.alignment.moves import move_dim
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.layouts import ANONYMOUS, AxisFactor, Concat, Layout, Name, explode, size_of
 from transfusion.matching.weights.unit_vectors import unfolded

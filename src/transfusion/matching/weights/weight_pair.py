@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.tensor_moves import RowMover, move_tensor, moves_by_rows
+from transfusion.alignment.moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture
 from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, SettingError, listing
 from transfusion.model.model import Model
 from transfusion.transport.adapters.adapter_files import AdapterFiles
@@ -235,7 +235,7 @@ class MergedAdapters(AdapterOutput):
         return self.adapters[0].adapter.merged_files([one.adapter for one in self.adapters], ranks)
 
     @property
-    def pi(self) -> AnyAlignment:
+    def pi(self) -> Alignment:
         return self.adapters[0].alignment
 
     def amounts(self) -> dict[str, int]:

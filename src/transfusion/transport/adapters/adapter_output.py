@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, OutputError
 from transfusion.files.staging import StagingFolder
 from transfusion.files.tensor_content import all_finite
@@ -37,11 +37,11 @@ class AdapterOutput(SavedOutput):
 
     @property
     @abstractmethod
-    def pi(self) -> AnyAlignment:
+    def pi(self) -> Alignment:
         """The alignment that it was moved by."""
 
     @property
-    def unsaved_pi(self) -> AnyAlignment | None:
+    def unsaved_pi(self) -> Alignment | None:
         return self.pi if self.output_record.keeps_pi else None
 
     @abstractmethod

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Permutation
-from transfusion.alignment.rectangular import AnyAlignment
 from transfusion.errors import AdapterError, SettingError
 from transfusion.model.model import Model
 from transfusion.transport.adapters.adapter import LABEL, Adapter
@@ -103,7 +101,7 @@ class AdapterTransport(AdapterOutput):
         return self.adapter.notes(self.base)
 
     @property
-    def pi(self) -> AnyAlignment:
+    def pi(self) -> Alignment:
         return self.alignment
 
     def amounts(self) -> dict[str, int]:
@@ -284,7 +282,7 @@ class AdapterTransport(AdapterOutput):
         for factor in found:
             for name in factor.layout.names() if factor.module in rigid else ():
                 map_ = self.alignment.maps.get(name)
-                if map_ is not None and not isinstance(map_, Permutation):
+                if map_ is not None and not map_.permutes:
                     raise AdapterError(
                         f"{self.adapter.label}: {self.adapter.kind.name} adapters move under permutations"
                         f" only, and this π has a {map_.kind} for {name}",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
 from transfusion.transport.adapters.adapter_output import AdapterOutput
@@ -61,7 +61,7 @@ class RectangularLora(AdapterOutput):
         return self._made[0][key].to(self.dtype or torch.float32).contiguous()
 
     @property
-    def pi(self) -> AnyAlignment:
+    def pi(self) -> Alignment:
         return self.dense.alignment
 
     def amounts(self) -> dict[str, int]:

@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Map
+from transfusion.alignment.part_pairs import part_pairs
 from transfusion.alignment.provenance import PLANNED, Provenance
-from transfusion.alignment.rectangular import RectangularAlignment, RectangularMap
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.layouts import size_of
 from transfusion.errors import AdapterError, MismatchError, SettingError, listing
 from transfusion.files.tensor_files import as_dtype
-from transfusion.matching.rectangular.part_matching import PartMatching
+from transfusion.matching.other_shapes import even_paths
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model, take_hashes
 from transfusion.running.probes.input_translation import InputTranslation, input_translation
@@ -47,10 +50,10 @@ less than this brought next to nothing and cost B some points of its support."""
 class RectangularPlan(TransportPlan):
     """Two bases of different shapes and the π between them."""
 
-    alignment: RectangularAlignment  # type: ignore[assignment]
+    alignment: Alignment
 
     @classmethod
-    def through(cls, base: Base, onto: Base, via: RectangularAlignment) -> RectangularPlan:
+    def through(cls, base: Base, onto: Base, via: Alignment) -> RectangularPlan:
         """Return the plan of an alignment, checked against both models."""
         a, b = open_bases(base, onto, other_shapes=True)
         take_hashes(a, b)
@@ -60,25 +63,24 @@ class RectangularPlan(TransportPlan):
     @classmethod
     def assumed(cls, a: Model, b: Model, *, hashed: bool = False) -> RectangularPlan:
         """Return a plan for dry runs and early refusals: parts by their roles, with maps of zeros."""
-        matching = PartMatching(a, b)
-        paths = matching.even_paths()
-        pairs = tuple(matching.pairs(paths))
-        maps: dict[str, RectangularMap] = {}
-        for pair in pairs:
-            target, source = matching.parts_b[pair.target], matching.parts_a[pair.source]
-            for key, ours, theirs in (
+        paths = even_paths(a, b)
+        maps: dict[str, Map] = {}
+        for pair in part_pairs(a.architecture, b.architecture, paths):
+            target, source = pair.target, pair.source
+            for name, ours, theirs in (
                 (pair.writes, target.output, source.output),
                 (pair.reads, target.input, source.input),
             ):
-                if key is not None and ours is not None and theirs is not None:
+                if name is not None and ours is not None and theirs is not None:
                     shape = size_of(ours, b.architecture.sizes), size_of(theirs, a.architecture.sizes)
-                    maps[key] = RectangularMap(torch.zeros(1).expand(shape))
+                    maps[name] = Map.rectangular(np.zeros(shape, dtype=np.float32))
         content = a.digest if hashed else PLANNED
         provenance = Provenance(
             a.family.name, PLANNED, Policy(), PLANNED, {}, 0, a.label, content, b.label, PLANNED
         )
-        cells = {stack: tuple((i, j) for i, j, _ in path) for stack, path in paths.items()}
-        return cls(a, b, RectangularAlignment(maps, pairs, provenance, cells))
+        known, sizes = a.architecture, b.architecture.sizes
+        alignment = Alignment(maps, known.sizes, known.parents, provenance, {}, sizes, {}, paths)
+        return cls(a, b, alignment)
 
     def alpha(self, asked: AlphaArgument) -> Alpha:
         """Return α as asked for; patterns are matched against B's tensors."""
@@ -100,7 +102,17 @@ class RectangularPlan(TransportPlan):
         return model.to_run
 
     def expected(self, architecture: Architecture, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self.alignment.expected(outputs, architecture.outputs, self.b.architecture.outputs)
+        """Return the outputs that B should have; without those that B lacks, or whose axis has no map."""
+        found: dict[str, Tensor] = {}
+        for name, value in outputs.items():
+            ours, theirs = (one.outputs.get(name, "") for one in (architecture, self.b.architecture))
+            if ours is None or theirs is None or bool(ours) != bool(theirs):
+                continue
+            if not ours or not theirs:
+                found[name] = value
+            elif (map_ := self.alignment.map_between(theirs, ours)) is not None:
+                matrix = torch.from_numpy(map_.matrix[0]).to(value.dtype)
+                found[name] = float(map_.read[0]) * (value @ matrix.T)
         ours, theirs = (logits_name(model.family) for model in (self.a, self.b))
         return {theirs if name == ours else name: value for name, value in found.items()}
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transfusion.alignment.rectangular import PartPair, RectangularAlignment, map_name
-from transfusion.architecture.layouts import Item, names_in
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.part_pairs import block_behind
+from transfusion.architecture.layouts import Name
 from transfusion.errors import MismatchError
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.model.model import Model, take_hashes
@@ -22,7 +23,7 @@ from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.transport.adapters.adapter_classes import class_prefix, named_in, with_prefix
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.output_model import OutputShape
-from transfusion.transport.rectangular.rectangular_change import RectangularChange
+from transfusion.transport.rectangular.rectangular_change import CarriedHead, RectangularChange
 from transfusion.transport.task_vector import TaskVector
 from transfusion.transport.task_vector_sources import TaskVectorSource
 
@@ -32,7 +33,7 @@ class RectangularSource(TaskVectorSource):
     """The task vector of a model, moved by rectangular maps."""
 
     vector: TaskVector
-    alignment: RectangularAlignment
+    alignment: Alignment
     onto: Model
     alpha: Alpha = field(default_factory=Alpha)
     named: str | None = None
@@ -120,20 +121,22 @@ class RectangularSource(TaskVectorSource):
     # ── heads of its own ─────────────────────────────────────────────────────────────────────
 
     @cached_property
-    def carried(self) -> dict[str, tuple[TensorPart, PartPair]]:
+    def carried(self) -> dict[str, CarriedHead]:
         """By their names on B: the heads of the fine-tune that B has none to add a change to."""
         moved = {source for target in self.moved.parts_b for source in self.moved.sources(target)}
         heads = self.model.architecture.heads
-        found: dict[str, tuple[TensorPart, PartPair]] = {}
+        found: dict[str, CarriedHead] = {}
         for role, part in tensor_parts(self.model.architecture).items():
             if part.tensor not in heads or part.tensor in moved or VOCABULARY in part.layout.names():
                 continue
-            found[self._name_on_b(role, part)] = part, self._pair(role, part)
+            layout = part.layout.rename(partial(self._axis_on_b, part))
+            folds = self._folds.get(str(part.input), (None, None)) if part.is_weight else (None, None)
+            found[self._name_on_b(role, part)] = CarriedHead(part, layout, *folds)
         return found
 
     def _name_on_b(self, role: Role, part: TensorPart) -> str:
         """Return the name of a head on B: that of the same role, or the same name in the same family."""
-        block = self._translated(role.stack, role.block)
+        block = block_behind(self.alignment.paths, role.stack, role.block)
         theirs = tensor_parts(self.onto.architecture).get(replace(role, block=block))
         if theirs is not None and theirs.index is None and theirs.tensor in self.onto.architecture.heads:
             return theirs.tensor
@@ -145,70 +148,53 @@ class RectangularSource(TaskVectorSource):
             hint="give a B with a head for the same task",
         )
 
-    def _translated(self, stack: str, block: int | None) -> int | None:
-        """Return B's number of what is behind A's last block; other numbers stay."""
-        path = self.alignment.paths.get(stack)
-        ends = (1 + path[-1][0], 1 + path[-1][1]) if path else (None, None)
-        return ends[1] if block is not None and block == ends[0] else block
-
-    def _pair(self, role: Role, part: TensorPart) -> PartPair:
-        fold_a, fold_b = self._folds.get(str(part.input), (None, None)) if part.is_weight else (None, None)
-        writes, reads = self._map(part, part.output), self._map(part, part.input)
-        return PartPair(role, role, 1.0, writes, reads, fold_a, fold_b)
-
-    def _map(self, part: TensorPart, item: Item | None) -> str | None:
-        """Return the name of the map of an axis of a head; refuse an axis that has none."""
-        if item is None or not moves(self.model.architecture, item):
-            return None
-        stack, block, axis = place_of(list(names_in(item))[-1])
-        number = self._translated(stack, block)
+    def _axis_on_b(self, part: TensorPart, id: str) -> str:
+        """Return B's name of an axis of a head; refuse an axis that moves and has no map."""
+        if not moves(self.model.architecture, Name(id)):
+            return id
+        stack, block, axis = place_of(id)
+        number = block_behind(self.alignment.paths, stack, block)
         target = ".".join(str(one) for one in (stack, number, axis) if one not in ("", None))
-        if (name := map_name(target, str(item))) in self.alignment.maps:
-            return name
+        if self.alignment.map_between(target, id) is not None:
+            return target
         raise MismatchError(
-            f"{self.label}: the head {part.tensor} has the axis {item}, which A and B do not have in common",
+            f"{self.label}: the head {part.tensor} has the axis {id}, which A and B do not have in common",
             hint="give bases with the parts that the head reads, such as a pooler",
         )
 
     @cached_property
     def _folds(self) -> dict[str, tuple[Any, Any]]:
         """By point of A's stream: the norms before it in A and in B."""
-        parts = self.moved.parts_a
-        return {
-            str(parts[pair.source].output): (pair.fold_a, pair.fold_b)
-            for pair in self.alignment.pairs
-            if pair.source in parts
-            and not parts[pair.source].is_weight
-            and (pair.fold_a is not None or pair.fold_b is not None)
-        }
+        found: dict[str, tuple[Any, Any]] = {}
+        for pair in self.alignment.pairs(self.vector.base.architecture, self.onto.architecture):
+            folds = (
+                self.alignment.folds.get(pair.source.tensor),
+                self.alignment.folds_b.get(pair.target.tensor),
+            )
+            if not pair.source.is_weight and folds != (None, None):
+                found[str(pair.source.output)] = folds
+        return found
 
     def owns(self, name: str) -> bool:
         return name in self.carried
 
     def shape(self, name: str) -> OutputShape:
-        part, pair = self.carried[name]
-        info = self.model.info(part.tensor)
-        extents = list(info.shape)
-        weight = part.is_weight
-        for key, dims in (
-            (pair.writes, part.layout.outputs if weight else [len(extents) - 1]),
-            (pair.reads, part.layout.inputs),
-        ):
-            if key is not None:
-                extents[dims[0]] = len(self.alignment.maps[key].matrix)
+        head = self.carried[name]
+        info = self.model.info(head.part.tensor)
+        items = zip(head.layout.items, head.part.layout.items, strict=True)
+        maps = [self.alignment.map_between(target, source) for target, source in items]
+        extents = (one.size if one else extent for one, extent in zip(maps, info.shape, strict=True))
         return OutputShape(tuple(extents), info.dtype)
 
     def own(self, name: str, rows: slice) -> Tensor:
         return self._whole(f"own {name}", lambda: self._own(name))[rows]
 
     def _own(self, name: str) -> Tensor:
-        part, pair = self.carried[name]
-        value = self.moved.carried(pair, part)
+        head = self.carried[name]
+        value = self.moved.carried(head)
         weight = self.carried.get(f"{name.rpartition('.')[0]}.weight")
-        if name.endswith(".bias") and weight is not None and weight[0].is_weight:
-            value = value + self.moved.shift_of(
-                weight[1], weight[0], self.moved.carried(weight[1], weight[0])
-            )
+        if name.endswith(".bias") and weight is not None and weight.part.is_weight:
+            value = value + self.moved.shift_of(weight, self.moved.carried(weight))
         return value
 
     # ── changes of B's tensors ───────────────────────────────────────────────────────────────
@@ -235,7 +221,7 @@ class RectangularSource(TaskVectorSource):
 
     def require_finite(self, name: str) -> None:
         sources = self.moved.sources(name) if self.changes(name) else []
-        sources += [self.carried[name][0].tensor] if self.owns(name) else []
+        sources += [self.carried[name].part.tensor] if self.owns(name) else []
         for source in sources:
             self.vector.require_finite(source)
 

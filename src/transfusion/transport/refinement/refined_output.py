@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.rectangular import AnyAlignment
+from transfusion.alignment.alignment import Alignment
 from transfusion.files.tensor_content import tensor_digest
 from transfusion.model.model import Model
 from transfusion.transport.adapters.adapter_output import AdapterOutput
@@ -100,7 +100,7 @@ class RefinedLora(AdapterOutput):
     source: TaskVectorSource
     base: Model
     onto: Model
-    alignment: AnyAlignment
+    alignment: Alignment
     trained: Mapping[str, Tensor]
     adapter_config: Mapping[str, Any]
     refinement: RefinementRecord
@@ -111,7 +111,7 @@ class RefinedLora(AdapterOutput):
         return f"<{self.source.label}, moved onto {self.onto.label} as an adapter>"
 
     @property
-    def pi(self) -> AnyAlignment:
+    def pi(self) -> Alignment:
         return self.alignment
 
     def tensors(self) -> dict[str, Callable[[], Tensor]]:

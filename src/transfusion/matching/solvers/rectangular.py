@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.alignment.rectangular import RectangularMap
+from transfusion.alignment.maps import Map
 from transfusion.alignment.rotary_pairs import rotary_pairs
 from transfusion.architecture.layouts import Item, names_in
 from transfusion.architecture.table import Symmetry
@@ -63,7 +63,7 @@ class RectangularSolver:
     a: RecordedModel
     b: RecordedModel
 
-    def solve(self, evidence: AxisEvidence) -> tuple[RectangularMap, PredictionQuality]:
+    def solve(self, evidence: AxisEvidence) -> tuple[Map, PredictionQuality]:
         """Return the map of an axis, and how well it predicts B's held-out activations."""
         together_b, together_a = (
             torch.cat([unit(getattr(one, side)) for one in evidence.samples], dim=1) for side in "ba"
@@ -76,7 +76,7 @@ class RectangularSolver:
         quality, matrix = max(measured, key=lambda one: one[0].found)
         written, read = (evidence.ratio(matrix, side) for side in (OUTPUT, INPUT))
         produced = evidence.produced or written or read or 1.0
-        return RectangularMap(matrix.float(), produced, read or produced), quality
+        return Map.rectangular(matrix.float().numpy(), produced, read or produced), quality
 
     def _candidates(self, evidence: AxisEvidence, covariances: Tensor, b: Tensor, a: Tensor) -> list[Tensor]:
         groups = self._group(self.a, evidence.item_a), self._group(self.b, evidence.item_b)

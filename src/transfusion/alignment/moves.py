@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transfusion.alignment.maps import Map, Permutation
+from transfusion.alignment.maps import Map
 from transfusion.architecture.layouts import Concat, Item, Layout, Name, Product, index_map, names_in, size_of
 from transfusion.errors import LayoutError
 
@@ -29,7 +29,7 @@ def move_tensor(
 def moves_by_rows(layout: Layout, maps: Mapping[str, Map], parents: Mapping[str, str]) -> bool:
     """Return whether each row of the moved tensor depends on one row of the tensor only."""
     return not any(
-        not isinstance(map_, Permutation) and (dim == 0 or 0 in layout.outside(dim, parents).values())
+        not map_.permutes and (dim == 0 or 0 in layout.outside(dim, parents).values())
         for dim, item in enumerate(layout.items)
         for name in names_in(item)
         if (map_ := maps.get(name)) is not None
@@ -91,7 +91,7 @@ class _Dim:
     ) -> _Dim:
         item, outside = layout.items[dim], layout.outside(dim, parents)
         here = {name: maps[name] for name in names_in(item) if name in maps}
-        permutations = {name: map_.index for name, map_ in here.items() if isinstance(map_, Permutation)}
+        permutations = {name: map_.index for name, map_ in here.items() if map_.permutes}
         if len(permutations) < len(here):
             return cls(
                 dim,

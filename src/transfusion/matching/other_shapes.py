@@ -17,15 +17,16 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from transfusion.alignment.alignment import Alignment, NormFold
+from transfusion.alignment.maps import Map
+from transfusion.alignment.part_pairs import BlockPath, PartPair, part_pairs
 from transfusion.alignment.provenance import Provenance
-from transfusion.alignment.rectangular import PartPair, RectangularAlignment, RectangularMap
-from transfusion.errors import AlignmentError, UselessResultError
+from transfusion.errors import AlignmentError, MismatchError, UselessResultError
 from transfusion.matching.activations.prediction_quality import PredictionQuality, mean_quality
 from transfusion.matching.activations.procrustes import norm_ratio
 from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.matching.methods import FunctionalOptions
-from transfusion.matching.rectangular.part_matching import BlockPair, PartMatching
-from transfusion.matching.rectangular.rectangular_solver import (
+from transfusion.matching.solvers.rectangular import (
     AxisEvidence,
     RectangularSolver,
     Sample,
@@ -33,7 +34,7 @@ from transfusion.matching.rectangular.rectangular_solver import (
     prediction,
 )
 from transfusion.model.model import Model
-from transfusion.model.part_roles import Role, TensorPart
+from transfusion.model.part_roles import Role, TensorPart, place_of, tensor_parts
 from transfusion.running.activation_recorder import record_activations
 from transfusion.running.activation_store import INPUT, OUTPUT
 from transfusion.running.building import build
@@ -41,6 +42,8 @@ from transfusion.running.probes.paired_probes import paired_probes
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.running import RunningModel
 
+EXPERT = "expert"
+"""The axis of experts, in all tables."""
 BRANCHES = ("stream <- vo", "stream <- ffn")
 """What the branches of a block write to the stream."""
 LEAST_SHARE = 1e-6
@@ -79,8 +82,52 @@ def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Itera
         yield RecordedPair(recorded[0], recorded[1], probes.about)
 
 
+def even_paths(a: Model, b: Model) -> dict[str, BlockPath]:
+    """Return paths that divide both depths evenly; they are assumed before the models were run."""
+    paths: dict[str, BlockPath] = {}
+    for stack, (ours, theirs) in depths(a, b).items():
+        steps = max(ours, theirs)
+        cells = [(step * ours // steps, step * theirs // steps) for step in range(steps)]
+        paths[stack] = tuple((i, j, 1 / sum(at == i for at, _ in cells)) for i, j in cells)
+    return paths
+
+
+def depths(a: Model, b: Model) -> dict[str, tuple[int, int]]:
+    """Return how many blocks A and B have in every stack that both have; refuse models without such stacks,
+    and experts.
+    """
+    for model in (a, b):
+        if any(place_of(id)[2] == EXPERT for id in model.architecture.spaces):
+            raise MismatchError(
+                f"{model.label} is a mixture of experts, which moves between models of one shape only",
+                hint="choose a base of the same shape",
+            )
+    of_a, of_b = (_depths(model) for model in (a, b))
+    if not of_a.keys() & of_b.keys():
+        raise MismatchError(
+            f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}: they have no blocks that"
+            " correspond",
+            hint="choose a base of the same kind",
+        )
+    return {stack: (of_a[stack], of_b[stack]) for stack in sorted(of_a.keys() & of_b.keys())}
+
+
+def _depths(model: Model) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for role, part in tensor_parts(model.architecture).items():
+        if role.block is not None and part.is_weight:
+            found[role.stack] = max(found.get(role.stack, 0), role.block + 1)
+    return found
+
+
+def count_axes(a: Model, b: Model) -> int:
+    """Return the number of maps that are needed if both depths are divided evenly."""
+    pairs = part_pairs(a.architecture, b.architecture, even_paths(a, b))
+    return len({name for pair in pairs for name in pair.maps})
+
+
 @dataclass(frozen=True)
-class RectangularMatching:
+class ShapeMatching:
     """Finds π between two models of different shapes."""
 
     a: RecordedModel
@@ -89,13 +136,13 @@ class RectangularMatching:
     on_axis: Callable[[str, int], None] = lambda axis, total: None
 
     @cached_property
-    def parts(self) -> PartMatching:
-        return PartMatching(self.a.model, self.b.model)
+    def _depths(self) -> dict[str, tuple[int, int]]:
+        return depths(self.a.model, self.b.model)
 
-    def find(self, provenance: Provenance) -> RectangularAlignment:
-        qualities = {stack: self._block_quality(stack) for stack in self.parts.stacks()}
+    def find(self, provenance: Provenance) -> Alignment:
+        qualities = {stack: self._block_quality(stack) for stack in self._depths}
         paths = {stack: divided_path(quality) for stack, quality in qualities.items()}
-        pairs = list(self.parts.pairs(paths, self.a.fold, self.b.fold))
+        pairs = list(part_pairs(self.a.architecture, self.b.architecture, paths))
         maps, predicted = self._maps(pairs)
         every = mean_quality(predicted)
         advice = {
@@ -109,20 +156,26 @@ class RectangularMatching:
             "blocks": _rounded(qualities),
             "paths": {stack: [[i, j] for i, j, _ in path] for stack, path in paths.items()},
         }
-        used = tuple(pair for pair in pairs if {pair.writes, pair.reads} - {None} <= maps.keys())
-        return RectangularAlignment(
+        used = [pair for pair in pairs if pair.maps <= maps.keys()]
+        a, b = self.a.architecture, self.b.architecture
+        return Alignment(
             maps,
-            used,
+            a.sizes,
+            a.parents,
             replace(provenance, advice=advice),
-            {stack: tuple((i, j) for i, j, _ in path) for stack, path in paths.items()},
+            _folds(self.a, [pair.source for pair in used]),
+            b.sizes,
+            _folds(self.b, [pair.target for pair in used]),
+            paths,
         )
 
-    def qualities(self, alignment: RectangularAlignment) -> dict[str, PredictionQuality]:
+    def qualities(self, alignment: Alignment) -> dict[str, PredictionQuality]:
         """Return how well the maps of an alignment predict B's held-out activations."""
         solver = RectangularSolver(self.a, self.b)
+        pairs = alignment.pairs(self.a.architecture, self.b.architecture)
         return {
-            name: solver.quality(evidence, alignment.maps[name].matrix)
-            for name, evidence in self._evidence(list(alignment.pairs)).items()
+            name: solver.quality(evidence, torch.from_numpy(alignment.maps[name].matrix[0]))
+            for name, evidence in self._evidence(pairs).items()
             if evidence.held_out
         }
 
@@ -130,8 +183,8 @@ class RectangularMatching:
 
     def _block_quality(self, stack: str) -> list[list[float]]:
         """Return how well the branches of A's blocks predict those of B's."""
-        written_a = self._branches(self.a, self.parts.parts_a, stack, self.parts.depths(stack)[0])
-        written_b = self._branches(self.b, self.parts.parts_b, stack, self.parts.depths(stack)[1])
+        depth_a, depth_b = self._depths[stack]
+        written_a, written_b = _branches(self.a, stack, depth_a), _branches(self.b, stack, depth_b)
         return [
             [
                 fmean(
@@ -147,28 +200,11 @@ class RectangularMatching:
             for of_a in written_a
         ]
 
-    @staticmethod
-    def _branches(
-        recorded: RecordedModel, parts: Mapping[Role, TensorPart], stack: str, depth: int
-    ) -> list[dict[str, tuple[Tensor, Tensor]]]:
-        found: list[dict[str, tuple[Tensor, Tensor]]] = []
-        for block in range(depth):
-            here: dict[str, tuple[Tensor, Tensor]] = {}
-            for use in BRANCHES:
-                part = parts.get(Role(stack, block, use))
-                if part is None:
-                    continue
-                values = [one.written_by(part) for one in (recorded, recorded.held_out)]
-                if values[0] is not None and values[1] is not None:
-                    here[use] = values[0], values[1]
-            found.append(here)
-        return found
-
     # ── maps ─────────────────────────────────────────────────────────────────────────────────
 
-    def _maps(self, pairs: list[PartPair]) -> tuple[dict[str, RectangularMap], dict[str, PredictionQuality]]:
+    def _maps(self, pairs: list[PartPair]) -> tuple[dict[str, Map], dict[str, PredictionQuality]]:
         solver = RectangularSolver(self.a, self.b)
-        maps: dict[str, RectangularMap] = {}
+        maps: dict[str, Map] = {}
         qualities: dict[str, PredictionQuality] = {}
         every = self._evidence(pairs)
         for key, evidence in every.items():
@@ -186,7 +222,7 @@ class RectangularMatching:
         """Collect what both models write to an axis and read from it."""
         found: dict[str, AxisEvidence] = {}
         for pair in pairs:
-            source, target = self.parts.parts_a[pair.source], self.parts.parts_b[pair.target]
+            source, target = pair.source, pair.target
             for key, side, ours, theirs in (
                 (pair.writes, OUTPUT, source.output, target.output),
                 (pair.reads, INPUT, source.input, target.input),
@@ -226,23 +262,45 @@ class RectangularMatching:
                 kept.append(Sample.of(a, b, side))
 
 
+def _branches(recorded: RecordedModel, stack: str, depth: int) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Return what the branches of every block write, on the probes and on the held-out ones."""
+    parts = tensor_parts(recorded.architecture)
+    found: list[dict[str, tuple[Tensor, Tensor]]] = []
+    for block in range(depth):
+        here: dict[str, tuple[Tensor, Tensor]] = {}
+        for use in BRANCHES:
+            if (part := parts.get(Role(stack, block, use))) is None:
+                continue
+            values = [one.written_by(part) for one in (recorded, recorded.held_out)]
+            if values[0] is not None and values[1] is not None:
+                here[use] = values[0], values[1]
+        found.append(here)
+    return found
+
+
+def _folds(recorded: RecordedModel, parts: list[TensorPart]) -> dict[str, NormFold]:
+    """Return the norms that tensors read through; of such a norm's own tensors, the norm."""
+    found = {part.tensor: recorded.fold(part) for part in parts}
+    return {tensor: fold for tensor, fold in found.items() if fold is not None}
+
+
 def _rounded(tables: Mapping[str, list[list[float]]]) -> dict[str, list[list[float]]]:
     return {stack: [[round(one, 4) for one in row] for row in table] for stack, table in tables.items()}
 
 
-def divided_path(quality: list[list[float]]) -> list[BlockPair]:
+def divided_path(quality: list[list[float]]) -> BlockPath:
     """Return the pairs of blocks on the best path, each with the share of the change of A's block."""
     path = monotone_path(quality)
-    found: list[BlockPair] = []
+    found: list[tuple[int, int, float]] = []
     for i, j in path:
         beside = sum(max(quality[i][other], 0.0) for at, other in path if at == i)
         count = sum(at == i for at, _ in path)
         share = max(quality[i][j], 0.0) / beside if beside > LEAST_SHARE else 1 / count
         found.append((i, j, share))
-    return found
+    return tuple(found)
 
 
-def align_rectangular(
+def align_shapes(
     a: Model,
     b: Model,
     options: FunctionalOptions,
@@ -250,10 +308,10 @@ def align_rectangular(
     *,
     anyway: bool = False,
     on_axis: Callable[[str, int], None] = lambda axis, total: None,
-) -> RectangularAlignment:
+) -> Alignment:
     """Align two models of different shapes; refuse those that compute unrelated things, unless ``anyway``."""
     with run_both(a.to_run, b, options, provenance.seed) as probed:
-        found = RectangularMatching(probed.a, probed.b, probed.about, on_axis).find(provenance)
+        found = ShapeMatching(probed.a, probed.b, probed.about, on_axis).find(provenance)
     advice = found.provenance.advice
     if not anyway and advice["found"] < advice["null"] + MARGIN:
         raise UselessResultError(

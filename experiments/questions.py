@@ -89,9 +89,7 @@ class Read(EvaluationData):
 
     linear: nn.Linear | None = None
 
-    def evaluator(
-        self, model: Model, live: LiveModel, *, dtype: torch.dtype = torch.float32, batch: int | None = None
-    ) -> Evaluator:
+    def evaluator(self, model: Model, live: LiveModel, *, batch: int | None = None) -> Evaluator:
         """A meter of what the head says about what the live model reads."""
         assert isinstance(self.reference, Dataset)
         assert self.linear is not None

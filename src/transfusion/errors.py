@@ -104,6 +104,11 @@ class UselessResultError(TransfusionError):
     exit_code = 4
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error of another library, or the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def listing(items: Iterable[object], limit: int = 8) -> str:
     """Join the first few of ``items`` for an error message, and say how many were left out."""
     texts = [str(item) for item in items]

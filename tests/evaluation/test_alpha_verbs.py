@@ -281,7 +281,7 @@ def test_slopes_of_zero_shot(clip, pets):
     lines = Lines.of(tuned, a, b, data=data, dtype=torch.float64)
     line, evaluator = (
         lines.along(align(a, b, advice=False)),
-        data.evaluator(lines.input_model, lines.live, dtype=torch.float64, batch=5),
+        data.evaluator(lines.input_model, lines.live, batch=5),
     )
     groups = groups_of(line)
     assert all(one == "default" or one.startswith("vision_model.") for one in groups)

@@ -36,7 +36,7 @@ def write(tmp_path):
 
 
 def measured(folder, data: Dataset, batch: int = 2):
-    evaluator = Evaluator.of(LiveModel.of(Model.open(folder), torch.float32), data, torch.float32, batch)
+    evaluator = Evaluator.of(LiveModel.of(Model.open(folder), torch.float32), data, batch)
     return evaluator.question, evaluator.measure()
 
 

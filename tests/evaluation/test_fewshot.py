@@ -44,8 +44,8 @@ def job(made, tmp_path_factory):
     return {"finetuned": tuned, "base": a, "onto": b, "via": align(a, b, advice=False), "data": data}
 
 
-def evaluator_of(lines: Lines, data, dtype=torch.float32, batch: int | None = None) -> Evaluator:
-    return EvaluationData.of(data).evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+def evaluator_of(lines: Lines, data, batch: int | None = None) -> Evaluator:
+    return EvaluationData.of(data).evaluator(lines.input_model, lines.live, batch=batch)
 
 
 # ── derivatives ───────────────────────────────────────────────────────────────────────────────────
@@ -53,7 +53,7 @@ def evaluator_of(lines: Lines, data, dtype=torch.float32, batch: int | None = No
 
 def test_slopes_are_finite_differences(job):
     lines = Lines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
-    line, evaluator = lines.along(job["via"]), evaluator_of(lines, job["data"], torch.float64, batch=16)
+    line, evaluator = lines.along(job["via"]), evaluator_of(lines, job["data"], batch=16)
     groups = groups_of(line)
     assert list(groups) == ["default", "encoder.layer.0.*", "encoder.layer.1.*", "encoder.layer.2.*"]
     here = dict(zip(groups, (0.9, 0.2, 1.3, 0.6), strict=True))
@@ -76,9 +76,7 @@ def test_batches_do_not_matter(job):
     line = lines.along(job["via"])
     groups, results = groups_of(line), []
     for batch in (70, 13):
-        loss, found = derivatives(
-            line, evaluator_of(lines, job["data"], torch.float64, batch), Alpha(0.5), groups
-        )
+        loss, found = derivatives(line, evaluator_of(lines, job["data"], batch), Alpha(0.5), groups)
         results.append((loss, *found.tolist()))
     assert results[0] == pytest.approx(results[1], abs=1e-12)
 

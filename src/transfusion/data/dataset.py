@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transfusion.errors import DataError, listing
+from transfusion.errors import DataError, listing, reason_of
 
 LABELS = "labels"
 SPARE = 2**28
@@ -144,8 +144,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
             return {name: torch.from_numpy(_signed(opened[name])) for name in opened.files}
     except Exception as error:  # the libraries raise many types for a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path}: cannot be read as examples ({reason})", hint=_HOW) from error
+        raise DataError(f"{path}: cannot be read as examples ({reason_of(error)})", hint=_HOW) from error
 
 
 def _refuse_bombs(path: Path) -> None:

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from transfusion.errors import DataError
+from transfusion.errors import DataError, reason_of
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.untrusted_files import path_inside, require_regular
 
@@ -45,8 +45,7 @@ class ImageFile:
                 return found.convert(mode)
         except Exception as error:  # Pillow raises many types for a damaged file
             unknown = type(error).__name__ == "UnidentifiedImageError"
-            text = "damaged, or of another format than its name says" if unknown else str(error)
-            reason = (text.splitlines() or [type(error).__name__])[0]
+            reason = "damaged, or of another format than its name says" if unknown else reason_of(error)
             raise DataError(
                 f"{self.name}: cannot be read as an image ({reason})", hint="remove or repair the file"
             ) from error

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from typing_extensions import TypedDict
 
 from transfusion.data.examples import Columns, Examples, ImageFile, find_images
-from transfusion.data.tables import TABLES, ExampleTable, examples_of
-from transfusion.errors import DataError, listing
+from transfusion.data.tables import TABLES, examples_of, read_table
+from transfusion.errors import DataError, listing, reason_of
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.untrusted_files import (
     path_inside,
@@ -60,8 +60,8 @@ def read_examples(
 
 
 def _file(path: Path, asked: Columns) -> Examples:
-    table = ExampleTable.read(path, (*asked.text, *(one for one in (asked.image, asked.label) if one)))
-    return examples_of(str(path), list(table.columns), table.columns.__getitem__, asked, beside=path.parent)
+    table = read_table(path, (*asked.text, *(one for one in (asked.image, asked.label) if one)))
+    return examples_of(str(path), list(table), table.__getitem__, asked, beside=path.parent)
 
 
 # ── folders ──────────────────────────────────────────────────────────────────────────────────
@@ -125,9 +125,8 @@ def _saved(path: Path, split: str | None, asked: Columns) -> Examples:
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as error:  # the library raises many types for a damaged folder
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"{path}: cannot be read as a folder of datasets ({reason})", hint="save it again"
+            f"{path}: cannot be read as a folder of datasets ({reason_of(error)})", hint="save it again"
         ) from error
     return _of_library(str(path), found, split, asked, path)
 
@@ -201,9 +200,8 @@ def _unreachable(label: str, repo: str, revision: str | None) -> Exception | Non
 
 
 def _refuse(label: str, error: Exception) -> NoReturn:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     raise DataError(
-        f"{label}: no such file or folder here, and the hub could not provide it ({reason})",
+        f"{label}: no such file or folder here, and the hub could not provide it ({reason_of(error)})",
         hint="check the spelling, the network and your access, or give local examples",
     ) from error
 

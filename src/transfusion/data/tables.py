@@ -10,52 +10,60 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import StringIO
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from transfusion.data.examples import Columns, Examples, ImageFile, known_task
-from transfusion.errors import DataError, listing
+from transfusion.errors import DataError, listing, reason_of
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.untrusted_files import parse_json, require_regular
 
 TABLES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 TEXT = "text"
+LABELS = ("label", "labels", "class", "target")
+IMAGES = ("image", "img", "image_path", "path", "file", "file_name", "filename")
+TEXTS = (
+    ("text",),
+    ("sentence",),
+    ("question1", "question2"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+)
+_WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
+"""A whole number as text; some programs write 1.0."""
+Column = Callable[[str], Sequence[Any]]
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
-@dataclass(frozen=True)
-class ExampleTable:
-    """Columns of one length, by name."""
-
-    label: str
-    columns: dict[str, list[Any]]
-
-    @classmethod
-    def read(cls, path: Path, asked: tuple[str, ...] = ()) -> ExampleTable:
-        """Read a file. A single cell in the first row is a column name only if it is in ``asked``."""
-        if path.suffix == ".parquet":
-            return cls(str(path), _parquet(path))
-        if path.suffix == ".txt":
-            return cls(str(path), {TEXT: [line for line in _lines(path) if line.strip()]})
-        found = _of_objects(path) if path.suffix == ".jsonl" else _of_grid(path, _grid(path), asked)
-        if not found:
-            raise DataError(f"{path}: the file is empty", hint="give a file with at least one example")
-        return cls(str(path), found)
+def read_table(path: Path, asked: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """Return the columns of a file. A single cell in the first row is a name only if it is in ``asked``."""
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    if path.suffix == ".txt":
+        return {TEXT: [line for line in _lines(path) if line.strip()]}
+    found = _of_objects(path) if path.suffix == ".jsonl" else _of_grid(path, _grid(path), asked)
+    if not found:
+        raise DataError(f"{path}: the file is empty", hint="give a file with at least one example")
+    return found
 
 
 def read_texts(path: Path) -> Iterator[str]:
     """Iterate over the texts of a file: its lines, its column "text", or its only column of texts."""
     if path.suffix == ".txt":
         yield from _lines(path)
-    elif path.suffix == ".jsonl":
+    elif path.suffix == ".jsonl":  # lines may have different fields
         yield from (_text_of(path, number, value) for number, value in _objects(path))
-    elif path.suffix == ".parquet":
-        yield from _only_text(path, _parquet(path))
     else:
-        yield from _text_column(path, _grid(path))
+        columns = read_table(path)
+        texts = {name: values for name, values in columns.items() if all(isinstance(v, str) for v in values)}
+        chosen = TEXT if TEXT in texts else next(iter(texts)) if len(texts) == 1 else None
+        if chosen is None:
+            raise DataError(
+                f'{path}: no column "text" among {listing(columns)}', hint='name the column "text"'
+            )
+        yield from texts[chosen]
 
 
 def _content(path: Path) -> str:
@@ -176,19 +184,6 @@ def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[
     return {name: [row[place] for _, row in numbered] for place, name in enumerate(head)}
 
 
-def _text_column(path: Path, rows: list[list[str]]) -> Iterator[str]:
-    """Iterate over the column "text", or over the only column."""
-    head = rows[0] if rows else []
-    if TEXT in head:
-        _refuse_repeated(path, head)
-        place, rows = head.index(TEXT), rows[1:]
-    elif len(head) == 1:
-        place = 0
-    elif head:
-        raise DataError(f'{path}: no column "text" among {listing(head)}', hint='name the column "text"')
-    yield from (row[place] for row in rows if len(row) > place)
-
-
 # ── parquet ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -201,30 +196,12 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
     except DataError:
         raise
     except Exception as error:  # the library raises many types for a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path}: cannot be read as parquet ({reason})", hint="write it again") from error
+        raise DataError(
+            f"{path}: cannot be read as parquet ({reason_of(error)})", hint="write it again"
+        ) from error
 
 
-def _only_text(path: Path, columns: dict[str, list[Any]]) -> list[str]:
-    written = [name for name, values in columns.items() if all(isinstance(one, str) for one in values)]
-    chosen = TEXT if TEXT in written else written[0] if len(written) == 1 else None
-    if chosen is None:
-        raise DataError(f'{path}: no column "text" among {listing(columns)}', hint='name the column "text"')
-    return columns[chosen]
-
-
-LABELS = ("label", "labels", "class", "target")
-IMAGES = ("image", "img", "image_path", "path", "file", "file_name", "filename")
-TEXTS = (
-    ("text",),
-    ("sentence",),
-    ("question1", "question2"),
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-)
-_WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
-"""A whole number as text; some programs write 1.0."""
-Column = Callable[[str], Sequence[Any]]
+# ── columns ──────────────────────────────────────────────────────────────────────────────────
 
 
 def examples_of(
@@ -262,7 +239,12 @@ def examples_of(
     label_column = asked.label or next((one for one in LABELS if one in names), None)
     return Examples(
         label,
-        images=None if image is None else _images(label, image, column(image), beside),
+        images=None
+        if image is None
+        else [
+            _image(f"{label}, example {number}", image, value, beside)
+            for number, value in enumerate(column(image), 1)
+        ],
         texts=None if image is not None else _texts(label, text, column),
         labels=None if label_column is None else _labels(label, label_column, column(label_column)),
         names=(classes or {}).get(label_column or "") or (task.classes if task else None),
@@ -282,12 +264,6 @@ def _texts(label: str, names: tuple[str, ...], column: Column) -> list[tuple[str
                     hint="name the columns of texts with `text`",
                 )
     return rows
-
-
-def _images(label: str, name: str, values: Sequence[Any], beside: Path | None) -> list[ImageFile]:
-    return [
-        _image(f"{label}, example {number}", name, value, beside) for number, value in enumerate(values, 1)
-    ]
 
 
 def _image(label: str, name: str, value: Any, beside: Path | None) -> ImageFile:

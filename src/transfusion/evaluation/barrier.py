@@ -171,7 +171,7 @@ def barrier(
             _require_permutations(alignment, a.architecture)
     asked = EvaluationData.of(data)
     line = _line(a, b, asked, alignment, dtype)
-    evaluator = asked.evaluator(a, line.live, dtype=dtype, batch=batch)
+    evaluator = asked.evaluator(a, line.live, batch=batch)
     loss_of_a = evaluator.measure().loss
     measured: list[BarrierPoint] = []
     for alpha in alphas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os.path import isdir
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 from transfusion.errors import CheckpointError, SettingError
-from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scores import Interval, Score, gain, gain_interval, score_interval
 from transfusion.evaluation.task import DataReference, EvaluationData
 from transfusion.model.model import Model, Reference
@@ -167,10 +167,11 @@ def _measure(
         for one in asked:
             if one.task_head != asked[0].task_head:
                 live = one.live(model, dtype, device)
-            evaluator = one.evaluator(model, live, dtype=dtype, batch=batch)
+            evaluator = one.evaluator(model, live, batch=batch)
             about.append(evaluator.metadata())
             notes += [*evaluator.notes, *one.replaced(model, opened[0] if relative else None)]
-            scores.append(_followed(evaluator, model.label, advance).measure())
+            what, count = f"{model.label} · {evaluator.batch_source.label}", len(evaluator)
+            scores.append(evaluator.measure(partial(advance, what, total=count)))
         rows.append(ModelScores(model.label, scores[0], scores[1] if len(scores) > 1 else None))
     return Evaluation(
         tuple(rows),
@@ -226,11 +227,6 @@ def _labelled(models: Sequence[Model]) -> list[Model]:
             model = replace(model, checkpoint=replace(model.checkpoint, label=label))
         named.append(model)
     return named
-
-
-def _followed(evaluator: Evaluator, label: str, advance: Advance) -> Evaluator:
-    what = f"{label} · {evaluator.batch_source.label}"
-    return evaluator.following(lambda done: advance(what, done, len(evaluator)))
 
 
 # ── opening models ───────────────────────────────────────────────────────────────────────────

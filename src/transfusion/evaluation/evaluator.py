@@ -38,16 +38,15 @@ class Evaluator:
     """The rates that are computed from the predictions."""
     notes: tuple[str, ...] = ()
     """Notes for the user on how it is measured."""
-    on_examples: Callable[[int], None] = lambda count: None
 
     @classmethod
-    def of(cls, live: LiveModel, data: Dataset, dtype: torch.dtype, batch: int) -> Evaluator:
+    def of(cls, live: LiveModel, data: Dataset, batch: int) -> Evaluator:
         """Return the evaluator of tensors; refuse examples that the model cannot be measured on."""
         if batch < 1:
             raise SettingError(f"batch = {batch}: no examples at a time", hint="give 1 or more")
-        question, classes = prediction_kind(live, data, dtype)
+        question, classes = prediction_kind(live, data)
         tokens = question is PredictionKind.NEXT
-        scorer = TaskHeadScorer(live, dtype, question, data.label, None if tokens else classes)
+        scorer = TaskHeadScorer(live, question, data.label, None if tokens else classes)
         return cls(live, TensorBatches(data), scorer, batch, headline=LOSS if tokens else ACCURACY)
 
     @property
@@ -57,10 +56,6 @@ class Evaluator:
 
     def __len__(self) -> int:
         return len(self.batch_source)
-
-    def following(self, on_examples: Callable[[int], None]) -> Evaluator:
-        """Return an evaluator that reports the number of examples done after every batch."""
-        return replace(self, on_examples=on_examples)
 
     def metadata(self) -> dict[str, Any]:
         """Return what is measured, for a file or another program."""
@@ -72,12 +67,15 @@ class Evaluator:
             "classes": self.scorer.classes,
         }
 
-    def measure(self) -> Score:
-        """Measure the model on all examples; halve the batch if the memory is too small."""
+    def measure(self, on_examples: Callable[[int], None] = lambda count: None) -> Score:
+        """Measure the model on all examples; halve the batch if the memory is too small.
+
+        ``on_examples`` is called with the number of examples done, after every batch.
+        """
         size = self.batch
         while True:
             try:
-                return self._measured(size)
+                return self._measured(size, on_examples)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -88,7 +86,7 @@ class Evaluator:
                     ) from error
                 size //= 2
 
-    def _measured(self, size: int) -> Score:
+    def _measured(self, size: int, on_examples: Callable[[int], None]) -> Score:
         done = 0
         parts: list[tuple[Tensor, ...]] = []
         self.scorer.ready()
@@ -100,7 +98,7 @@ class Evaluator:
             examples = done + torch.arange(len(wanted), device=wanted.device) // rows
             parts.append(tuple(one[counting].cpu() for one in (logits.argmax(-1), wanted, losses, examples)))
             done += len(batch.targets)
-            self.on_examples(done)
+            on_examples(done)
         predictions, targets, losses, examples = map(torch.cat, zip(*parts, strict=True))
         self._require(len(targets), losses.sum())
         answers = Answers.of(predictions, targets, losses, examples)

@@ -252,7 +252,7 @@ def fewshot(
             new_tokens=new_tokens,
         )
         with progress.bar((epochs + 1) * (1 + naive), "building the models") as advance:
-            result = _fewshot(lines, schedule, asked, asked_test, shots, seed, batch, dtype, advance)
+            result = _fewshot(lines, schedule, asked, asked_test, shots, seed, batch, advance)
     for note in result.notes:
         progress.warn(note)
     for path, curve in ((output, result.moved), (naive_output, result.naive)):
@@ -270,16 +270,15 @@ def _fewshot(
     shots: int,
     seed: int,
     batch: int | None,
-    dtype: torch.dtype,
     advance: Advance,
 ) -> FewShot:
     """Draw the examples, learn the coefficients of every line, and measure them."""
-    whole = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    whole = asked.evaluator(lines.input_model, lines.live, batch=batch)
     indices = draw_shots(whole, shots, seed)
     training = whole.chosen(indices)
     same = same_examples(asked, asked_test)
     asked_test = replace(asked_test, limit=asked.limit) if same else asked_test
-    testing = asked_test.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    testing = asked_test.evaluator(lines.input_model, lines.live, batch=batch)
     testing = testing.chosen(remaining_examples(testing, indices)) if same else testing
     zero = testing.measure()
     curves: list[FewShotCurve] = []

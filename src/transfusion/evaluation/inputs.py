@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import ImageFile
-from transfusion.errors import DataError
+from transfusion.errors import DataError, reason_of
 from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.synthetic_images import fitted, image_inputs, normalised, size
@@ -313,7 +313,7 @@ class ImageProcessor:
         except (AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise DataError(
                 f"{subject.model.label}: the preparation of images that its folder asks for is not"
-                f" understood ({_reason(error)})",
+                f" understood ({reason_of(error)})",
                 hint="look at preprocessor_config.json, or at the image settings of the model's config",
             ) from error
 
@@ -342,7 +342,7 @@ class ImageProcessor:
                 pixels.append(transform(one))
             except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
                 raise DataError(
-                    f"{image.name}: cannot be prepared for {self.subject.model.label} ({_reason(error)})",
+                    f"{image.name}: cannot be prepared for {self.subject.model.label} ({reason_of(error)})",
                     hint="look at the image, and at the preparation that the model's folder asks for",
                 ) from error
             if pixels[-1].shape != pixels[0].shape:
@@ -404,10 +404,6 @@ def _of_transformers(subject: ProbedModel) -> Transform | None:
         return found[0]
 
     return transform
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @dataclass(frozen=True)

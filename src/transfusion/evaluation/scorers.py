@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.data.dataset import Dataset
-from transfusion.errors import ArchitectureError, DataError, MismatchError
+from transfusion.errors import ArchitectureError, DataError, MismatchError, reason_of
 from transfusion.evaluation.classes import Classes
 from transfusion.evaluation.inputs import IGNORED, Batch, TextTokenizer, Tokens
 from transfusion.evaluation.task_heads import LinearTaskHead
@@ -46,7 +47,6 @@ class TaskHeadScorer(Scorer):
     """Scores the outputs of the model's own task head."""
 
     live: LiveModel
-    dtype: torch.dtype
     predicts: PredictionKind
     label: str
     classes: int | None
@@ -61,7 +61,7 @@ class TaskHeadScorer(Scorer):
 
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
         """Return one row for every example, position or token."""
-        logits = logits_of(self.live, self.label, batch.inputs, self.dtype, gradients=gradients)
+        logits = logits_of(self.live, self.label, batch.inputs, gradients=gradients)
         targets = batch.targets.to(logits.device)
         if self.predicts is PredictionKind.NEXT:
             logits, targets = logits[:, :-1], targets[:, 1:]
@@ -76,11 +76,11 @@ class PredictionKind(StrEnum):
     NEXT = "next token"
 
 
-def prediction_kind(live: LiveModel, data: Dataset, dtype: torch.dtype) -> tuple[PredictionKind, int]:
+def prediction_kind(live: LiveModel, data: Dataset) -> tuple[PredictionKind, int]:
     """Return what is predicted, and the number of classes; refuse examples that do not fit the model."""
     _require_inputs(live, data)
-    logits = logits_of(live, data.label, data.limited(1).inputs, dtype)
-    question = _question(live, data, logits, dtype)
+    logits = logits_of(live, data.label, data.limited(1).inputs)
+    question = _question(live, data, logits)
     if question is not PredictionKind.NEXT and data.labels is None:
         raise DataError(f"{data.label}: no labels in it", hint="add a tensor 'labels', one per example")
     if data.labels is not None:
@@ -113,28 +113,34 @@ def _require_inputs(live: LiveModel, data: Dataset) -> None:
     )
 
 
-def logits_of(
-    live: LiveModel, label: str, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, gradients: bool = False
-) -> Tensor:
-    """Run a model and return its logits."""
-    device = next(live.module.parameters()).device
-    given = {name: one.to(device) for name, one in in_dtype(inputs, dtype).items()}
+def _placed(live: LiveModel, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+    """Return inputs in the module's type and on its device, and whether it computes in float64."""
+    like = next(live.module.parameters())
+    placed = {name: one.to(like.device) for name, one in in_dtype(inputs, like.dtype).items()}
+    return placed, like.dtype is torch.float64
+
+
+@contextmanager
+def _refusing(live: LiveModel, label: str) -> Iterator[None]:
+    """Within the block, an error of the model's library becomes one about the examples."""
     try:
-        outputs = run_model(
-            live.module,
-            live.family,
-            given,
-            double=dtype is torch.float64,
-            gradients=gradients,
-        )
+        yield
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         if out_of_memory(error):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"{label}: {_name(live)} cannot be run on it ({reason})",
+            f"{label}: {_name(live)} cannot be run on it ({reason_of(error)})",
             hint="check the names, shapes and types of the inputs",
         ) from error
+
+
+def logits_of(
+    live: LiveModel, label: str, inputs: Mapping[str, Tensor], *, gradients: bool = False
+) -> Tensor:
+    """Run a model and return its logits."""
+    given, double = _placed(live, inputs)
+    with _refusing(live, label):
+        outputs = run_model(live.module, live.family, given, double=double, gradients=gradients)
     name = "output" if live.family.library == "timm" else "logits"
     if name not in outputs or live.architecture.output_space(name):
         raise ArchitectureError(
@@ -151,17 +157,17 @@ def logits_of(
     return logits
 
 
-def _question(live: LiveModel, data: Dataset, logits: Tensor, dtype: torch.dtype) -> PredictionKind:
+def _question(live: LiveModel, data: Dataset, logits: Tensor) -> PredictionKind:
     """Return what is predicted; labels of an encoder-decoder are shifted already."""
     if logits.ndim == 2:
         return PredictionKind.CLASS
     shifted = data.labels is not None and "decoder_input_ids" in data.inputs
-    if shifted or not predicts_next_token(live, logits.shape[-1], dtype):
+    if shifted or not predicts_next_token(live, logits.shape[-1]):
         return PredictionKind.POSITION
     return PredictionKind.NEXT
 
 
-def predicts_next_token(live: LiveModel, classes: int, dtype: torch.dtype) -> bool:
+def predicts_next_token(live: LiveModel, classes: int) -> bool:
     """Whether a model predicts the next token: its classes are tokens, and attention is causal."""
     read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
     if read not in live.inputs or vocabulary(live.module) != classes:
@@ -169,7 +175,7 @@ def predicts_next_token(live: LiveModel, classes: int, dtype: torch.dtype) -> bo
     changed = live.inputs[read].clone()
     changed[:, -1] = (changed[:, -1] + 1) % classes
     other = {**live.inputs, read: changed}
-    before, after = (logits_of(live, "probe", one, dtype)[:, :-1] for one in (live.inputs, other))
+    before, after = (logits_of(live, "probe", one)[:, :-1] for one in (live.inputs, other))
     return bool(torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())))
 
 
@@ -211,35 +217,20 @@ def compares_images_with_texts(live: LiveModel) -> bool:
 
 
 def features(
-    live: LiveModel,
-    kind: str,
-    inputs: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    label: str,
-    *,
-    gradients: bool,
+    live: LiveModel, label: str, kind: str, inputs: Mapping[str, Tensor], *, gradients: bool
 ) -> Tensor:
     """Return the features (examples, width) of the tower for this kind of input."""
-    device = next(live.module.parameters()).device
-    given = {name: one.to(device) for name, one in in_dtype(inputs, dtype).items()}
-    try:
-        with (
-            torch.set_grad_enabled(gradients),
-            in_double(dtype is torch.float64),
-            plain_experts(live.module),
-        ):
-            found = _run(live, kind, given)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if out_of_memory(error):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{label}: {type(live.module).__name__} cannot be run on it ({reason})",
-            hint="check that the examples are of the kind that the model takes",
-        ) from error
+    given, double = _placed(live, inputs)
+    with (
+        _refusing(live, label),
+        torch.set_grad_enabled(gradients),
+        in_double(double),
+        plain_experts(live.module),
+    ):
+        found = _run(live, kind, given)
     if not isinstance(found, Tensor) or found.ndim != 2:
         raise ArchitectureError(
-            f"{type(live.module).__name__} gives no features of whole {kind}s",
+            f"{_name(live)} gives no features of whole {kind}s",
             hint="give a model such as CLIP, or one with a task head of its own",
         )
     return found
@@ -285,7 +276,6 @@ class ZeroShotScorer(Scorer):
     """Scores images by their similarity to the mean embedding of every class's prompts."""
 
     live: LiveModel
-    dtype: torch.dtype
     label: str
     named: Classes
     tokenizer: TextTokenizer
@@ -312,7 +302,7 @@ class ZeroShotScorer(Scorer):
 
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
         """Return one row for every image."""
-        seen = features(self.live, IMAGE, batch.inputs, self.dtype, self.label, gradients=gradients)
+        seen = features(self.live, self.label, IMAGE, batch.inputs, gradients=gradients)
         with torch.set_grad_enabled(gradients):
             scale = self.live.module.get_parameter("logit_scale").exp()
             logits = scale * unit_length(seen) @ self.embeddings(gradients=gradients).T
@@ -330,9 +320,7 @@ class ZeroShotScorer(Scorer):
         parts = []
         for start in range(0, len(self.prompts), self.chunk):
             inputs = self.tokenizer.inputs(self.prompts[start : start + self.chunk])
-            parts.append(
-                unit_length(features(self.live, TEXT, inputs, self.dtype, self.label, gradients=gradients))
-            )
+            parts.append(unit_length(features(self.live, self.label, TEXT, inputs, gradients=gradients)))
         single = torch.cat(parts)
         return unit_length(single.reshape(self.classes, -1, single.shape[-1]).mean(1))
 
@@ -342,7 +330,6 @@ class LinearTaskHeadScorer(Scorer):
     """Scores the features of images or texts with a linear task head."""
 
     live: LiveModel
-    dtype: torch.dtype
     label: str
     kind: str
     task_head: LinearTaskHead
@@ -357,7 +344,7 @@ class LinearTaskHeadScorer(Scorer):
 
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
         """Return one row for every example."""
-        found = features(self.live, self.kind, batch.inputs, self.dtype, self.label, gradients=gradients)
+        found = features(self.live, self.label, self.kind, batch.inputs, gradients=gradients)
         width = self.task_head.weight.shape[1]
         if found.shape[1] != width:
             raise MismatchError(

@@ -197,7 +197,7 @@ def sweep(
             new_tokens=new_tokens,
         )
         with progress.bar(len(chosen) * len(lines.ways), "building the models") as advance:
-            found = _sweep(lines, chosen, asked, other, batch, dtype, advance)
+            found = _sweep(lines, chosen, asked, other, batch, advance)
     for note in found.notes:
         progress.warn(note)
     return files.finish(found, record)
@@ -209,14 +209,13 @@ def _sweep(
     asked: EvaluationData,
     other: EvaluationData | None,
     batch: int | None,
-    dtype: torch.dtype,
     advance: Advance,
 ) -> Sweep:
     """Measure one curve per line."""
-    task = asked.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+    task = asked.evaluator(lines.input_model, lines.live, batch=batch)
     support = None
     if other is not None:
-        support = other.evaluator(lines.input_model, lines.live, dtype=dtype, batch=batch)
+        support = other.evaluator(lines.input_model, lines.live, batch=batch)
 
     def measured() -> TaskAndSupport:
         return TaskAndSupport(task.measure(), support.measure() if support is not None else None)

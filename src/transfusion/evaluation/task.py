@@ -96,11 +96,7 @@ class EvaluationData:
     def replaced(self, model: Model, base: Model | None) -> list[str]:
         """Return a note if ``task_head`` replaces a task head that the model has and the base has not."""
         donor = self._task_head_donor()
-        if (
-            donor is None
-            or not has_own_task_head(model, donor)
-            or (base and not has_own_task_head(model, base))
-        ):
+        if donor is None or not all(has_own_task_head(model, one) for one in (donor, base) if one):
             return []
         return [f"{model.label} has a task head of its own; it was replaced by that of {donor.label}"]
 
@@ -109,7 +105,6 @@ class EvaluationData:
         model: Model,
         live: LiveModel,
         *,
-        dtype: torch.dtype = torch.float32,
         batch: int | None = None,
     ) -> Evaluator:
         """Return the evaluator of a live model; without ``batch``, with a batch size that fits.
@@ -119,21 +114,12 @@ class EvaluationData:
         self._check(batch)
         found = self._read()
         if isinstance(found, Dataset):
-            evaluator = Evaluator.of(live, found, dtype, batch or MOST)
+            evaluator = Evaluator.of(live, found, batch or MOST)
             return self._scored(evaluator, None)
-        linear = (
-            LinearTaskHead.load(Path(str(self.task_head))) if is_linear_task_head(self.task_head) else None
-        )
-        task = Task(
-            model,
-            live,
-            dtype,
-            found,
-            self._classes(),
-            linear,
-            self._task_head_donor(),
-            truncate=self.truncate,
-        )
+        linear = is_linear_task_head(self.task_head)
+        task_head = LinearTaskHead.load(Path(str(self.task_head))) if linear else None
+        donor = self._task_head_donor()
+        task = Task(model, live, found, self._classes(), task_head, donor, truncate=self.truncate)
         batch_source, scorer, notes = task.asked()
         size = 1 if task.alone(scorer) else batch
         size = size or batch_size_for(live.module, scorer, batch_source.heaviest, len(batch_source))
@@ -146,9 +132,8 @@ class EvaluationData:
             return given.limited(self.limit)
         if Path(given).suffix in TENSORS and not isdir(given):
             return Dataset.load(given).limited(self.limit)
-        return read_examples(given, self.split, Columns(self.text, self.image, self.label)).limited(
-            self.limit
-        )
+        columns = Columns(self.text, self.image, self.label)
+        return read_examples(given, self.split, columns).limited(self.limit)
 
     def _classes(self) -> Classes | None:
         if self.classes is None or isinstance(self.classes, Classes):
@@ -195,7 +180,6 @@ class Task:
 
     model: Model
     live: LiveModel
-    dtype: torch.dtype
     examples: Examples
     classes: Classes | None
     task_head: LinearTaskHead | None
@@ -241,7 +225,7 @@ class Task:
         processor = ImageProcessor.of(self.subject)
         scorer: Scorer
         if self.task_head is not None:
-            scorer = LinearTaskHeadScorer(self.live, self.dtype, self.examples.label, IMAGE, self.task_head)
+            scorer = LinearTaskHeadScorer(self.live, self.examples.label, IMAGE, self.task_head)
         elif compares_images_with_texts(self.live):
             scorer = self._zero_shot()
         else:
@@ -265,7 +249,7 @@ class Task:
         prompts, _ = tokenizer.read(
             self.classes.prompts(), self.classes.label, truncate=self.truncate, what="prompt"
         )
-        return ZeroShotScorer(self.live, self.dtype, self.examples.label, self.classes, tokenizer, prompts)
+        return ZeroShotScorer(self.live, self.examples.label, self.classes, tokenizer, prompts)
 
     # ── texts ────────────────────────────────────────────────────────────────────────────────
 
@@ -282,7 +266,7 @@ class Task:
         batch_source = TextBatches(self.examples.label, tokens, tokenizer, takes, None)
         scorer: Scorer
         if self.task_head is not None:
-            scorer = LinearTaskHeadScorer(self.live, self.dtype, self.examples.label, TEXT, self.task_head)
+            scorer = LinearTaskHeadScorer(self.live, self.examples.label, TEXT, self.task_head)
         else:
             scorer = self._of_task_head(dict(batch_source.heaviest().inputs))
         notes = [f"{self.examples.label}: {cut} of {len(texts)} texts were truncated"] if cut else []
@@ -302,7 +286,7 @@ class Task:
         """Return the scorer of the model's own task head: classes, or next tokens."""
         label = self.examples.label
         try:
-            logits = logits_of(self.live, label, inputs, self.dtype)
+            logits = logits_of(self.live, label, inputs)
         except ArchitectureError as error:
             if self.task_head_donor is not None:
                 raise ArchitectureError(
@@ -317,13 +301,9 @@ class Task:
                 " its own, or that of a fine-tuned model with `head`",
             ) from error
         if logits.ndim == 2 and logits.shape[-1] > 1:
-            return TaskHeadScorer(self.live, self.dtype, PredictionKind.CLASS, label, logits.shape[-1])
-        if (
-            logits.ndim == 3
-            and "input_ids" in inputs
-            and predicts_next_token(self.live, logits.shape[-1], self.dtype)
-        ):
-            return TaskHeadScorer(self.live, self.dtype, PredictionKind.NEXT, label, None)
+            return TaskHeadScorer(self.live, PredictionKind.CLASS, label, logits.shape[-1])
+        if logits.ndim == 3 and "input_ids" in inputs and predicts_next_token(self.live, logits.shape[-1]):
+            return TaskHeadScorer(self.live, PredictionKind.NEXT, label, None)
         raise ArchitectureError(
             f"{self.model.label}: {self.name} gives scores of shape {tuple(logits.shape)}, neither classes of"
             " an example nor next tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from transfusion.errors import SettingError
+from transfusion.errors import SettingError, reason_of
 
 
 def require_device(device: str) -> str:
@@ -12,9 +12,9 @@ def require_device(device: str) -> str:
     try:
         torch.empty(1, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingError(
-            f"device {device!r} cannot be used here ({reason})", hint="leave out `device` to compute on cpu"
+            f"device {device!r} cannot be used here ({reason_of(error)})",
+            hint="leave out `device` to compute on cpu",
         ) from error
     return device
 

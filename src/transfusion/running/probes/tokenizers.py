@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transfusion.errors import reason_of
 from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.optional_libraries import require_library
@@ -57,8 +58,7 @@ def tokenizer_of(subject: ProbedModel) -> tuple[Tokenizer | None, str]:
     try:
         found = _of_transformers(folder) if present and folder else _of_open_clip()
     except Exception as error:  # the libraries raise many types for a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return None, f"the tokenizer cannot be used: {reason}"
+        return None, f"the tokenizer cannot be used: {reason_of(error)}"
     highest = max(found.framed(found.encode(_SENTENCE)))
     if highest >= subject.vocabulary:
         return None, f"the tokenizer has token {highest}, and the model knows {subject.vocabulary}"

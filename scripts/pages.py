@@ -2,8 +2,7 @@
 
 A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->``. WHAT is one of
 
-- ``options VERB``: the arguments and options of a verb, from the command line itself;
-- ``verbs``: all verbs with their first sentence;
+- ``verbs``: every verb with its arguments and options, from the command line itself;
 - ``demo KIND``, ``printed KIND``: the tables of the demo, and what it prints, from benchmarks/results, which
   scripts/measure_demo.py writes;
 - ``transfer PART``, ``arrives``: tables of the benchmark of transfer, from benchmarks/transfer/measured.json.
@@ -18,6 +17,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 ROOT = Path(__file__).parent.parent
+Row = tuple[str, str, str]
 _PART = re.compile(r"<!-- generated: (\w+) ?(\S*) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -42,30 +43,38 @@ def commands() -> Mapping[str, Any]:
 
 
 def verbs() -> str:
-    """Return a table of all verbs, with the first sentence of each."""
-    rows = (
-        (f"[`{name}`]({name}.md)" if (ROOT / "docs/verbs" / f"{name}.md").exists() else f"`{name}`", about)
-        for name, about in ((name, _first(command.help)) for name, command in commands().items())
+    """Return the reference of all verbs: each with its own options, and a table of those that many share."""
+    rows = {name: list(_rows(command)) for name, command in commands().items()}
+    count = Counter(
+        row for found in rows.values() for row in found if row[0].startswith("`-") and row[1] != _NEEDED
     )
-    return _table(("verb", "what it does"), rows)
+    shared = [row for row, verbs in count.items() if verbs >= SHARED]
+    parts = [_verb(name, command.help, rows[name], shared) for name, command in commands().items()]
+    return "\n".join([*parts, "## Shared options\n", _table(_HEAD, sorted(shared))])
 
 
-def options(verb: str) -> str:
-    """Return the arguments and options of one verb, one table for each panel of its help."""
-    command = commands().get(verb)
-    if command is None:
-        raise SystemExit(f"a page asks for the options of {verb}, which is no verb")
+SHARED = 3
+"""An option that so many verbs have, with one meaning, is explained once."""
+_HEAD = ("", "default", "meaning")
+_NEEDED = "**required**"
+
+
+def _verb(verb: str, about: str, rows: Sequence[Row], shared: Sequence[Row]) -> str:
+    own = [row for row in rows if row not in shared]
+    others = ", ".join(row[0].split(",")[0] for row in rows if row in shared)
+    names = [row[0].split("`")[1] for row in own if row[1] == _NEEDED or not row[0].startswith("`-")]
+    needed = [f"{name} {name[2:].upper()}" if name.startswith("-") else name for name in names]
+    text = "\n\n".join(" ".join(part.split()) for part in about.split("\n\n"))
+    usage = " ".join(["transfusion", verb, *needed])
+    return f"## {verb}\n\n`{usage}`\n\n{text}\n\n{_table(_HEAD, own)}\n[Shared](#shared-options): {others}.\n"
+
+
+def _rows(command: Any) -> Iterator[Row]:
+    """Yield how an argument or option is written, its default and its meaning; arguments first."""
     hints = get_type_hints(command.callback)
-    panels: dict[str, list[tuple[str, str, str]]] = {"": []}  # what has no panel comes first
     for one in sorted(command.params, key=lambda one: bool(one.param_type_name != "argument")):
         if one.name != "help" and not getattr(one, "hidden", False):
-            panel = getattr(one, "rich_help_panel", None) or ""
-            panels.setdefault(panel, []).append((_written(one), _default(one), _about(one, hints)))
-    parts = []
-    for panel, rows in panels.items():
-        title = f"**{panel}**\n\n" if panel else ""
-        parts += [title + _table(("", "default", "meaning"), rows)] if rows else []
-    return "\n".join(parts)
+            yield _written(one), _default(one), _about(one, hints)
 
 
 def _written(one: Any) -> str:
@@ -78,7 +87,7 @@ def _written(one: Any) -> str:
 
 def _default(one: Any) -> str:
     if one.required:
-        return "**required**"
+        return _NEEDED
     if isinstance(one.show_default, str):
         return one.show_default
     if one.default is None or one.default is False or one.show_default is False:
@@ -87,7 +96,7 @@ def _default(one: Any) -> str:
 
 
 def _about(one: Any, hints: Mapping[str, Any]) -> str:
-    text = _first(one.help, whole=True)
+    text = " ".join((one.help or "").split()).replace("|", "\\|")
     choices = list(_choices(hints.get(one.name)))
     return text + (f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else "")
 
@@ -97,11 +106,6 @@ def _choices(hint: Any) -> Iterator[str]:
         yield from (str(member.value) for member in hint)
     for inner in get_args(hint):
         yield from _choices(inner)
-
-
-def _first(text: str | None, *, whole: bool = False) -> str:
-    plain = " ".join((text or "").split("\n\n")[0].split())
-    return (plain if whole else plain.split("; exit")[0]).replace("|", "\\|")
 
 
 # ── measured ─────────────────────────────────────────────────────────────────────────────────
@@ -222,7 +226,6 @@ def filled(text: str) -> str:
     """Return a page with its generated parts up to date."""
     makers = {
         "verbs": lambda _: verbs(),
-        "options": options,
         "demo": demo,
         "printed": printed,
         "transfer": transfer,

@@ -1,7 +1,7 @@
 """Hooks of `mkdocs build`. The site needs no network.
 
 - Formulas become MathML, which browsers draw.
-- ``<!-- code: transfusion/transport/alpha.py Alpha.at -->`` becomes the present code of that name.
+- ``<!-- code: transport Alpha.at -->`` becomes the code of that name in src/transfusion/transport.
 - SVG pictures become a part of the page, in the colours of its theme.
 - CONTRIBUTING.md, CHANGELOG.md, the notebooks and an example, which are outside docs/, become pages.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import html
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -61,29 +62,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return _CODE.sub(lambda found: code(found[1], found[2]), markdown)
 
 
-def code(file: str, name: str) -> str:
-    """Return a function, a class or a method as a block of code, with its file and line."""
-    path = ROOT / "src" / file
-    if not path.exists():
-        raise PluginError(f"src/{file} does not exist; a page of docs/ shows its {name}")
-    lines = path.read_text().splitlines()
-    first, last = _extent(path, name)
-    text = "\n".join(lines[first - 1 : last])
-    indent = len(text) - len(text.lstrip())
-    text = "\n".join(line[indent:] for line in text.splitlines())
-    return f'```python title="src/{file}, line {first}"\n{text}\n```'
+def code(room: str, name: str) -> str:
+    """Return a function, a class or a method of a room as a block of code, with its file and line."""
+    found = [
+        (path, extent)
+        for path in sorted((ROOT / "src" / "transfusion" / room).rglob("*.py"))
+        if (extent := _extent(path, name))
+    ]
+    if len(found) != 1:
+        raise PluginError(f"a page of docs/ shows {name}, which src/transfusion/{room} has {len(found)} times")
+    path, (first, last) = found[0]
+    text = textwrap.dedent("\n".join(path.read_text().splitlines()[first - 1 : last]))
+    return f'```python title="{path.relative_to(ROOT)}, line {first}"\n{text}\n```'
 
 
-def _extent(path: Path, name: str) -> tuple[int, int]:
-    """Return the first and the last line of ``name``, decorators included."""
-    body: Any = ast.parse(path.read_text()).body
-    found: Any = None
+def _extent(path: Path, name: str) -> tuple[int, int] | None:
+    """Return the first and the last line of ``name``, decorators included; None if the file lacks it."""
+    found: Any = ast.parse(path.read_text())
     for part in name.split("."):
+        body = getattr(found, "body", [])
         found = next((node for node in body if getattr(node, "name", None) == part), None)
-        if found is None:
-            raise PluginError(f"{path.relative_to(ROOT)} has no {name}; a page of docs/ shows it")
-        body = found.body
-    return min([found.lineno, *(one.lineno for one in found.decorator_list)]), found.end_lineno
+    return found and (min([found.lineno, *(one.lineno for one in found.decorator_list)]), found.end_lineno)
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:

@@ -2,7 +2,7 @@
 # make test    all fast tests
 # make test-slow   what they leave out: proofs that take minutes, or one more of a kind; and more random examples
 # make check   lint, types, layers, tests
-# make docs    the site, in site/; generated pages and pictures are written anew first
+# make docs    the site, in site/; generated parts of pages are written anew first
 # make pages   what the examples in pages print, and all generated parts; with the demo's models, some minutes
 # make bench   how fast matching is, against a textbook implementation (a quarter of an hour)
 # make bench-memory    memory and throughput of a transport, against a copy and mergekit (16 GB of disk, ten minutes)
@@ -47,7 +47,6 @@ check: lint test
 
 docs: .venv/ready
 	$(BIN)/python scripts/pages.py
-	$(BIN)/python scripts/draw_pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html"
 

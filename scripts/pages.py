@@ -5,6 +5,7 @@ A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->`
 - ``verbs``: every verb with its arguments and options, from the command line itself;
 - ``demo KIND``, ``printed KIND``: the tables of the demo, and what it prints, from benchmarks/results, which
   scripts/measure_demo.py writes;
+- ``growth``: time and memory of the verbs by size, from benchmarks/growth/measured.json;
 - ``transfer PART``, ``arrives``: tables of the benchmark of transfer, from benchmarks/transfer/measured.json.
 
 With ``--check`` nothing is written; stale pages are listed, and the exit code is 1. docs/families.md, which
@@ -112,26 +113,26 @@ def _choices(hint: Any) -> Iterator[str]:
 
 
 def demo(kind: str) -> str:
-    """Return the tables of the demo: accuracy and gain on the task and the support, seed by seed."""
+    """Return the tables of the demo: mean accuracy and gain, and the share of the gap by seed."""
     found = _demo(kind)
     keys = [key for key in ("onto_b", "onto_successor") if key in found[0]]
-    return "\n".join(_by_seed([one[key] for one in found]) for key in keys)
+    return "\n".join(_over_seeds([one[key]["models"] for one in found]) for key in keys)
 
 
-def _by_seed(results: list[Any]) -> str:
-    head = ["", *(f"seed {seed}" for seed in range(len(results))), "of the gap, mean"]
+def _over_seeds(results: list[Any]) -> str:
     rows = []
-    for models in zip(*(one["models"] for one in results), strict=True):
+    for models in zip(*results, strict=True):
         shares = [100 * one["share"] for one in models if one["share"] is not None]
         each = ", ".join(str(round(share)) for share in shares)
-        cells = [f"{_accuracy(one, 'task')}; {_accuracy(one, 'support')}" for one in models]
+        cells = [_accuracy(models, part) for part in ("task", "support")]
         rows.append((models[0]["name"], *cells, f"{round(mean(shares))} % ({each})" if shares else ""))
-    return _minus(_table(head, rows))
+    return _minus(_table(("", "task", "support", "of the gap (each seed)"), rows))
 
 
-def _accuracy(one: Any, part: str) -> str:
-    gain = f" ({one['gain'][part]:+.1f})" if one["gain"] else ""
-    return f"{100 * one[part]['value']:.1f}{gain}"
+def _accuracy(models: Sequence[Any], part: str) -> str:
+    gains = [one["gain"][part] for one in models if one["gain"]]
+    gain = f" ({mean(gains):+.1f})" if gains else ""
+    return f"{100 * mean(one[part]['value'] for one in models):.1f}{gain}"
 
 
 def printed(kind: str) -> str:
@@ -155,12 +156,9 @@ def transfer(part: str) -> str:
     means = {
         pair: row for pair, row in info["means"].items() if (pair == "successors") == (part == "successors")
     }
-    methods = _FEW if part == "few" else next(iter(means.values()))
+    methods = list(next(iter(means.values())))
     rows = [(pair, *(_spread(row[method]) for method in methods)) for pair, row in means.items()]
     return _minus(_table(("pair", *methods), rows, numbers=True))
-
-
-_FEW = ("naive", "transfusion", "functional", "functional, real")
 
 
 def _spread(value: Sequence[float]) -> str:
@@ -202,6 +200,15 @@ def arrives(_: str) -> str:
     return _minus(_table(head, cells, numbers=True))
 
 
+def growth(_: str) -> str:
+    """Return the tables of the benchmark of growth."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from growth.tables import about, measured
+
+    info = json.loads((ROOT / "benchmarks/growth/measured.json").read_text())
+    return "\n".join([about(info), measured(info, "seconds"), measured(info, "peak")])
+
+
 def _demo(kind: str) -> list[Any]:
     found: list[Any] = json.loads((ROOT / f"benchmarks/results/demo-{kind}.json").read_text())
     return found
@@ -227,6 +234,7 @@ def filled(text: str) -> str:
     makers = {
         "verbs": lambda _: verbs(),
         "demo": demo,
+        "growth": growth,
         "printed": printed,
         "transfer": transfer,
         "arrives": arrives,

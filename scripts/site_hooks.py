@@ -70,7 +70,9 @@ def code(room: str, name: str) -> str:
         if (extent := _extent(path, name))
     ]
     if len(found) != 1:
-        raise PluginError(f"a page of docs/ shows {name}, which src/transfusion/{room} has {len(found)} times")
+        raise PluginError(
+            f"a page of docs/ shows {name}, which src/transfusion/{room} has {len(found)} times"
+        )
     path, (first, last) = found[0]
     text = textwrap.dedent("\n".join(path.read_text().splitlines()[first - 1 : last]))
     return f'```python title="{path.relative_to(ROOT)}, line {first}"\n{text}\n```'

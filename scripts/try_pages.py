@@ -25,7 +25,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [DOCS / "first-minute.md", DOCS / "image-and-video.md", *sorted((DOCS / "verbs").glob("*.md"))]
+PAGES = [
+    DOCS / f"{name}.md"
+    for name in ("first-minute", "transport", "adapters", "method", "functional", "evaluate")
+]
 """The pages whose examples are run."""
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\n> .*)*)\n?", re.MULTILINE)

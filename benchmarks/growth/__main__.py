@@ -5,7 +5,6 @@
     python -m growth --keep FOLDER                    keep the models there, and use them again
     python -m growth --json FILE.json                 keep the results; what is there already is not run again
     python -m growth --table FILE.json                only print the tables of such a file
-    python -m growth --write-docs FILE.json           only put them, and the picture, into docs/growth.md
 
 Pairs of Llamas in bfloat16 are drawn at random. Every run is one of the command line, in a process of its
 own. A tiny model is run first: what it takes is the start of the program, and is subtracted.
@@ -37,9 +36,8 @@ ORDER = list(SIZES)
 
 def main(arguments: list[str] | None = None) -> None:
     asked = _parser().parse_args(arguments)
-    if asked.table or asked.write_docs:
-        info = json.loads((asked.table or asked.write_docs).read_text())
-        print(tables.everything(info)) if asked.table else tables.write_docs(info)
+    if asked.table:
+        print(tables.everything(json.loads(asked.table.read_text())))
         return
     tasks = [TASKS[name] for name in _known(asked.tasks, list(TASKS))]
     sizes = _known(asked.sizes, [name for name in ORDER if name != START])
@@ -94,7 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", type=Path, help="a folder for the models")
     parser.add_argument("--json", type=Path, help="a file for the results; a run goes on where it stopped")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="only this")
-    parser.add_argument("--write-docs", type=Path, metavar="FILE.json", help="only this")
     return parser
 
 

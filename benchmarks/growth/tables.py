@@ -1,13 +1,11 @@
-"""The results as tables, for people and for docs/growth.md."""
+"""The results as tables, for people and for docs/benchmarks.md."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from growth.chart import draw
 from growth.llamas import SIZES
 from growth.tasks import START, SWEEPS, TASKS
 
@@ -15,34 +13,13 @@ BEYOND = 3.0
 """A run counts for an exponent if it takes more than so many times the same run of a tiny model."""
 SPAN = 2.0
 """An exponent needs points of which the largest has so many times the parameters of the smallest."""
-DOCS = Path(__file__).parent.parent.parent / "docs"
-PICTURE = DOCS / "pictures" / "growth.png"
-PAGE = DOCS / "growth.md"
 Info = dict[str, Any]
 
 
 def everything(info: Info) -> str:
     """All tables."""
-    return "\n".join(text for _, text in _parts(info))
-
-
-def _parts(info: Info) -> list[tuple[str, str]]:
-    """The tables by the names of their markers."""
-    runs = [f"{about(info)}\n{_loads(info)}", measured(info, "seconds"), measured(info, "processor")]
-    runs += [measured(info, "peak"), left_out(info)]
-    return [
-        ("runs", "\n".join(one for one in runs if one)),
-        ("exponents", exponents(info)),
-    ]
-
-
-def write_docs(info: Info, page: Path = PAGE, picture: Path = PICTURE) -> None:
-    """Draw the picture, and put the tables between the markers of the page."""
-    draw(info, picture)
-    for name, text in _parts(info):
-        drawn = f"![Seconds and peak memory against parameters](pictures/{picture.name})\n"
-        between_markers(page, f"growth-{name}", f"{drawn}\n{text}" if name == "exponents" else text)
-    print(f"{page} and {picture} written")
+    parts = [f"{about(info)}\n{_loads(info)}", *(measured(info, what) for what in _TITLES), left_out(info)]
+    return "\n".join(part for part in parts if part)
 
 
 # ── what was run ─────────────────────────────────────────────────────────────────────────────
@@ -72,21 +49,19 @@ def runs_of(info: Info, task: str) -> list[Info]:
     return [one for one in found if one is not None]
 
 
-_TITLES = {
-    "seconds": "seconds",
-    "processor": "processor seconds, of all cores",
-    "peak": "peak resident memory",
-}
+_TITLES = {"seconds": "seconds", "peak": "peak resident memory"}
 
 
 def measured(info: Info, what: str) -> str:
-    """One number of every run: tasks by sizes."""
+    """One number of every run, tasks by sizes, and the power of parameters by which it grows."""
     rows = []
     for task in tasks_of(info):
         found = [run_of(info, task, size) for size in sizes_of(info)]
-        rows.append((TASKS[task].about, *("" if one is None else _said(one[what], what) for one in found)))
+        power, points = exponent(runs_of(info, task), run_of(info, task, START), what)
+        cells = ["" if one is None else _said(one[what], what) for one in found]
+        rows.append((TASKS[task].about, *cells, "" if power is None else f"{power:.2f} ({points})"))
     named = [f"{'start: ' * (size == START)}{_count(SIZES[size].parameters)}" for size in sizes_of(info)]
-    return table([f"**{_TITLES[what]}**", *named], rows)
+    return table([f"**{_TITLES[what]}**", *named, "power (points)"], rows)
 
 
 def left_out(info: Info) -> str:
@@ -100,20 +75,6 @@ def left_out(info: Info) -> str:
         if missing and there and sizes.index(missing[0]) > sizes.index(there[-1]):
             rows.append((TASKS[task].about, f"from {missing[0]} on", TASKS[task].why or "not asked for"))
     return table(("left out", "size", "why"), rows) if rows else ""
-
-
-def exponents(info: Info) -> str:
-    """By which power of parameters time and memory of each task grow, beyond the start of the program."""
-    rows = []
-    for task in tasks_of(info):
-        start, runs = run_of(info, task, START), runs_of(info, task)
-        cells = []
-        for what in ("seconds", "processor", "peak"):
-            power, points = exponent(runs, start, what)
-            cells += ["" if power is None else f"{power:.2f}", points]
-        rows.append((TASKS[task].about, *cells))
-    head = ("task", "seconds", "points", "processor seconds", "points", "memory", "points")
-    return table(head, rows)
 
 
 def exponent(runs: Sequence[Info], start: Info | None, what: str) -> tuple[float | None, int]:
@@ -153,23 +114,12 @@ def about(info: Info) -> str:
     )
 
 
-def between_markers(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the two markers of a page."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    old = page.read_text()
-    if begin not in old or end not in old:
-        raise SystemExit(f"{page}: no {begin} … {end}")
-    before, after = old.split(begin)[0], old.split(end)[1]
-    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
-
-
 def _loads(info: Info) -> str:
     found = [one["load"] for one in info["runs"] if "load" in one]
     return (
-        f"Every search makes at most {SWEEPS} sweeps. Load before a run: {min(found):.1f} to"
-        f" {max(found):.1f}. Columns are numbers of parameters; an empty cell was not run. "
-        f"Points of an exponent take more than {BEYOND:g} times"
-        " the start.\n"
+        f"Searches make at most {SWEEPS} sweeps. Load before a run: {min(found):.1f} to {max(found):.1f}."
+        " Columns are numbers of parameters; an empty cell was not run. Powers are fitted to runs that take"
+        f" more than {BEYOND:g} times the start, and need sizes that differ by a factor of {SPAN:g}.\n"
     )
 
 

@@ -13,10 +13,6 @@ from growth.llamas import SIZES, Size
 from growth.tables import exponent
 from growth.tasks import TASKS
 
-MARKERS = "\n".join(
-    f"<!-- growth-{name}:begin -->\n<!-- growth-{name}:end -->" for name in ("runs", "exponents")
-)
-
 
 def test_exponents_are_fitted_beyond_the_start() -> None:
     start = {"seconds": 2.0}
@@ -31,12 +27,6 @@ def test_exponents_are_fitted_beyond_the_start() -> None:
     assert exponent(near, start, "seconds") == (None, 2), "too near to each other"
 
 
-def test_the_page_has_room_for_all_tables() -> None:
-    page = tables.PAGE.read_text()
-    for line in MARKERS.splitlines():
-        assert page.count(line) == 1
-
-
 def test_what_is_left_out_says_why() -> None:
     last = list(SIZES)[-1]
     for task in TASKS.values():
@@ -49,7 +39,7 @@ def test_what_is_unknown_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_measured_resumed_and_written_into_a_page(
+def test_a_run_is_measured_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SIZES, "small", Size("small", 2, 128, 320, 8, 4, 600))
@@ -66,8 +56,4 @@ def test_a_run_is_measured_resumed_and_written_into_a_page(
         (task, size) for task in ("guarded", "transport") for size in ("small", "tiny")
     ]
     assert all(one["seconds"] > 0 and one["peak"] > 1e8 and one["processor"] > 0 for one in info["runs"])
-    page, picture = tmp_path / "page.md", tmp_path / "growth.png"
-    page.write_text(MARKERS)
-    tables.write_docs(info, page, picture)
-    assert "`transport` of a dense fine-tune" in page.read_text()
-    assert picture.stat().st_size > 0
+    assert "`transport` of a dense fine-tune" in tables.everything(info)

@@ -24,7 +24,7 @@ from transfusion.runtime.scratch import scratch
 
 LARGE, HUGE = 4096, 12288
 """Sizes from which a gain is solved among candidates: where many places have the same best unit, which is
-faster then (docs/assignments.md), and always."""
+faster then (docs/benchmarks.md), and always."""
 CROWDED = 0.5
 """A gain is crowded if fewer than this share of all units are the best for some place."""
 

@@ -135,9 +135,9 @@ def make(folder: Path, size: Size) -> Made:
             {},
             0,
             str(a),
-            source.digest,
+            source.fingerprint,
             str(b),
-            target.digest,
+            target.fingerprint,
         )
         Alignment.of(random_maps(architecture, 0), architecture, metadata).save(pi)
     return Made(a, tuned, b, pi)

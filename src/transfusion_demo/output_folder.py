@@ -45,13 +45,13 @@ def working_folder(keep: Path | None, *, force: bool) -> Iterator[Path]:
 def _replace_paths(folder: Path, before: str, after: str) -> None:
     """Replace the folder's path in all of its files by the path that the folder will have.
 
-    An adapter's digest covers the name of its base, so recorded digests of adapters are replaced as well.
+    An adapter's fingerprint covers the name of its base, so recorded ones are replaced as well.
     """
     adapters = sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
-    old_digests = [Adapter.open(place).digest for place in adapters]
+    old = [Adapter.open(place).fingerprint for place in adapters]
     _replace_words(folder, {before: after})
-    new_digests = [Adapter.open(place).digest for place in adapters]
-    _replace_words(folder, dict(zip(old_digests, new_digests, strict=True)))
+    new = [Adapter.open(place).fingerprint for place in adapters]
+    _replace_words(folder, dict(zip(old, new, strict=True)))
     for file in folder.glob("pi-*.safetensors"):
         pi = Alignment.load(file)
         named = {end: getattr(pi.provenance, end).replace(before, after) for end in ("source", "target")}

@@ -42,8 +42,8 @@ def test_the_provenance_tells_where_it_comes_from(pi, made, tmp_path):
     assert provenance["family"] == "llama"
     assert provenance["method"] == "guarded"
     assert provenance["policy"]["residual"] == "untied"
-    assert provenance["source_digest"] == Model.open(made("llama", 1)).digest
-    assert provenance["target_digest"] == Model.open(made("llama", 2)).digest
+    assert provenance["source_fingerprint"] == Model.open(made("llama", 1)).fingerprint
+    assert provenance["target_fingerprint"] == Model.open(made("llama", 2)).fingerprint
     assert len(provenance["objective"]) >= 3
     assert provenance["version"]
 
@@ -72,12 +72,12 @@ def test_alignments_of_different_policies_cannot_be_chained(made):
         one.after(two)
 
 
-def test_the_same_weights_under_other_names_have_the_same_digest(made, tmp_path):
+def test_the_same_weights_under_other_names_have_the_same_fingerprint(made, tmp_path):
     folder = made("bert")
     state = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    assert Model.open(tmp_path).digest == Model.open(folder).digest
+    assert Model.open(tmp_path).fingerprint == Model.open(folder).fingerprint
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────

@@ -358,7 +358,7 @@ def test_nan_weights_stop_the_run(cli, made, tmp_path):
     bad = tmp_path / "bad"
     bad.mkdir()
     state = load_file(a / "model.safetensors")
-    state["layernorm.weight"][0] = float("nan")
+    next(one for one in state.values() if one.ndim == 2)[0, 0] = float("nan")
     save_file(state, bad / "model.safetensors")
     (bad / "config.json").write_text((a / "config.json").read_text())
     code, _, err = cli("align", a, bad, "-o", tmp_path / "pi")

@@ -31,7 +31,7 @@ def pipeline(made, tmp_path) -> Path:
 
 
 def test_of_a_pipeline_the_transformer_is_opened(pipeline, made):
-    assert Model.open(pipeline).digest == Model.open(made("flux")).digest
+    assert Model.open(pipeline).fingerprint == Model.open(made("flux")).fingerprint
 
 
 def test_of_two_transformers_one_must_be_chosen(pipeline):

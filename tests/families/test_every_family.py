@@ -121,7 +121,7 @@ def test_every_bit_is_that_of_the_moved_fine_tune_in_half_the_digits(family, dty
         save_file(in_dtype(load_file(file), dtype), file, {"format": "pt"})
     pi = align(a, a, method="random", residual="tied", seed=3)
     b = apply(pi, a).save(tmp_path / "b")
-    via = replace(pi, provenance=replace(pi.provenance, target_digest=Model.open(b).digest))
+    via = replace(pi, provenance=replace(pi.provenance, target_fingerprint=Model.open(b).fingerprint))
     moved = transport(tuned, base=a, onto=b, via=via).save(tmp_path / "moved")
     model, arrived = Model.open(tuned).under(pi.provenance.policy), Model.open(moved)
     for name, layout in model.architecture.tensors.items():

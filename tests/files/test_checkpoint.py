@@ -77,7 +77,7 @@ def test_wrappers_around_names_do_not_matter(made, tmp_path):
     state = load_file(made("llama") / "model.safetensors")
     save_file({f"module._orig_mod.{n}": v for n, v in state.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((made("llama") / "config.json").read_text())
-    assert Model.open(tmp_path).digest == Model.open(made("llama")).digest
+    assert Model.open(tmp_path).fingerprint == Model.open(made("llama")).fingerprint
 
 
 def test_an_existing_path_wins_over_a_hub_id(tmp_path, monkeypatch):

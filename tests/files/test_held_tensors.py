@@ -25,18 +25,13 @@ def checkpoint(tmp_path, monkeypatch) -> Checkpoint:
 
 def reads(monkeypatch) -> list[str]:
     """Note every read: of whole tensors that are held, and others."""
-    found, read, whole = [], held_tensors.read_tensor, held_tensors.SharedRead
+    found, read = [], held_tensors.read_tensor
 
     def noted(info, rows=None):
         found.append(info.name)
         return read(info, rows)
 
-    def noted_whole(info, *how):
-        found.append(info.name)
-        return whole(info, *how)
-
     monkeypatch.setattr(held_tensors, "read_tensor", noted)
-    monkeypatch.setattr(held_tensors, "SharedRead", noted_whole)
     return found
 
 
@@ -67,15 +62,6 @@ def test_small_tensors_are_held_whatever_the_rows(checkpoint, monkeypatch):
         for _ in range(2):
             checkpoint.read("t0", torch.tensor([2, 1]))
     assert found == ["t0"]
-
-
-def test_threads_read_parts_of_one_tensor(checkpoint, monkeypatch):
-    monkeypatch.setattr("transfusion.files.shared_read.CHUNK", 3)
-    rows = torch.tensor([7, 0, 3])
-    wanted = checkpoint.read("t0", rows)
-    with checkpoint.holding_tensors(), ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: checkpoint.read("t0", rows), range(20)))
-    assert all(torch.equal(one, wanted) for one in found)
 
 
 def test_large_tensors_and_neighbouring_rows_are_not_held(checkpoint, monkeypatch):

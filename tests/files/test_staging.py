@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -85,9 +84,7 @@ def test_a_streamed_file_is_what_safetensors_would_have_written(tmp_path):
         "naïve": torch.tensor([True, False]),
         "turned": torch.randn(4, 3).T,
     }
-    digest = write_shard(
-        tmp_path / "file.safetensors", {name: LazyTensor.of(one) for name, one in tensors.items()}
-    )
+    write_shard(tmp_path / "file.safetensors", {name: LazyTensor.of(one) for name, one in tensors.items()})
     found = load_file(tmp_path / "file.safetensors")
     assert found.keys() == tensors.keys()
     for name, one in tensors.items():
@@ -95,7 +92,6 @@ def test_a_streamed_file_is_what_safetensors_would_have_written(tmp_path):
         assert torch.equal(found[name], one), name
     with safe_open(tmp_path / "file.safetensors", "pt") as opened:
         assert opened.metadata() == {"format": "pt"}
-    assert digest == blake3((tmp_path / "file.safetensors").read_bytes()).hexdigest()
 
 
 def test_a_file_is_flushed_while_it_is_written_and_an_error_of_the_disk_is_one_of_the_run(
@@ -108,10 +104,9 @@ def test_a_file_is_flushed_while_it_is_written_and_an_error_of_the_disk_is_one_o
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
     many = LazyTensor((100, 100), torch.float32, lambda: [lambda: torch.ones(1, 100)] * 100)
     path = tmp_path / "file.safetensors"
-    digest = write_shard(path, {"x": many})
+    write_shard(path, {"x": many})
     assert len(flushed) > 1
     assert flushed[-1] == path.stat().st_size
-    assert digest == blake3(path.read_bytes()).hexdigest()
 
     def full(descriptor):
         raise OSError(5, "Input/output error")
@@ -296,7 +291,6 @@ def test_what_was_finished_is_not_made_again(inputs, undisturbed, tmp_path, monk
     provenance = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     whole = json.loads((undisturbed / "transfusion.json").read_text())
     assert provenance["moved"] == whole["moved"], "what the first run remarked was forgotten"
-    assert provenance["files"] == whole["files"]
 
 
 @pytest.mark.parametrize("changed", ["alpha", "dtype", "finetune", "base", "b"])
@@ -368,7 +362,7 @@ def _slightly_other(folder: Path, place: Path) -> Path:
     [
         lambda text: '{"recipe": ',
         lambda text: text[:-20],
-        lambda text: text.replace('"blake3"', '"sha"'),
+        lambda text: text.replace('"bytes"', '"size"'),
         lambda text: text.replace('"bytes": ', '"bytes": -'),
         lambda text: text.replace('{"file"', '[{"file"'),
         lambda text: "[" * 100_000,
@@ -403,7 +397,7 @@ def test_the_journal_grows_by_a_line_for_each_file(tmp_path):
         before = journal.read_text()
         for number in range(3):
             (staging.output / f"{number}.safetensors").write_bytes(b"x")
-            staging.finish(f"{number}.safetensors", blake3="00", changed_tensors=[f"tensor {number}"])
+            staging.finish(f"{number}.safetensors", changed_tensors=[f"tensor {number}"])
             now = journal.read_text()
             assert now.startswith(before)
             assert now.count("\n") == before.count("\n") + 1

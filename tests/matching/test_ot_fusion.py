@@ -49,9 +49,9 @@ def fused(a: Path, b: Path, options: FusionOptions = SOFT) -> Alignment:
         options={},
         seed=0,
         source=one.label,
-        source_digest=one.digest,
+        source_fingerprint=one.fingerprint,
         target=two.label,
-        target_digest=two.digest,
+        target_fingerprint=two.fingerprint,
     )
     return Alignment.of(fuse(one, two, options), one.architecture, metadata)
 

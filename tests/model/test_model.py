@@ -114,7 +114,7 @@ def test_a_config_can_be_given_for_weights_without_one(made, tmp_path):
         Model.open(weights)
     assert "`config`" in str(caught.value.hint)
     given = Model.open(weights, config=made("llama") / "config.json")
-    assert given.digest == Model.open(made("llama")).digest
+    assert given.fingerprint == Model.open(made("llama")).fingerprint
 
 
 def test_unknown_names_without_a_configuration_are_refused(tmp_path):
@@ -306,7 +306,7 @@ def test_the_library_loads_a_model_that_was_untied(case, made, tmp_path):
     model = Model.open(made(case))
     untied = model.untied()
     assert untied.architecture.digest() == model.architecture.digest()
-    assert untied.digest == model.digest
+    assert untied.fingerprint == model.fingerprint
     state = {name: model.checkpoint.read(name).clone() for name in model.checkpoint.tensors}
     state |= {head: 1.3 * model.read(first) for head, first in model.ties.items()}
     shutil.copytree(made(case), tmp_path / "untied", ignore=shutil.ignore_patterns("*.safetensors*"))
@@ -322,7 +322,7 @@ def test_the_library_loads_a_model_that_was_untied(case, made, tmp_path):
 
 
 def test_norms_called_gamma_and_beta_are_weight_and_bias(folder):
-    known = Model.open(folder).digest
+    known = Model.open(folder).fingerprint
 
     def rename(state):
         for name in [n for n in state if "LayerNorm" in n]:
@@ -331,7 +331,7 @@ def test_norms_called_gamma_and_beta_are_weight_and_bias(folder):
             )
             state[old] = state.pop(name)
 
-    assert Model.open(rewrite(folder, rename)).digest == known
+    assert Model.open(rewrite(folder, rename)).fingerprint == known
 
 
 def test_buffers_that_older_releases_stored_are_known_and_kept(made, tmp_path):
@@ -343,4 +343,4 @@ def test_buffers_that_older_releases_stored_are_known_and_kept(made, tmp_path):
     (tmp_path / "config.json").write_text((made("gpt2") / "config.json").read_text())
     model = Model.open(tmp_path)
     assert len(model.architecture.buffers) == 6
-    assert model.digest == Model.open(made("gpt2")).digest
+    assert model.fingerprint == Model.open(made("gpt2")).fingerprint

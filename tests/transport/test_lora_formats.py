@@ -336,7 +336,7 @@ def test_without_a_move_nothing_changes(format, made, aligned, tmp_path):
     assert (
         entries["sshs_model_hash"] == sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
     )
-    assert json.loads(entries.pop("transfusion.json"))["base"]["blake3"] == Model.open(a).digest
+    assert json.loads(entries.pop("transfusion.json"))["base"]["fingerprint"] == Model.open(a).fingerprint
     assert entries.keys() == header.keys()
 
 

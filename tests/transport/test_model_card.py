@@ -14,9 +14,9 @@ METADATA = {
     "transfusion": "0.1.0",
     "verb": "transport",
     "kind": "model",
-    "finetuned": [{"name": "org/tuned", "blake3": "f" * 64, "licence": "mit"}],
-    "base": {"name": "org/a", "blake3": "a" * 64},
-    "onto": {"name": "org/b@main", "blake3": "b" * 64},
+    "finetuned": [{"name": "org/tuned", "fingerprint": "f" * 64, "licence": "mit"}],
+    "base": {"name": "org/a", "fingerprint": "a" * 64},
+    "onto": {"name": "org/b@main", "fingerprint": "b" * 64},
     "alignment": {
         "blake3": "c" * 64,
         "method": "guarded",
@@ -103,7 +103,7 @@ def test_several_fine_tunes_and_an_alpha_for_each_layer():
 def test_names_that_mean_something_in_markdown_are_only_names():
     hostile = "a|b `c` *d* <img src=x> [e](f)\n## g"
     text = card(
-        {**METADATA, "finetuned": [{"name": hostile, "blake3": "`|`"}]},
+        {**METADATA, "finetuned": [{"name": hostile, "fingerprint": "`|`"}]},
         {hostile: "mit", "org/b": None},
         "run ```x",
     )
@@ -118,7 +118,7 @@ def test_names_that_mean_something_in_markdown_are_only_names():
 
 
 def test_a_card_tells_no_absolute_path():
-    place = {"name": "/home/me/my models/b", "blake3": "0" * 64}
+    place = {"name": "/home/me/my models/b", "fingerprint": "0" * 64}
     command = "transfusion transport '/home/me/my models/tuned' --onto='/home/me/my models/b' -o /home/me/out"
     text = card({**METADATA, "onto": place, "command": command}, {**SAME, place["name"]: None})
     assert "/home" not in text

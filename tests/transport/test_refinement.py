@@ -313,7 +313,7 @@ def test_a_refinement_is_repeated_bit_for_bit(inputs, tmp_path):
     given["via"].save(tmp_path / "pi.safetensors")
     given["via"] = tmp_path / "pi.safetensors"
     transport(**given, refine=True, refine_steps=4, output=tmp_path / "first")
-    rerun(tmp_path / "first", output=tmp_path / "second")  # compares the hashes
+    rerun(tmp_path / "first", output=tmp_path / "second")
     assert equal(tmp_path / "first", tmp_path / "second")
 
 

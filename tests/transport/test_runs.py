@@ -113,9 +113,7 @@ def test_a_run_in_python_is_repeated(inputs, tmp_path):
     both = [inputs["finetuned"]] * 2
     bases = {name: inputs[name] for name in ("base", "onto")}
     transfusion.merge(both, **bases, method="naive", head=0, output=tmp_path / "first")
-    noted = Noted()
-    transfusion.rerun(tmp_path / "first", output=tmp_path / "again", progress=noted)
-    assert noted.notes[-1].endswith("bit for bit")
+    transfusion.rerun(tmp_path / "first", output=tmp_path / "again")
     first, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again"))
     assert first == again
 

@@ -24,7 +24,6 @@ from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.model.weight_sample import weight_sample
 
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
@@ -197,11 +196,9 @@ class Alignment:
                 provenance,
                 method=f"{provenance.method}, inverted",
                 source=provenance.target,
-                source_digest=provenance.target_digest,
-                source_sample=provenance.target_sample,
+                source_fingerprint=provenance.target_fingerprint,
                 target=provenance.source,
-                target_digest=provenance.source_digest,
-                target_sample=provenance.source_sample,
+                target_fingerprint=provenance.source_fingerprint,
                 vocabulary=_swapped(provenance.vocabulary),
             ),
         )
@@ -230,8 +227,7 @@ class Alignment:
             self.provenance,
             method=f"{first.provenance.method}, then {self.provenance.method}",
             source=first.provenance.source,
-            source_digest=first.provenance.source_digest,
-            source_sample=first.provenance.source_sample,
+            source_fingerprint=first.provenance.source_fingerprint,
             vocabulary=_chained(first.provenance.vocabulary, self.provenance.vocabulary),
         )
         return replace(self, maps=maps, provenance=provenance, folds={**first.folds, **self.folds})
@@ -382,34 +378,18 @@ class Alignment:
         """Refuse an alignment that was made from or for other weights."""
         require_between(self.provenance, source, target)
 
-    def require_samples(self, a: Model, b: Model) -> None:
-        """Refuse an alignment that was made for weights with other samples: at once, and not always."""
-        made = self.provenance
-        for role, model, name, wanted in (
-            ("from", a, made.source, made.source_sample),
-            ("for", b, made.target, made.target_sample),
-        ):
-            if wanted and weight_sample(model) != wanted:
-                raise AlignmentError(
-                    f"this π was made {role} the weights of {name}, but {model.label} has other weights",
-                    hint=_OTHER_WEIGHTS,
-                )
-
-
-_OTHER_WEIGHTS = "align these two models first, or give the π that belongs to them"
-
 
 def require_between(provenance: Provenance, source: Model | None, target: Model | None) -> None:
     """Refuse models with other weights than those that an alignment was made from and for."""
     for role, model, made_for, wanted in (
-        ("from", source, provenance.source, provenance.source_digest),
-        ("for", target, provenance.target, provenance.target_digest),
+        ("from", source, provenance.source, provenance.source_fingerprint),
+        ("for", target, provenance.target, provenance.target_fingerprint),
     ):
-        if model is not None and model.digest != wanted:
+        if model is not None and model.fingerprint != wanted:
             raise AlignmentError(
                 f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
-                f" {model.label} has other weights ({model.digest[:12]}…)",
-                hint=_OTHER_WEIGHTS,
+                f" {model.label} has other weights ({model.fingerprint[:12]}…)",
+                hint="align these two models first, or give the π that belongs to them",
             )
 
 

@@ -13,7 +13,7 @@ from transfusion import __version__
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 
 PLANNED = "planned"
-"""The method of an assumed alignment, and the digest of a model that was not hashed."""
+"""The method of an assumed alignment."""
 
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -129,17 +129,15 @@ class ProvenanceInfo(TypedDict):
     options: MethodOptionsInfo
     seed: int
     source: str
-    source_digest: str
+    source_fingerprint: str
     target: str
-    target_digest: str
+    target_fingerprint: str
     objective: list[Number]
     advice: NotRequired[AdviceInfo | EmptyInfo]
     gap: NotRequired[Number]
     version: NotRequired[str]
     vocabulary: NotRequired[VocabularyInfo | EmptyInfo]
     run: NotRequired[RunInfo | EmptyInfo]
-    source_sample: NotRequired[str]
-    target_sample: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -155,10 +153,10 @@ class Provenance:
     seed: int
     source: str
     """A, as the user wrote it."""
-    source_digest: str
+    source_fingerprint: str
     target: str
     """B, as the user wrote it."""
-    target_digest: str
+    target_fingerprint: str
     objective: tuple[float, ...] = ()
     """The inner product of π(A) and B: at the start, and after each sweep."""
     advice: Mapping[str, Any] = field(default_factory=dict)
@@ -171,9 +169,6 @@ class Provenance:
     """The vocabularies of A and B, if both were compared; see `VocabularyInfo`."""
     run: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
-    source_sample: str = ""
-    """The hash of samples of A's weights, see `weight_sample`; empty if it is not known."""
-    target_sample: str = ""
 
     @classmethod
     def from_json(cls, info: Mapping[str, Any]) -> Provenance:

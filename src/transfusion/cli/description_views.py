@@ -180,8 +180,8 @@ def rectangular(description: dict[str, Any]) -> RenderableType:
     source, target, advice = (description[key] for key in ("source", "target", "advice"))
     rows = {
         "π": f"between different shapes, method {description['method']}, seed {description['seed']}",
-        "from": f"{source['name']}  {source['blake3'][:12]}",
-        "to": f"{target['name']}  {target['blake3'][:12]}",
+        "from": f"{source['name']}  {source['fingerprint'][:12]}",
+        "to": f"{target['name']}  {target['fingerprint'][:12]}",
     }
     if description["vocabulary"]:
         rows["tokens"] = describe_vocabulary(description["vocabulary"])
@@ -229,8 +229,8 @@ def alignment(description: dict[str, Any]) -> RenderableType:
             f"stream {description['residual']}, heads {description['heads_policy']},"
             f" q·k and v·o inside a head {description['inner']}",
         ),
-        ("from", f"{source['name']}  {source['blake3'][:12]}"),
-        ("to", f"{target['name']}  {target['blake3'][:12]}"),
+        ("from", f"{source['name']}  {source['fingerprint'][:12]}"),
+        ("to", f"{target['name']}  {target['fingerprint'][:12]}"),
         ("objective", _objective(description["objective"])),
     ):
         about.add_row(Text(name, style="bold"), Text(value))

@@ -175,7 +175,7 @@ From = Annotated[
     typer.Option(
         "--from",
         show_default=False,
-        help="Repeat the run of this transfusion.json, or of this moved LoRA file, bit for bit.",
+        help="Repeat the run of this transfusion.json, or of this moved LoRA file.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]

@@ -24,7 +24,6 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
 from transfusion.transport.dense_transport import DenseTransport
-from transfusion.transport.output_record import recorded_base
 from transfusion.transport.transport_plan import TransportPlan
 
 _Compared = TypeVar("_Compared")
@@ -268,9 +267,7 @@ def names_adapter(reference: Model | Reference) -> TypeGuard[str | Path]:
 
 def fold(adapter: str | Path, base: Model, *, trust_base: bool = False) -> Model:
     """Return the base with an adapter folded into its weights: in memory, with the base's tokenizer."""
-    check = not trust_base and recorded_base(open_adapter(adapter).checkpoint.root) is not None
-    plan = TransportPlan.planned(base, base, hashed=check)
-    folded = plan.transport(adapter, full=True, trust_base=not check)
+    folded = TransportPlan.planned(base, base).transport(adapter, full=True, trust_base=trust_base)
     assert isinstance(folded, DenseTransport)
     model = hold(folded.module(), folded)
     model.checkpoint.label = str(adapter)

@@ -86,7 +86,9 @@ def has_own_task_head(model: Model, other: Model) -> bool:
     heads = model.architecture.heads
     if not heads or any(name not in model.names for name in other.architecture.heads):
         return False
-    return any(name not in other.names or model.digest_of(name) != other.digest_of(name) for name in heads)
+    return any(
+        name not in other.names or not torch.equal(model.read(name), other.read(name)) for name in heads
+    )
 
 
 def with_task_head_of(tuned: Model, model: Model, dtype: torch.dtype) -> LiveModel:

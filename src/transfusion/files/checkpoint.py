@@ -8,7 +8,7 @@ in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from transfusion.errors import CheckpointError, listing
 from transfusion.files.held_tensors import HeldTensors
-from transfusion.files.read_hashes import HashedSection
 from transfusion.files.references import PICKLES, resolve
 from transfusion.files.tensor_content import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.files.tensor_files import (
@@ -29,7 +28,7 @@ from transfusion.files.tensor_files import (
     Stamp,
     TensorInfo,
     headers,
-    read_blocks,
+    read_bytes,
     read_tensor,
     stamp,
     unpickle,
@@ -58,6 +57,9 @@ CONFIGS = ("config.json", "open_clip_config.json")
 PartT = TypeVar("PartT")
 MEMORY = Path("<memory>")
 """The root of a checkpoint in memory."""
+SPANS, SPAN_BYTES = 8, 512
+"""How many spans of a tensor are sampled for a fingerprint, and the bytes of each. Files of π and records
+hold fingerprints: with other numbers, their formats need new numbers, too."""
 
 
 @dataclass
@@ -108,15 +110,6 @@ class Checkpoint:
         finally:
             self._held = None
 
-    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
-        """Hash sections of stored tensors while they are read, as long as tensors are held."""
-        if self._held is not None:
-            self._held.sections = sections
-
-    def stored_bytes(self, name: str) -> tuple[str, int]:
-        """Return the stored tensor that holds a tensor, and its first byte there."""
-        return name, 0
-
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened, here or in another process."""
         opened = {info.file: info.stamp for info in self.tensors.values() if info.stamp}
@@ -151,21 +144,32 @@ class Checkpoint:
             self._pickles[file] = unpickle(file)
         return self._pickles[file]
 
-    def blocks(self, name: str, *, checked: bool = False) -> Iterator[Tensor]:
-        """Read one tensor from its first value to its last, in flat blocks that share one piece of memory.
+    def sample(self, pieces: Sequence[str]) -> bytes:
+        """Return a fixed sample of the bytes of a tensor, which is stored in these pieces of equal size.
 
-        A block is valid until the next one is read. NaN and infinite values are refused if ``checked``.
+        The sample is the same however the tensor is stored: spans from its first byte to its last, or all
+        bytes if they are few.
         """
+        size = self.tensors[pieces[0]].nbytes
+        total = size * len(pieces)
+        if total <= SPANS * SPAN_BYTES:
+            return b"".join(self._bytes(name, 0, size) for name in pieces)
+        found = bytearray()
+        for number in range(SPANS):
+            start = number * (total - SPAN_BYTES) // (SPANS - 1)
+            while (left := SPAN_BYTES * (number + 1) - len(found)) > 0:  # a span may go on in the next piece
+                piece, inside = divmod(start, size)
+                found += self._bytes(pieces[piece], inside, min(left, size - inside))
+                start = (piece + 1) * size
+        return bytes(found)
+
+    def _bytes(self, name: str, start: int, count: int) -> bytes:
+        """Read some bytes of a tensor."""
         info = self.tensors[name]
+        if info.file.suffix in PICKLES:
+            return bytes(content(self.read(name))[start : start + count])
         try:
-            if info.file.suffix in PICKLES:
-                found: Iterable[Tensor] = torch.split(self.read(name).reshape(-1), BLOCK)
-            else:
-                found = read_blocks(info)
-            for block in found:
-                if checked:
-                    self._require_finite(name, block)
-                yield block
+            return read_bytes(info, start, count)
         except OSError as error:
             raise self._unreadable(name, error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,20 +38,18 @@ def write_shards(
     files: Files,
     *,
     changed_tensors: set[str],
-    used_inputs: Callable[[], Mapping[str, str]] = dict,
     workers: Threads | None = None,
 ) -> None:
     """Write the weights into a staging folder; finished shards are not written again.
 
-    The names of changed tensors are kept with each shard, and the hashes of the inputs that it was made of.
+    The names of changed tensors are kept with each shard.
     """
     changed_tensors |= changed_tensors_in(staging)
     for name, parts in files.items():
         if name not in staging.finished:
             before = set(changed_tensors)
-            digest = write_shard(staging.output / name, parts, workers)
-            changed = sorted(changed_tensors - before)
-            staging.finish(name, blake3=digest, changed_tensors=changed, inputs=used_inputs())
+            write_shard(staging.output / name, parts, workers)
+            staging.finish(name, changed_tensors=sorted(changed_tensors - before))
 
 
 def changed_tensors_in(staging: StagingFolder) -> set[str]:
@@ -66,13 +64,9 @@ def complete_model(
     like: Checkpoint,
     config: Mapping[str, Any] | None,
     auxiliary_files: Iterable[Path],
-    texts: Callable[[Mapping[str, str]], Mapping[str, str]],
+    texts: Mapping[str, str],
 ) -> None:
-    """Write the configuration, the index and the auxiliary files.
-
-    ``texts`` gets the BLAKE3 of every shard and returns the text of further files.
-    """
-    info = texts({name: info["blake3"] for name, info in staging.finished.items()})
+    """Write the configuration, the index, the auxiliary files and further texts."""
     if staging.path.suffix == ".safetensors":
         return
     if len(files) > 1:
@@ -84,7 +78,7 @@ def complete_model(
         write_json(staging.output / like.config_name, config)
     for auxiliary_file in auxiliary_files:
         shutil.copy2(auxiliary_file, staging.output / auxiliary_file.name)
-    for name, text in info.items():
+    for name, text in texts.items():
         write_text(staging.output / name, text)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.read_hashes import HashedSection
 from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows
 
@@ -106,10 +105,6 @@ class CheckpointView(Checkpoint):
         assert self.stored is not None
         with self.stored.holding_tensors():
             yield
-
-    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
-        assert self.stored is not None
-        self.stored.hash_reads(sections)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         assert self.stored is not None

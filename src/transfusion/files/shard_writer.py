@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from blake3 import blake3
 from torch import Tensor
 
 from transfusion.files.publishing import umask
@@ -65,20 +64,18 @@ def write_shard(
     tensors: Mapping[str, LazyTensor],
     workers: Threads | None = None,
     metadata: Mapping[str, str] | None = None,
-) -> str:
-    """Write one safetensors file, marked as torch's unless it has other metadata; return its BLAKE3 hash."""
+) -> None:
+    """Write one safetensors file, marked as torch's unless it has other metadata."""
     wide_first = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ordered = {name: tensors[name] for name in wide_first}  # so that every tensor is aligned
     blocks = (block for lazy_tensor in ordered.values() for block in lazy_tensor.blocks())
     made = workers.stream(blocks) if workers else (block() for block in blocks)
-    digest, written = blake3(), 0
-    header = _header(ordered, metadata or {"format": "pt"})
+    written, header = 0, _header(ordered, metadata or {"format": "pt"})
     announced = len(header) + sum(lazy_tensor.nbytes for lazy_tensor in ordered.values())
     pieces: Iterable[bytes | memoryview] = chain([header], map(content, made))
     with path.open("wb", buffering=0) as file, _Flushing(file.fileno()) as flushing:
         for piece in pieces:
             _write(file, piece)
-            digest.update(piece)
             written += len(piece)
             flushing.note(written)
         if written != announced:
@@ -87,7 +84,6 @@ def write_shard(
             )
         flushing.finish()
     path.chmod(0o666 & ~umask())
-    return digest.hexdigest()
 
 
 def _write(file: FileIO, piece: bytes | memoryview) -> None:

@@ -1,8 +1,8 @@
 """Staging: a hidden folder beside an output, in which the output is written and from which a run resumes.
 
 ``.NAME.partial`` holds the output so far, and a journal with the recipe of the run and the finished shards.
-A killed run leaves the folder behind. The next run with the same recipe and inputs keeps the finished shards;
-a run with any other starts from nothing, so an output never mixes shards of different inputs.
+A killed run leaves the folder behind. The recipe names the inputs by their fingerprints: the next run with
+the same recipe keeps the finished shards, a run with any other starts from nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,11 +47,8 @@ class FinishedShard(TypedDict):
 
     file: str
     bytes: int
-    blake3: str
     changed_tensors: list[str]
     """The changed tensors that were first met in this file."""
-    inputs: dict[str, str]
-    """The hashes of what this file was made of, as far as the recipe and earlier files do not tell."""
 
 
 @dataclass
@@ -81,26 +77,13 @@ class StagingFolder:
     def _journal(self) -> Path:
         return self.root / "journal.jsonl"
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether an earlier run has left finished files, which may be kept."""
-        return len(list(islice(_lines(self._journal), 2))) > 1
-
-    def begin(
-        self,
-        recipe: Mapping[str, Any] | None = None,
-        same_inputs: Callable[[Mapping[str, str]], bool] = lambda inputs: not inputs,
-    ) -> None:
-        """Resume an earlier run of the same recipe, or start from nothing.
-
-        Files are kept up to the first that was made of other inputs.
-        """
+    def begin(self, recipe: Mapping[str, Any] | None = None) -> None:
+        """Resume an earlier run of the same recipe, which names the inputs, or start from nothing."""
         first, *lines = [*_lines(self._journal), None]
         same = recipe is not None and first == {"recipe": json.loads(json.dumps(recipe))}
-        known = takewhile(lambda details: same_inputs(details["inputs"]), _finished(lines if same else ()))
         self.finished = {
             details["file"]: details
-            for details in known
+            for details in _finished(lines if same else ())
             if (file := self.output / details["file"]).is_file() and file.stat().st_size == details["bytes"]
         }
         self.output.mkdir(exist_ok=True)
@@ -114,21 +97,12 @@ class StagingFolder:
         )
         os.replace(staged, self._journal)
 
-    def finish(
-        self,
-        name: str,
-        *,
-        blake3: str,
-        changed_tensors: Iterable[str],
-        inputs: Mapping[str, str] | None = None,
-    ) -> None:
+    def finish(self, name: str, *, changed_tensors: Iterable[str]) -> None:
         """Add a complete file of the output to the journal."""
         details = FinishedShard(
             file=name,
             bytes=(self.output / name).stat().st_size,
-            blake3=blake3,
             changed_tensors=list(changed_tensors),
-            inputs=dict(inputs or {}),
         )
         with self._journal.open("a") as journal:
             journal.write(_line(details))

@@ -51,8 +51,6 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 _LARGEST_HEADER = 100_000_000
 """The limit of safetensors: a longer header is refused before it is read."""
-CHUNK = 2**19
-"""The bytes of a block that is read and hashed: few enough to stay in a core's own cache."""
 SPAN = 2**22
 """Scattered rows within so many bytes are selected from one read of the whole range."""
 WIDE_SPAN, DENSE = 2**25, 4
@@ -155,13 +153,12 @@ def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
         return reader(rows)
 
 
-def read_blocks(info: TensorInfo) -> Iterator[Tensor]:
-    """Read a tensor of a safetensors file in flat blocks that share one piece of memory."""
-    size = torch.Size(info.shape).numel()
+def read_bytes(info: TensorInfo, start: int, count: int) -> bytes:
+    """Read some bytes of a tensor of a safetensors file."""
+    found = bytearray(count)
     with open_tensor(info) as reader:
-        buffer = torch.empty(min(size, CHUNK // info.dtype.itemsize), dtype=info.dtype)
-        for start in range(0, size, max(1, len(buffer))):
-            yield reader.fill(buffer[: size - start], start * info.dtype.itemsize)
+        reader.read_into(memoryview(found), start)
+    return bytes(found)
 
 
 @contextmanager

@@ -46,8 +46,7 @@ from transfusion.model.bases import (
     open_bases,
     with_common_tokens,
 )
-from transfusion.model.model import Model, Reference, take_hashes
-from transfusion.model.weight_sample import weight_sample
+from transfusion.model.model import Model, Reference
 from transfusion.running.running import HowToRun
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
@@ -161,7 +160,6 @@ def _between_shapes(
 ) -> Alignment:
     """Align two models of different shapes, by activations alone."""
     assert chosen.functional is not None
-    take_hashes(a, b, checked=True)
     provenance = replace(_provenance(a, b, chosen, torch.float64, seed, vocabulary), policy=Policy())
     done = count(1)
 
@@ -238,7 +236,6 @@ def _align(
         note=progress.note,
     )
     with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:
-        take_hashes(a, b, engine=hands, checked=True)
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, metadata, on_step)
@@ -283,12 +280,10 @@ def _provenance(
         options={**chosen.options(), "dtype": str(dtype).removeprefix("torch.")},
         seed=seed,
         source=a.label,
-        source_digest=a.digest,
+        source_fingerprint=a.fingerprint,
         target=b.label,
-        target_digest=b.digest,
+        target_fingerprint=b.fingerprint,
         vocabulary=vocabulary,
-        source_sample=weight_sample(a),
-        target_sample=weight_sample(b),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,15 +22,12 @@ from transfusion.errors import ArchitectureError, CheckpointError, MismatchError
 from transfusion.families._shared import BOOKKEEPING
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.selected_rows import CheckpointView
-from transfusion.files.tensor_content import content
 from transfusion.files.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.model.in_memory import InMemory, hold_in_memory
 from transfusion.model.original_files import in_library_names
 from transfusion.model.recognition import recognise
 from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
 from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
-from transfusion.runtime.engines import Engine, open_engine
-from transfusion.runtime.progress import phase
 
 Reference: TypeAlias = str | Path | InMemory
 """A reference to a model: a path, a hub id, or the model itself in memory."""
@@ -61,7 +59,6 @@ class Model:
     """Canonical name → the name in the checkpoint, or the names of its pieces."""
     why: str
     """How the family was recognised."""
-    _digests: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     vocabulary: VocabularyMap | None = field(default=None, repr=False, compare=False)
     """Where the rows of the vocabulary come from, if the model is read in another one than its own."""
     original: Model | None = field(default=None, repr=False, compare=False)
@@ -132,7 +129,7 @@ class Model:
         return root.parent if self.checkpoint.config_name else None
 
     def in_vocabulary(self, vocabulary: VocabularyMap, config: Config | None = None) -> Model:
-        """Return the same model with the rows of another vocabulary; its digests stay.
+        """Return the same model with the rows of another vocabulary; its fingerprint stays.
 
         ``config`` is the configuration of a model with that vocabulary, for the ids of special tokens.
         Rows that this model has beyond those of the map follow at the end.
@@ -204,44 +201,20 @@ class Model:
         other = self.vocabulary is not None and not self.vocabulary.nearly_same
         return self.original if other and self.original is not None else self
 
-    @property
-    def digest(self) -> str:
-        """The BLAKE3 hash of all tensors, sorted by canonical name."""
-        if self.original is not None:
-            return self.original.digest
-        total = blake3()
-        for name in sorted(self.architecture.tensors):
-            total.update(name.encode() + self.digest_of(name))
-        return total.hexdigest()
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the name, type, shape and a fixed sample of every tensor.
 
-    def digest_of(self, name: str, *, checked: bool = True) -> bytes:
-        """Return a hash of the type, shape and content of one tensor, read once, block by block.
-
-        NaN and infinite values are refused if ``checked``; otherwise the caller must look for them.
+        It is the same for one file, shards and a model in memory, and the names of authors and libraries.
         """
         if self.original is not None:
-            return self.original.digest_of(name, checked=checked)
-        if name not in self._digests:
-            digest = blake3(self.digest_head(name))
-            for piece in self.names[name].names:
-                for block in self.checkpoint.blocks(piece, checked=checked):
-                    digest.update(content(block))
-            self._digests[name] = digest.digest()
-        return self._digests[name]
-
-    def digest_head(self, name: str) -> bytes:
-        """Return what is hashed before the bytes of a tensor: its type and shape."""
-        info = self.info(name)
-        return f"{info.dtype}{info.shape}".encode()
-
-    def has_digest(self, name: str) -> bool:
-        """Whether the hash of a tensor is known already."""
-        return name in self._digests
-
-    def keep_digest(self, name: str, digest: bytes | None) -> None:
-        """Keep the hash of a tensor that was taken while it was read, if there is one."""
-        if digest is not None:
-            self._digests.setdefault(name, digest)
+            return self.original.fingerprint
+        total = blake3()
+        for name in sorted(self.architecture.tensors):
+            info = self.info(name)
+            total.update(f"{name} {info.dtype} {info.shape} ".encode())
+            total.update(self.checkpoint.sample(self.names[name].names))
+        return total.hexdigest()
 
     def _refuse_quantised(self) -> None:
         odd = [
@@ -334,50 +307,6 @@ def _drop_second_names(
                     hint='set "tie_word_embeddings": false in config.json if the tensors are meant to differ',
                 )
             del names[second]
-
-
-def take_hashes(
-    *models: Model, jobs: int | None = None, engine: Engine | None = None, checked: bool = False
-) -> None:
-    """Hash every tensor of some models in parallel.
-
-    Unless ``checked``, NaN and infinite values are found later, in the outputs.
-    """
-    if engine is None:
-        with open_engine(jobs=jobs) as threads:
-            return take_hashes(*models, engine=threads, checked=checked)
-    models = tuple(model.original or model for model in models)
-    tensors = [
-        (number, name, checked)
-        for number, model in enumerate(models)
-        for name in model.architecture.tensors
-        if name not in model._digests
-    ]
-    if not tensors:
-        return
-    with phase("reading", len(tensors)) as advance:
-        digests = engine.each(
-            _Read(models), _digest, tensors, on_result=lambda *_: advance("tensors of A and B read")
-        )
-    for (number, name, _), digest in zip(tensors, digests, strict=True):
-        models[number]._digests[name] = digest
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """A picklable view of the models for workers."""
-
-    models: tuple[Model, ...]
-
-    def require_unchanged(self) -> None:
-        """Refuse files that this machine cannot see, or that have changed."""
-        for model in self.models:
-            model.checkpoint.require_unchanged()
-
-
-def _digest(read: _Read, tensor: tuple[int, str, bool]) -> bytes:
-    number, name, checked = tensor
-    return read.models[number].digest_of(name, checked=checked)
 
 
 # ── two bases ───────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,6 @@ from transfusion.architecture.original_names import PREFIXES, OriginalNames, spl
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families
 from transfusion.files.checkpoint import CONFIGS, Checkpoint, PartT
-from transfusion.files.read_hashes import HashedSection
-from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows
 
 WHOLE = PREFIXES[0]
@@ -47,26 +45,16 @@ class OriginalCheckpoint(Checkpoint):
         start, stop, _ = rows.indices(here.stop - here.start)
         return self.stored.read(whole, slice(here.start + start, here.start + stop))
 
-    def blocks(self, name: str, *, checked: bool = False) -> Iterator[Tensor]:
-        """Read the rows of the stored tensor that are this tensor's, block by block."""
-        shape = self.tensors[name].shape
-        for rows in row_blocks(shape):
-            read = self.read_finite if checked else self.read
-            yield read(name, rows if shape else None).reshape(-1)
+    def _bytes(self, name: str, start: int, count: int) -> bytes:
+        assert self.stored is not None
+        whole, here = self.places[name]
+        return self.stored._bytes(whole, (here.start or 0) * self.tensors[name].row_bytes + start, count)
 
     @contextmanager
     def holding_tensors(self) -> Iterator[None]:
         assert self.stored is not None
         with self.stored.holding_tensors():
             yield
-
-    def hash_reads(self, sections: Mapping[str, Sequence[HashedSection]]) -> None:
-        assert self.stored is not None
-        self.stored.hash_reads(sections)
-
-    def stored_bytes(self, name: str) -> tuple[str, int]:
-        whole, here = self.places[name]
-        return whole, (here.start or 0) * self.tensors[name].row_bytes
 
     def in_stored_names(
         self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]

@@ -51,7 +51,7 @@ def what_was_moved(metadata: Mapping[str, Any]) -> PageSection:
 
 
 def _input(info: Mapping[str, Any]) -> str:
-    return f"{info['name']} · {info['blake3'][:12]}"
+    return f"{info['name']} · {info['fingerprint'][:12]}"
 
 
 def _tensors(metadata: Mapping[str, Any]) -> str:

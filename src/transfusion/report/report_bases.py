@@ -10,7 +10,7 @@ from typing import Any
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import MismatchError, TransfusionError
 from transfusion.model.bases import differing_shape, in_one_vocabulary
-from transfusion.model.model import Model, require_same_shape, take_hashes
+from transfusion.model.model import Model, require_same_shape
 from transfusion.report.report_inputs import ReportInputs
 from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
 
@@ -54,8 +54,8 @@ def _info(metadata: Mapping[str, Any] | None, pi: Alignment | None) -> dict[str,
         return {}
     made = pi.provenance
     return {
-        "base": {"name": made.source, "path": made.source, "blake3": made.source_digest},
-        "onto": {"name": made.target, "path": made.target, "blake3": made.target_digest},
+        "base": {"name": made.source, "path": made.source, "fingerprint": made.source_fingerprint},
+        "onto": {"name": made.target, "path": made.target, "fingerprint": made.target_fingerprint},
     }
 
 
@@ -74,11 +74,10 @@ def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str])
         return None
     try:
         model = Model.open(place, config=config)
-        take_hashes(model)
     except TransfusionError as error:
         notes.append(f"{info['name']} cannot be read: {error.message}.")
         return None
-    if model.digest != info["blake3"]:
+    if model.fingerprint != info["fingerprint"]:
         notes.append(f"{info['name']} has other weights now.")
         return None
     return model
@@ -87,7 +86,7 @@ def _model(info: Mapping[str, Any] | None, config: str | None, notes: list[str])
 def _finetune(info: Mapping[str, Any], config: str | None, notes: list[str]) -> str | None:
     place = _place(info)
     if place is not None and is_adapter(place):
-        if open_adapter(place).digest == info["blake3"]:
+        if open_adapter(place).fingerprint == info["fingerprint"]:
             return place
         notes.append(f"{info['name']} has other weights now.")
         return None

@@ -183,7 +183,7 @@ class AlignSchema(ResultInfo):
 
 class InputSchema(TypedDict):
     name: Place
-    blake3: str
+    fingerprint: str
     path: NotRequired[Place]
 
 

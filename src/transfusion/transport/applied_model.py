@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -71,15 +70,14 @@ class AppliedModel(OutputModel[OutputTensor]):
         self.model.read(entry.name)
 
     def recipe(self) -> dict[str, Any]:
-        return {"alignment": self.alignment.digest, "to": self.model.digest}
+        return {"alignment": self.alignment.digest, "to": self.model.fingerprint}
 
-    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         details = {
             "transfusion": __version__,
             "verb": "apply",
             "applied": self.alignment.digest,
-            "to": {"name": self.model.label, "blake3": self.model.digest},
-            "files": dict(files),
+            "to": {"name": self.model.label, "fingerprint": self.model.fingerprint},
         }
         return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}
 

@@ -12,20 +12,15 @@ from transfusion.transport.rectangular.rectangular_plan import RectangularPlan
 from transfusion.transport.transport_plan import Base, TransportPlan
 
 
-def plan_through(
-    base: Base, onto: Base, via: Alignment | str | Path, *, hashed: bool = True
-) -> TransportPlan:
-    """Return the plan of an alignment, checked against both models.
-
-    Unless ``hashed``, only samples of the weights are compared with those that π was made for.
-    """
+def plan_through(base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
+    """Return the plan of an alignment, checked against both models."""
     alignment = Alignment.load(via) if isinstance(via, str | Path) else via
     if alignment.other_shape:
         return RectangularPlan.through(base, onto, alignment)
-    return TransportPlan.between(base, onto, alignment, hashed=hashed)
+    return TransportPlan.between(base, onto, alignment)
 
 
-def assumed_plan(a: Model, b: Model, via: Alignment | None = None, *, hashed: bool = False) -> TransportPlan:
+def assumed_plan(a: Model, b: Model, via: Alignment | None = None) -> TransportPlan:
     """Return a plan for dry runs and early refusals; without an alignment, every map is assumed."""
     if differing_shape(a, b) is None:
         if via is not None and via.other_shape:
@@ -34,7 +29,7 @@ def assumed_plan(a: Model, b: Model, via: Alignment | None = None, *, hashed: bo
                 " same",
                 hint="give the π that belongs to these models",
             )
-        return TransportPlan.planned(a, b, via, hashed=hashed, assumed=True)
+        return TransportPlan.planned(a, b, via, assumed=True)
     if via is not None and via.other_shape:
         return RectangularPlan(a, b, via)
-    return RectangularPlan.assumed(a, b, hashed=hashed)
+    return RectangularPlan.assumed(a, b)

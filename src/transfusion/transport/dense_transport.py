@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.provenance import PLANNED
 from transfusion.errors import MismatchError, listing
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.references import PICKLES
-from transfusion.files.tensor_content import row_blocks, tensor_digest
+from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.model.model import Model, untied_config
 from transfusion.model.tensor_pieces import TensorPieces
@@ -182,15 +180,13 @@ class DenseTransport(OutputModel[TensorAction]):
 
     def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
         """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
-        once = self.reads_once and self.alignment.provenance.method != PLANNED
-        hashing = 0 if once else sum(model.checkpoint.nbytes for model in (self.base, self.onto))
         changes = sum(source.read_bytes() for source in self.sources)
         own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
         return {
             "tensors": len(self.entries),
             **{str(action): len(self.names(action)) for action in Action},
             "dropped": len(self.dropped),
-            "bytes_to_read": hashing + changes * self.merging.passes + own,
+            "bytes_to_read": changes * self.merging.passes + own,
             "bytes_to_write": sum(entry.shape.nbytes for entry in self.entries),
             **self.bound().as_dict(resources),
             **self.output_record.phases,
@@ -339,36 +335,19 @@ class DenseTransport(OutputModel[TensorAction]):
         return self.changed
 
     @property
-    def reads_once(self) -> bool:
-        """Whether every tensor of the output is made of tensors that are read for it, and of no other."""
-        stored = {info.file for checkpoint in self.checkpoints for info in checkpoint.tensors.values()}
-        return (
-            self.merging.passes == 1
-            and all(source.reads_once for source in self.sources)
-            and not any(file.suffix in PICKLES for file in stored)
-        )
-
-    @property
     def unsaved_pi(self) -> Alignment | None:
         return self.alignment if self.output_record.keeps_pi else None
 
-    def require_inputs(self) -> None:
-        if self.alignment.provenance.method != PLANNED:
-            self.alignment.require_between(source=self.base, target=self.onto)
-
     def recipe(self) -> dict[str, Any]:
-        metadata, onto = self.alignment.provenance, self.onto
+        vocabulary = self.alignment.provenance.vocabulary
         return {
-            **({} if self.reads_once else {"finetuned": [source.digest for source in self.sources]}),
+            "finetuned": [source.fingerprint for source in self.sources],
             "alpha": [source.alpha.as_json() for source in self.sources],
-            "base": metadata.source_digest,
-            "onto": metadata.target_digest,
-            "buffers": {
-                name: tensor_digest(onto.read(name)).hex() for name in sorted(onto.architecture.buffers)
-            },
+            "base": self.base.fingerprint,
+            "onto": self.onto.fingerprint,
             "alignment": self.alignment.digest,
             "merging": self.merging.as_json(),
-            **({"vocabulary": metadata.vocabulary["source"]} if metadata.vocabulary.get("moved") else {}),
+            **({"vocabulary": vocabulary["source"]} if vocabulary.get("moved") else {}),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -386,8 +365,8 @@ class DenseTransport(OutputModel[TensorAction]):
             "lost_tokens": max((source.dropped_tokens() for source in self.sources), default=0),
         }
 
-    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
-        return self.output_record.texts({**self.metadata(), "files": dict(files)})
+    def texts(self) -> dict[str, str]:
+        return self.output_record.texts(self.metadata())
 
 
 def _is_zero(change: Tensor) -> bool:

@@ -75,6 +75,6 @@ def _is_base(named: str, adapter: Adapter, base: Model) -> bool:
 def _same_content(path: Path, base: Model) -> bool:
     try:
         model, base = Model.open(path), base.original or base
-        return model.checkpoint.nbytes == base.checkpoint.nbytes and model.digest == base.digest
+        return model.fingerprint == base.fingerprint
     except TransfusionError:  # a folder of this name is no model
         return False

@@ -42,7 +42,7 @@ def card(metadata: Metadata, licences: Mapping[str, str | None], command: str | 
         f"# {_title(metadata)}",
         _summary(metadata),
         "## How it was made" + (f"\n\n{_fenced(typed, 'console')}" if typed else ""),
-        _table(("", "model", "BLAKE3 of its weights"), _inputs(metadata)),
+        _table(("", "model", "fingerprint"), _inputs(metadata)),
         _table(("π, α", ""), _settings(metadata)),
         _verdict(metadata),
         _list("Tensors", _tensors(metadata)),
@@ -159,7 +159,7 @@ def _inputs(metadata: Metadata) -> list[tuple[str, ...]]:
         (role, metadata.get(key)) for role, key in (("its base, A", "base"), ("the new base, B", "onto"))
     ]
     return [
-        (role, _plain(_name(one)), _code(one.get("blake3")) if isinstance(one, Mapping) else "")
+        (role, _plain(_name(one)), _code(one.get("fingerprint")) if isinstance(one, Mapping) else "")
         for role, one in roles
         if _name(one)
     ]

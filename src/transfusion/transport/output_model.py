@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from transfusion.files.model_writer import Files, complete_model, output_shard_n
 from transfusion.files.shard_writer import Block, LazyTensor
 from transfusion.files.staging import StagingFolder, TensorShape
 from transfusion.files.tensor_content import BLOCK, all_finite, row_blocks
-from transfusion.model.input_digests import InputDigests
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
@@ -83,8 +81,8 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         """Return everything that decides the values; finished shards of an equal recipe are reused."""
 
     @abstractmethod
-    def texts(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return the text files to write beside the weights, from the weight files and their hashes."""
+    def texts(self) -> dict[str, str]:
+        """Return the text files to write beside the weights, when all tensors have been computed."""
 
     def config(self) -> dict[str, Any] | None:
         """Return the configuration of the output."""
@@ -107,14 +105,6 @@ class OutputModel(SavedOutput, Generic[EntryT]):
     @abstractmethod
     def bound(self) -> OutputMemory:
         """Return the bound on the memory."""
-
-    @property
-    def reads_once(self) -> bool:
-        """Whether the models may be hashed while they are read: the recipe does not hold their hashes."""
-        return False
-
-    def require_inputs(self) -> None:
-        """Refuse models that are not those that the output is meant for, when all of them are hashed."""
 
     def prepare(self, engine: Engine | None = None) -> None:
         """Compute what is needed before the first tensor."""
@@ -187,29 +177,22 @@ class OutputModel(SavedOutput, Generic[EntryT]):
     ) -> None:
         files = self.files(staging.path, on_tensor)
         with self.bound().within(resources).opened() as engine, self.holding_tensors():
-            once = self.reads_once and engine.shares_memory and not staging.interrupted
-            inputs = InputDigests(self.models, engine, while_reading=once)
-            used, same = (inputs.used, inputs.same) if self.reads_once else (dict, operator.not_)
-            staging.begin({**self.recipe(), "files": _contents(files)}, same)
+            staging.begin({**self.recipe(), "files": _contents(files)})
             staging.planned = self._planned()
             self.prepare(engine)
             if engine.shares_memory:
                 keep_blocks_only()
-                changed = self.changed_tensors
-                write_shards(
-                    staging, files, changed_tensors=changed, used_inputs=used, workers=engine.workers
-                )
+                write_shards(staging, files, changed_tensors=self.changed_tensors, workers=engine.workers)
             else:
-                write_shards_by_workers(self, staging, engine, on_tensor, used)
-            inputs.complete()
-            self.require_inputs()
+                write_shards_by_workers(self, staging, engine, on_tensor)
+            self.conclude()
             complete_model(
                 staging,
                 files,
                 like=self.like.checkpoint,
                 config=self.config(),
                 auxiliary_files=self.auxiliary_files(),
-                texts=self._checked_texts,
+                texts=self.texts(),
             )
 
     def _planned(self) -> dict[str, TensorShape]:
@@ -238,10 +221,6 @@ class OutputModel(SavedOutput, Generic[EntryT]):
     def changed_tensors(self) -> set[str]:
         """Tensors that differ from B's; recorded with each finished shard for a resumed run."""
         return set()
-
-    def _checked_texts(self, files: Mapping[str, str]) -> dict[str, str]:
-        self.conclude()
-        return self.texts(files)
 
     def _shards(self, on_tensor: Callable[[str], None]) -> dict[Path, dict[str, LazyTensor]]:
         """Return the files of ``like`` with the tensors of each. Tensors it lacks go into the last file."""

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 FILE = "transfusion.json"
 HEADER = FILE
 """The entry with the metadata in the header of a LoRA file, which has no folder of its own."""
-TENSORS = "tensors"
-"""In place of the name of a file: the hash of all its tensors, without its header."""
 PI_FILE = "transfusion/pi.safetensors"
 """Where π is kept in the folder of an output, if that run found it. It has a folder of its own, because
 some programs load every .safetensors file beside a model's configuration."""
-FORMAT = 2
-"""The format of the metadata. Format 1, without a number, had SHA-256 digests."""
+FORMAT = 3
+"""The format of the metadata. Formats 1 and 2 had hashes of whole inputs."""
 
 
 class RecordedFinetune(Protocol):
@@ -48,7 +46,7 @@ class RecordedFinetune(Protocol):
     @property
     def root(self) -> Path: ...
     @property
-    def digest(self) -> str: ...
+    def fingerprint(self) -> str: ...
 
 
 @dataclass
@@ -88,9 +86,9 @@ class OutputRecord:
             "kind": self.kind,
             "library": onto.family.library,
             "command": self.command,
-            "finetuned": [_input(source.label, source.root, source.digest) for source in sources],
-            "base": _input(base.label, base.checkpoint.root, info.source_digest),
-            "onto": _input(onto.label, onto.checkpoint.root, info.target_digest),
+            "finetuned": [_input(source.label, source.root, source.fingerprint) for source in sources],
+            "base": _input(base.label, base.checkpoint.root, base.fingerprint),
+            "onto": _input(onto.label, onto.checkpoint.root, onto.fingerprint),
             "alignment": {
                 "blake3": alignment.digest,
                 "method": info.method,
@@ -129,9 +127,9 @@ class OutputRecord:
         }
 
 
-def _input(name: str, root: Path, digest: str) -> dict[str, Any]:
+def _input(name: str, root: Path, fingerprint: str) -> dict[str, Any]:
     licence = licence_of(root if root.is_dir() else root.parent)
-    return {"name": name, "path": str(root.resolve()), "blake3": digest, "licence": licence}
+    return {"name": name, "path": str(root.resolve()), "fingerprint": fingerprint, "licence": licence}
 
 
 def kept_pi(metadata: Mapping[str, Any], folder: Path) -> Path | None:
@@ -147,7 +145,7 @@ def recorded_base(root: Path) -> dict[str, Any] | None:
         onto = read_metadata(root / FILE if root.is_dir() else root)["onto"]
     except CheckpointError:
         return None
-    return {"name": onto["name"], "blake3": onto["blake3"]}
+    return {"name": onto["name"], "fingerprint": onto["fingerprint"]}
 
 
 # ── the schema of the metadata ───────────────────────────────────────────────────────────────
@@ -161,7 +159,7 @@ class InputInfo(TypedDict):
 
     name: str
     path: str
-    blake3: str
+    fingerprint: str
 
 
 class SearchOptionsInfo(TypedDict, total=False):
@@ -212,6 +210,7 @@ class RunSettingsInfo(TypedDict, total=False):
 
     via: str | None
     config: str | None
+    architecture: str | None
     calibrate: str | None
     new_tokens: Literal["refuse", "keep", "drop"] | None
     other_parts: Literal["refuse", "keep", "drop"] | None
@@ -235,7 +234,6 @@ class TransportMetadata(TypedDict):
     alpha: Number | dict[str, Number]
     settings: RunSettingsInfo
     dtype: str | None
-    files: dict[str, str]
     output_shift: NotRequired[dict[str, Any] | None]
     drift: NotRequired[dict[str, Any] | None]
     vocabulary: NotRequired[VocabularyInfo]

@@ -19,7 +19,7 @@ from transfusion.files.staging import StagingFolder, open_staging
 from transfusion.matching.advice import Verdict
 from transfusion.matching.methods import DEFAULT, Method, preset
 from transfusion.model.bases import input_files
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.model import Model
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import COMMAND
@@ -79,9 +79,6 @@ class OutputRun(Generic[OutputT]):
     to: Destination
     aligning: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of `align`, if there is no π."""
-    reads_once: bool = False
-    """Whether preparing reads only headers and samples. The bases can then be hashed while the output is
-    written, and a π for other weights is refused before the output appears."""
     refine: Callable[[TransportPlan, OutputT, Path | None], OutputT] | None = None
     """Refines what was prepared; the path is a file from which an interrupted refinement goes on."""
     refinable: bool = False
@@ -94,8 +91,7 @@ class OutputRun(Generic[OutputT]):
         resources = self.to.resources
         with resources.connected():
             if self.via is None:  # refuse whatever can be refused before the search
-                self._take_hashes()
-                early = assumed_plan(self.a, self.b, hashed=True)
+                early = assumed_plan(self.a, self.b)
                 self.prepare(early).bound().require(resources)
             if self.to.output is None:
                 return self._prepared(self.via or self._align())
@@ -104,22 +100,11 @@ class OutputRun(Generic[OutputT]):
                 self.to.write(moved, staging)
         return moved
 
-    def _take_hashes(self) -> None:
-        with self.to.resources.opened() as engine:
-            take_hashes(self.a, self.b, engine=engine)
-
     def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> OutputT:
-        fresh = staging is not None and not staging.interrupted
-        later = self.reads_once and fresh and self.to.resources.shared
-        if not later:
-            self._take_hashes()
-        plan = plan_through(self.a, self.b, alignment, hashed=not later)
+        plan = plan_through(self.a, self.b, alignment)
         if self.refine is None:
             warn_of_doubt(alignment, self.to.progress)
         moved = self.prepare(plan)
-        if later and not (isinstance(moved, DenseTransport) and moved.reads_once):
-            self._take_hashes()
-            alignment.require_between(source=self.a, target=self.b)
         if self.refine is None:
             return moved
         return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
@@ -177,7 +162,7 @@ class OutputRun(Generic[OutputT]):
         method = chosen_method(self.aligning.get("method", DEFAULT))
         asked = {**self.aligning, "method": asdict(method), "device": self.to.resources.device}
         vocabulary = self.a.vocabulary and [self.a.vocabulary.source, self.a.vocabulary.target]
-        text = json.dumps([asked, self.a.digest, self.b.digest, *(vocabulary or ())], default=str)
+        text = json.dumps([asked, self.a.fingerprint, self.b.fingerprint, *(vocabulary or ())], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

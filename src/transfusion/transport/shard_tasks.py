@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 class WrittenShard:
     """A file that a worker has written, or the reason why it could not."""
 
-    blake3: str = ""
     changed_tensors: tuple[str, ...] = ()
     error: tuple[int | None, str] | None = None
     """The error of the operating system: number and message."""
@@ -55,7 +54,6 @@ def write_shards_by_workers(
     staging: StagingFolder,
     engine: Engine,
     on_tensor: Callable[[str], None],
-    used_inputs: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Let workers write the files that are not finished; record each file when it is done."""
     output.changed_tensors.update(changed_tensors_in(staging))
@@ -65,8 +63,7 @@ def write_shards_by_workers(
         if made.error is not None:
             raise OSError(*made.error)
         output.changed_tensors.update(made.changed_tensors)
-        changed = list(made.changed_tensors)
-        staging.finish(name, blake3=made.blake3, changed_tensors=changed, inputs=used_inputs())
+        staging.finish(name, changed_tensors=made.changed_tensors)
         for entry in output.entries:
             if stored_name(entry.stored_as.names[0]) in files[name]:
                 on_tensor(entry.name)
@@ -84,10 +81,10 @@ def write_file(tasks: ShardTasks, name: str) -> WrittenShard:
     staged = tasks.making / f"{name}.{socket.gethostname()}.{os.getpid()}"
     try:
         with tasks.output.holding_tensors():
-            digest = write_shard(staged, parts)
+            write_shard(staged, parts)
         tasks.require_unchanged()
         os.replace(staged, tasks.folder / name)
     except OSError as error:
         message = f"{error.strerror or error} on {socket.gethostname()}, for {tasks.folder / name}"
         return WrittenShard(error=(error.errno, message))
-    return WrittenShard(digest, tuple(sorted(tasks.output.changed_tensors)))
+    return WrittenShard(tuple(sorted(tasks.output.changed_tensors)))

@@ -16,7 +16,7 @@ from transfusion.alignment.alignment import Alignment, NormFold
 from transfusion.architecture.layouts import Layout
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.tensor_files import Rows
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.norm_folding import NormFolding
@@ -36,8 +36,8 @@ class TaskVectorSource(ABC):
 
     @property
     @abstractmethod
-    def digest(self) -> str:
-        """A hash of its content."""
+    def fingerprint(self) -> str:
+        """A hash of its headers and of samples of its tensors."""
 
     @property
     @abstractmethod
@@ -119,11 +119,6 @@ class TaskVectorSource(ABC):
         """Return the bytes in memory while a change is computed, independent of the number of rows."""
         return 0
 
-    @property
-    def reads_once(self) -> bool:
-        """Whether a change is computed from tensors that are read for it alone, when it is asked for."""
-        return False
-
     def added(self, name: str) -> int:
         """Return the number of rows to append to B's, for new tokens."""
         return 0
@@ -162,9 +157,8 @@ class DenseSource(TaskVectorSource):
         return self.model.label
 
     @property
-    def digest(self) -> str:
-        take_hashes(self.model)
-        return self.model.digest
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
 
     @property
     def config(self) -> Mapping[str, Any] | None:
@@ -273,10 +267,6 @@ class DenseSource(TaskVectorSource):
 
     def added(self, name: str) -> int:
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
-
-    @property
-    def reads_once(self) -> bool:
-        return True
 
     @property
     def _covered(self) -> list[str]:

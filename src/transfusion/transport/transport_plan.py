@@ -17,7 +17,7 @@ from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.files.tensor_files import as_dtype
 from transfusion.model.bases import open_bases, require_rows_of, with_common_tokens
-from transfusion.model.model import Model, Reference, take_hashes, untied_config
+from transfusion.model.model import Model, Reference, untied_config
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.live_model import expected_outputs
 from transfusion.running.probes.input_translation import InputTranslation, SameInputs
@@ -59,18 +59,12 @@ class TransportPlan:
     """What becomes of the parts of a LoRA file that change another model than A, such as a text encoder."""
 
     @classmethod
-    def between(
-        cls, base: Base, onto: Base, via: Alignment | str | Path, *, hashed: bool = True
-    ) -> TransportPlan:
-        """Return the plan of an alignment, checked against both models: all weights, or samples of them."""
+    def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
+        """Return the plan of an alignment, checked against both models."""
         a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
         alignment = require_one_shape(via)
         plan = cls.planned(a, b, alignment)
-        if hashed:
-            take_hashes(a, b)
-            plan.alignment.require_between(source=a, target=b)
-        else:
-            plan.alignment.require_samples(a, b)
+        plan.alignment.require_between(source=a, target=b)
         return plan
 
     @classmethod
@@ -80,24 +74,21 @@ class TransportPlan:
         b: Model,
         alignment: Alignment | None = None,
         *,
-        hashed: bool = False,
         assumed: bool = False,
     ) -> TransportPlan:
         """Return a plan for dry runs and early refusals.
 
         Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
-        as much memory as a real one. Only headers are read, unless A is ``hashed``.
+        as much memory as a real one. Only headers are read, and samples of tensors.
         """
         if alignment is not None:
             alignment = alignment.fitted(a.architecture.under(alignment.provenance.policy))
             alignment.require_vocabulary(a)
         else:
             policy = Policy()
-            content = a.digest if hashed else PLANNED
             digest = a.architecture.under(policy).digest()
-            metadata = Provenance(
-                a.family.name, digest, policy, PLANNED, {}, 0, a.label, content, b.label, PLANNED
-            )
+            inputs = a.label, a.fingerprint, b.label, b.fingerprint
+            metadata = Provenance(a.family.name, digest, policy, PLANNED, {}, 0, *inputs)
             maps = random_maps(a.architecture.under(policy), 0) if assumed else {}
             alignment = Alignment.of(maps, a.architecture.under(policy), metadata)
         alignment.require_for(a.architecture.under(alignment.provenance.policy))
@@ -212,10 +203,10 @@ class TransportPlan:
     def _require_named_base(self, label: str, root: Path) -> None:
         """Refuse a fine-tune whose own metadata names a base with other weights."""
         info = recorded_base(root)
-        if info is not None and info["blake3"] != self.alignment.provenance.source_digest != PLANNED:
+        if info is not None and info["fingerprint"] != self.a.fingerprint:
             raise MismatchError(
-                f"{label} was moved onto {info['name']} ({info['blake3'][:12]}…), and its base is said to be"
-                f" {self.a.label} ({self.alignment.provenance.source_digest[:12]}…), which has other weights",
+                f"{label} was moved onto {info['name']} ({info['fingerprint'][:12]}…), and its base is said"
+                f" to be {self.a.label} ({self.a.fingerprint[:12]}…), which has other weights",
                 hint=f"give {info['name']} as `base`, or `trust_base=True` if you are sure",
             )
 

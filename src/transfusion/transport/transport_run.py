@@ -208,9 +208,8 @@ def transport(
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
-    once = not tried and _reads_once([tuned], pi, alpha)
     refinable = _is_refinable(finetuned, resources)
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, once, refining, refinable)
+    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, refining, refinable)
     return run.run()
 
 
@@ -313,7 +312,7 @@ def merge(
         )
 
     aligning |= {"seed": seed, "anyway": anyway}
-    return OutputRun(a, b, pi, prepare, to, aligning, _reads_once(tuned, pi, alpha)).run()
+    return OutputRun(a, b, pi, prepare, to, aligning).run()
 
 
 def _phases(
@@ -338,15 +337,6 @@ def _phases(
         weights = refinement_memory(a.checkpoint.parameters, b.checkpoint.parameters, adapter=adapter)
         found["memory_to_refine"] = resources.budget.program + LIBRARY + weights
     return found
-
-
-def _reads_once(
-    tuned: Sequence[Model | str | Path], pi: Alignment | None, alpha: AlphaArgument | None
-) -> bool:
-    """Whether no model is run to choose α: the bases can then be hashed while the output is written."""
-    if not isinstance(pi, Alignment) or not all(isinstance(one, Model) for one in tuned):
-        return False
-    return alpha != AUTO and (alpha is not None or not pi.rotates)
 
 
 def _trains_adapter(finetuned: Finetune, full: bool) -> bool:

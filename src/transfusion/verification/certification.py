@@ -241,9 +241,9 @@ def random_move(architecture: Architecture, seed: int) -> Alignment:
         options={},
         seed=seed,
         source="",
-        source_digest="",
+        source_fingerprint="",
         target="",
-        target_digest="",
+        target_fingerprint="",
     )
     maps = {**random_maps(architecture, seed), **random_pair_rotations(architecture, seed)}
     return Alignment.of(maps, architecture, metadata)

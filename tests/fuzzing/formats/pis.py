@@ -145,9 +145,9 @@ KEYS = (
     *(
         f"provenance.{key}"
         for key in (
-            "source_digest",
+            "source_fingerprint",
             "target",
-            "target_digest",
+            "target_fingerprint",
             "objective",
             "advice",
             "gap",

@@ -40,7 +40,7 @@ KEYS = (
         "settings.via",
         "settings.config",
     ),
-    *("base.name", "base.path", "base.blake3", "base.licence", "onto.name", "onto.blake3"),
+    *("base.name", "base.path", "base.fingerprint", "base.licence", "onto.name", "onto.fingerprint"),
     *("alignment.blake3", "alignment.method", "alignment.residual", "alignment.inner", "alignment.heads"),
     *("alignment.options", "alignment.seed", "alignment.advice"),
 )
@@ -227,7 +227,7 @@ def made() -> Iterator[Made]:
         _elsewhere(
             lambda place, metadata: {
                 **metadata,
-                "base": {**metadata["finetuned"][0], "blake3": metadata["base"]["blake3"]},
+                "base": {**metadata["finetuned"][0], "fingerprint": metadata["base"]["fingerprint"]},
             }
         ),
     )

@@ -21,7 +21,7 @@ from transfusion.matching.block_solutions import _shares
 from transfusion.matching.methods import preset
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.model import Model
 from transfusion.runtime import ray_engine
 from transfusion.runtime.engines import LocalEngine, open_engine
 from transfusion.runtime.ray_cluster import start
@@ -213,7 +213,7 @@ def test_a_model_that_was_sent_is_the_same_and_small(case, made):
     model = Model.open(made(case, 1))
     packed = pickle.dumps(model)
     there = pickle.loads(packed)
-    assert there.digest == model.digest
+    assert there.fingerprint == model.fingerprint
     assert there.architecture.digest() == model.architecture.digest()
     assert len(packed) < 300_000
 
@@ -222,7 +222,7 @@ def test_a_model_is_found_again_from_another_folder(made, monkeypatch, tmp_path)
     monkeypatch.chdir(made("vit", 1).parent)
     packed = pickle.dumps(Model.open(made("vit", 1).name))
     monkeypatch.chdir(tmp_path)
-    assert pickle.loads(packed).digest == Model.open(made("vit", 1)).digest
+    assert pickle.loads(packed).fingerprint == Model.open(made("vit", 1)).fingerprint
 
 
 def test_gains_that_were_sent_have_the_same_digits_and_nothing_kept(made):
@@ -347,12 +347,6 @@ def test_storage_that_a_worker_does_not_see_is_named(made, two, tmp_path):
 
 def _read(weights: WeightPair, name: str) -> None:
     raise AssertionError("nothing should be read of files that are not there")
-
-
-def test_hashes_are_taken_by_workers(made, two):
-    models = [Model.open(made("vit", seed)) for seed in (1, 2)]
-    take_hashes(*models, engine=two, checked=True)
-    assert [model.digest for model in models] == [Model.open(made("vit", seed)).digest for seed in (1, 2)]
 
 
 @pytest.mark.parametrize("case", often(["llama", "vit-classifier", "mixtral"], ["llama"]))

@@ -29,7 +29,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.matching.alignment_run import align
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.model import Model
 from transfusion.runtime.memory_budget import PROGRAM, WORKER
 from transfusion.runtime.resources import Resources
 from transfusion.transport.applied_model import apply
@@ -232,7 +232,6 @@ def test_any_number_of_workers_writes_the_same_files(workers, inputs, tmp_path, 
         assert sorted(on_result) == sorted(entry.name for entry in output.entries)
         metadata = json.loads((tmp_path / f"by-{jobs}/transfusion.json").read_text())
         assert metadata["moved"] == len(output.entries)
-        assert {name: wanted[name] for name in metadata["files"]} == metadata["files"]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -358,7 +357,7 @@ def test_an_input_that_changes_spoils_the_run(workers, inputs, tmp_path):
 def test_storage_that_a_worker_does_not_see_is_named(workers, inputs, tmp_path):
     place = shutil.copytree(inputs["b"], tmp_path / "b")
     output = moved({**inputs, "b": place})
-    take_hashes(*output.models)
+    output.recipe()
     place.rename(tmp_path / "unmounted")
     with pytest.raises(CheckpointError, match="on .*: .*b/model-00001.* cannot be seen\n.*is not mounted"):
         output.save(tmp_path / "out", resources=Resources("ray", 1))

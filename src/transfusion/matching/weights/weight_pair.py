@@ -48,7 +48,7 @@ class WeightPair:
         """Return a tensor of model ``a`` or ``b``, or some of its rows, in the type of the computation."""
         model = self.a if side == "a" else self.b
         with self.clock.phase("reading"):
-            return model.raw(name, rows).to(**self.place)
+            return model.read(name, rows).to(**self.place)
 
     def blocks(self, name: str) -> Iterator[slice]:
         """Yield the rows of a tensor that are read at a time; always the same: sums keep their digits."""

@@ -22,7 +22,6 @@ from transfusion.architecture.table import Table
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.references import resolve
-from transfusion.files.tensor_content import tensor_digest
 from transfusion.files.tensor_files import FLOATS, headers
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import read_json, require_closed
@@ -183,13 +182,13 @@ class Adapter:
         return sorted({unwrapped(match["module"]) for match in matches if match})
 
     @property
-    def digest(self) -> str:
-        """A hash of the configuration and the tensors."""
+    def fingerprint(self) -> str:
+        """A hash of the configuration, and of the name, type, shape and a fixed sample of every tensor."""
         if self.original is not None:
-            return self.original.digest
+            return self.original.fingerprint
         total = blake3(json.dumps(self.config, sort_keys=True, default=str).encode())
-        for key in sorted(self.checkpoint.tensors):
-            total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
+        for key, info in sorted(self.checkpoint.tensors.items()):
+            total.update(f"{key} {info.dtype} {info.shape} ".encode() + self.checkpoint.sample([key]))
         return total.hexdigest()
 
     # ── on a base ────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from blake3 import blake3
 from safetensors.torch import save
 from torch import Tensor
 
@@ -18,10 +17,9 @@ from transfusion.errors import OutputError
 from transfusion.files.publishing import write_json, write_text
 from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.files.staging import StagingFolder
-from transfusion.files.tensor_content import content
 from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.transport.adapters.adapter_config import CONFIG, WEIGHTS
-from transfusion.transport.output_record import HEADER, TENSORS, OutputRecord
+from transfusion.transport.output_record import HEADER, OutputRecord
 
 SINGLE = ".safetensors"
 HASHES = ("sshs_model_hash", "sshs_legacy_hash")
@@ -62,10 +60,9 @@ class PeftFiles(AdapterFiles):
             )
 
     def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: WrittenAdapter) -> None:
-        name = WEIGHTS[0]
-        digest = write_shard(staging.output / name, _lazy(tensors))
+        write_shard(staging.output / WEIGHTS[0], _lazy(tensors))
         write_json(staging.output / CONFIG, output.config())
-        _write_texts(staging, output, {**output.metadata(), "files": {name: digest}})
+        _write_texts(staging, output, output.metadata())
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class LoraFiles(AdapterFiles):
     def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: WrittenAdapter) -> None:
         single = staging.path.suffix == SINGLE
         ordered = {name: tensors[name] for name in sorted(tensors)}
-        metadata = {**output.metadata(), "files": {TENSORS: tensors_digest(ordered)}}
+        metadata = output.metadata()
         header = {**self._kept(ordered), HEADER: json.dumps(_shareable(metadata), ensure_ascii=False)}
         name = staging.path.name if single else self.name
         write_shard(staging.output / name, _lazy(ordered), metadata=header)
@@ -108,15 +105,6 @@ def _hashes(tensors: dict[str, Tensor], header: Mapping[str, str]) -> dict[str, 
     model = hashlib.sha256(memoryview(whole)[start:]).hexdigest()
     legacy = hashlib.sha256(whole[0x100000 : 0x100000 + 0x10000]).hexdigest()[:8]
     return dict(zip(HASHES, (model, legacy), strict=True))
-
-
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the BLAKE3 hash of names, types, shapes and values, without the header of a file."""
-    total = blake3()
-    for name, tensor in tensors.items():
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(content(tensor))
-    return total.hexdigest()
 
 
 def _shareable(value: Any) -> Any:

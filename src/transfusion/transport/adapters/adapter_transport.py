@@ -245,8 +245,8 @@ class AdapterTransport(AdapterOutput):
         return self.adapter.checkpoint.root
 
     @property
-    def digest(self) -> str:
-        return self.adapter.digest
+    def fingerprint(self) -> str:
+        return self.adapter.fingerprint
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────────
 

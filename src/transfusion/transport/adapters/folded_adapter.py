@@ -59,8 +59,8 @@ class FoldedAdapter(TaskVectorSource):
         return self.moved.label
 
     @property
-    def digest(self) -> str:
-        return self.moved.digest
+    def fingerprint(self) -> str:
+        return self.moved.fingerprint
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -16,7 +16,6 @@ from blake3 import blake3
 from transfusion.errors import AdapterError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, read_keys, require_movable
-from transfusion.files.tensor_content import tensor_digest
 from transfusion.files.tensor_files import FLOATS, TensorInfo, header_metadata, headers
 from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model
@@ -189,13 +188,13 @@ class LoraFile(Adapter):
         return frozenset((one.prefix, one.key.removeprefix(one.owner)) for one in own)
 
     @property
-    def digest(self) -> str:
-        """A hash of the header and the tensors."""
+    def fingerprint(self) -> str:
+        """A hash of the header, and of the name, type, shape and a fixed sample of every tensor."""
         if self.original is not None:
-            return self.original.digest
+            return self.original.fingerprint
         total = blake3(json.dumps(dict(self.header), sort_keys=True).encode())
-        for key in sorted(self.checkpoint.tensors):
-            total.update(key.encode() + tensor_digest(self.checkpoint.read(key)))
+        for key, info in sorted(self.checkpoint.tensors.items()):
+            total.update(f"{key} {info.dtype} {info.shape} ".encode() + self.checkpoint.sample([key]))
         return total.hexdigest()
 
     def settings(self, module: str) -> ModuleSettings:

@@ -22,7 +22,7 @@ from transfusion.errors import AdapterError, MismatchError, SettingError, listin
 from transfusion.files.tensor_files import as_dtype
 from transfusion.matching.other_shapes import even_paths
 from transfusion.model.bases import open_bases
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.model import Model
 from transfusion.running.probes.input_translation import InputTranslation, input_translation
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.random_inputs import logits_name
@@ -56,12 +56,11 @@ class RectangularPlan(TransportPlan):
     def through(cls, base: Base, onto: Base, via: Alignment) -> RectangularPlan:
         """Return the plan of an alignment, checked against both models."""
         a, b = open_bases(base, onto, other_shapes=True)
-        take_hashes(a, b)
         via.require_between(source=a, target=b)
         return cls(a, b, via)
 
     @classmethod
-    def assumed(cls, a: Model, b: Model, *, hashed: bool = False) -> RectangularPlan:
+    def assumed(cls, a: Model, b: Model) -> RectangularPlan:
         """Return a plan for dry runs and early refusals: parts by their roles, with maps of zeros."""
         paths = even_paths(a, b)
         maps: dict[str, Map] = {}
@@ -74,10 +73,8 @@ class RectangularPlan(TransportPlan):
                 if name is not None and ours is not None and theirs is not None:
                     shape = size_of(ours, b.architecture.sizes), size_of(theirs, a.architecture.sizes)
                     maps[name] = Map.rectangular(np.zeros(shape, dtype=np.float32))
-        content = a.digest if hashed else PLANNED
-        provenance = Provenance(
-            a.family.name, PLANNED, Policy(), PLANNED, {}, 0, a.label, content, b.label, PLANNED
-        )
+        inputs = a.label, a.fingerprint, b.label, b.fingerprint
+        provenance = Provenance(a.family.name, PLANNED, Policy(), PLANNED, {}, 0, *inputs)
         known, sizes = a.architecture, b.architecture.sizes
         alignment = Alignment(maps, known.sizes, known.parents, provenance, {}, sizes, {}, paths)
         return cls(a, b, alignment)
@@ -131,7 +128,8 @@ class RectangularPlan(TransportPlan):
             adapter = open_adapter(finetuned)
             folded = Model.open(self.tuned(finetuned).module())
             source = self.source(folded, alpha, trust_base=True, new_tokens=new_tokens)
-            return replace(source, named=adapter.label, origin=adapter.checkpoint, content=adapter.digest)
+            content = adapter.fingerprint
+            return replace(source, named=adapter.label, origin=adapter.checkpoint, content=content)
         lot = NewTokens(new_tokens)
         if lot is NewTokens.KEEP:
             raise SettingError(

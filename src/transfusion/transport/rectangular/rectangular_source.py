@@ -16,7 +16,7 @@ from transfusion.alignment.part_pairs import block_behind
 from transfusion.architecture.layouts import Name
 from transfusion.errors import MismatchError
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.model.model import Model, take_hashes
+from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, moves, place_of, tensor_parts
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.model.vocabulary_map import VOCABULARY
@@ -41,7 +41,7 @@ class RectangularSource(TaskVectorSource):
     origin: Checkpoint | None = None
     """The files of that adapter."""
     content: str | None = None
-    """The digest of that adapter."""
+    """The fingerprint of that adapter."""
     _last: tuple[str, Tensor] | None = field(default=None, repr=False)
     """The latest tensor: it is computed as a whole."""
 
@@ -54,11 +54,8 @@ class RectangularSource(TaskVectorSource):
         return self.named or self.model.label
 
     @property
-    def digest(self) -> str:
-        if self.content is not None:
-            return self.content
-        take_hashes(self.model)
-        return self.model.digest
+    def fingerprint(self) -> str:
+        return self.content or self.model.fingerprint
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -67,8 +67,8 @@ class RefineTransport:
         plan, own = self.plan, self.settings.calibrate and Path(self.settings.calibrate).stat().st_mtime_ns
         dense = moved.dense if isinstance(moved, RectangularLora) else moved
         sources = (dense,) if isinstance(dense, AdapterTransport) else dense.sources
-        inputs = [(one.digest, one.alpha.as_json()) for one in sources]
-        digests = [plan.a.digest, plan.b.digest, plan.alignment.digest]
+        inputs = [(one.fingerprint, one.alpha.as_json()) for one in sources]
+        digests = [plan.a.fingerprint, plan.b.fingerprint, plan.alignment.digest]
         if (vocabulary := plan.a.vocabulary) is not None:
             digests += [vocabulary.source, vocabulary.target]
         text = json.dumps([__version__, asdict(self.settings), own, inputs, digests, type(moved).__name__])

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.files.tensor_content import tensor_digest
 from transfusion.model.model import Model
 from transfusion.transport.adapters.adapter_output import AdapterOutput
 from transfusion.transport.adapters.adapter_tensor import AdapterTensor
@@ -60,8 +59,7 @@ class RefinedModel(DenseTransport):
         return own.shape != refined.shape or not torch.equal(own.to(refined.dtype), refined)
 
     def recipe(self) -> dict[str, Any]:
-        digests = {name: tensor_digest(self.student.read(name)).hex() for name in sorted(self.student.names)}
-        return {**super().recipe(), REFINEMENT: digests}
+        return {**super().recipe(), REFINEMENT: self.student.fingerprint}
 
     def metadata(self) -> dict[str, Any]:
         return self.refinement.added_to(super().metadata())

@@ -12,7 +12,7 @@ from experiments.pairs import data
 from experiments.recipes import RECIPES, Kind, recipe
 from experiments.small import SMALL
 from transfusion.files.publishing import publish_file
-from transfusion.report.formatting import listed
+from transfusion.report.parts import listed
 from transfusion.runtime.run_record import RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"

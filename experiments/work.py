@@ -24,7 +24,7 @@ from transfusion.cli import views
 from transfusion.cli.console import out
 from transfusion.evaluation.barrier import curves_metadata
 from transfusion.files.publishing import publish_file
-from transfusion.report.charts.result_figures import draw_barriers
+from transfusion.report.figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from transfusion.evaluation.sweep import sweep
     from transfusion.matching.alignment_run import align
     from transfusion.model.model import Model
-    from transfusion.report.build_report import report
-    from transfusion.report.description import inspect
+    from transfusion.report.inspect import inspect
+    from transfusion.report.page import report
     from transfusion.runtime.resources import Resources
     from transfusion.transport.applied_model import apply
     from transfusion.transport.rerun import rerun
@@ -60,10 +60,10 @@ _HOMES = {
     "barrier": "evaluation.barrier",
     "evaluate": "evaluation.evaluate",
     "fewshot": "evaluation.fewshot",
-    "inspect": "report.description",
+    "inspect": "report.inspect",
     "merge": "transport.transport_run",
     "predict": "verification.equivalence",
-    "report": "report.build_report",
+    "report": "report.page",
     "rerun": "transport.rerun",
     "sweep": "evaluation.sweep",
     "transport": "transport.transport_run",

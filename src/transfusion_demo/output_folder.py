@@ -16,7 +16,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import OutputError
 from transfusion.files.publishing import publish_file, require_writable, write_json
 from transfusion.files.staging import staged_folder
-from transfusion.report.build_report import report
+from transfusion.report.page import report
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.adapter_config import CONFIG

@@ -392,7 +392,7 @@ def test_an_unexpected_error_hides_its_traceback_unless_asked(cli, made, monkeyp
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(import_module("transfusion.report.description"), "describe_model", broken)
+    monkeypatch.setattr(import_module("transfusion.report.inspect"), "describe_model", broken)
     code, _, err = cli("inspect", made("vit"))
     assert code == 1
     assert "unexpected: ZeroDivisionError: oops" in err

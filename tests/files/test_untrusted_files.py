@@ -699,7 +699,7 @@ def results() -> dict[str, dict]:
 @pytest.mark.parametrize("name", results())
 def test_a_result_is_checked_whole_before_a_page_is_made_of_it(name, tmp_path):
     """Every key, missing or of another kind: the file and the key are named."""
-    from transfusion.report.build_report import report
+    from transfusion.report.page import report
 
     file = tmp_path / "result.json"
     file.write_text(json.dumps(results()[name]))
@@ -721,7 +721,7 @@ def test_a_result_is_checked_whole_before_a_page_is_made_of_it(name, tmp_path):
 
 @pytest.mark.parametrize("name", results())
 def test_a_result_with_an_empty_list_is_refused_or_shown_without_a_warning(name, tmp_path):
-    from transfusion.report.build_report import report
+    from transfusion.report.page import report
 
     refused = []
     for path in keys_in(whole := results()[name]):
@@ -742,7 +742,7 @@ def test_a_result_with_an_empty_list_is_refused_or_shown_without_a_warning(name,
     "text", ["[" * 100_000, '{"verb": [1]}', '{"verb": {"a": 1}}', "5", '{"verb": "sweep"}', "{", "\0"]
 )
 def test_files_that_are_no_results_are_refused(text, tmp_path):
-    from transfusion.report.build_report import report
+    from transfusion.report.page import report
 
     (tmp_path / "odd.json").write_text(text)
     with pytest.raises(DataError, match=r"odd\.json: "):

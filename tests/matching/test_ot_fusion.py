@@ -28,7 +28,7 @@ from transfusion.matching.methods import METHODS, EvidenceKind, FusionOptions, S
 from transfusion.matching.ot_fusion import distances, fuse, join
 from transfusion.matching.solvers.transport_plans import hard_plan, soft_plan
 from transfusion.model.model import Model
-from transfusion.report.description import inspect
+from transfusion.report.inspect import inspect
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.applied_model import apply
 from transfusion.transport.transport_run import transport

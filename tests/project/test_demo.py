@@ -143,7 +143,7 @@ def test_every_step_has_a_line_and_every_long_phase_a_bar(kept):
 
 
 def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept, cli, tmp_path):
-    from transfusion.report.build_report import report
+    from transfusion.report.page import report
 
     place, result, _ = kept
     more = ("--base", place / "successor", "--onto", place / "successor", "--method", "naive", "-q")
@@ -159,7 +159,7 @@ def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept,
 
 
 def test_the_report_is_about_the_run_and_names_every_step(kept):
-    from transfusion.report.build_report import report
+    from transfusion.report.page import report
 
     place, _, _ = kept
     page = report(place / "b-functional", [place / f"{name}.json" for name in REPORTED])
@@ -263,7 +263,7 @@ def test_the_text_demo_moves_an_adapter_of_the_same_rank(kept_text):
 
 
 def test_the_report_on_a_moved_adapter_has_its_sections_and_finds_its_models(kept_text):
-    from transfusion.report.build_report import report
+    from transfusion.report.page import report
 
     place, _ = kept_text
     results = [file for name in REPORTED if (file := place / f"{name}.json").exists()]

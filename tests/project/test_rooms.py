@@ -17,7 +17,7 @@ def test_there_are_at_most_fifteen_rooms():
 
 
 def test_rooms_named_like_verbs_leave_the_verbs_alone():
-    import transfusion.report.build_report
+    import transfusion.report.page
     import transfusion.transport.transport_run
 
     assert isfunction(transfusion.transport)

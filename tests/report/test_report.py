@@ -10,20 +10,25 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import torch
 
 import reports
 import transfusion
 from transfusion.alignment.alignment import Alignment
-from transfusion.errors import DataError, MismatchError, OutputError
+from transfusion.errors import MismatchError, OutputError
 from transfusion.model.model import Model
-from transfusion.report import headline
-from transfusion.report.charts.map_charts import HeatMap, StrandChart
-from transfusion.report.charts.page_charts import BarChart, ChartCurve, LineChart
-from transfusion.report.charts.page_svg import NARROW, VARIABLES, WIDE
-from transfusion.report.head_panels import panels
-from transfusion.report.report_inputs import gather_inputs
-from transfusion.report.tensor_roles import roles
+from transfusion.report.charts import (
+    NARROW,
+    VARIABLES,
+    WIDE,
+    BarChart,
+    ChartCurve,
+    HeatMap,
+    LineChart,
+    StrandChart,
+)
+from transfusion.report.measures import Bases, head_panels, tensor_roles
+from transfusion.report.page import make_hero
+from transfusion.report.results import read_inputs
 
 
 class Reader(HTMLParser):
@@ -147,26 +152,20 @@ def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
     assert transfusion.report(job.run).hero.next_steps == []
     for found, mood in ((0.8, "good"), (0.29, "fair"), (0.05, "bad")):
         advice = {"verdict": "predicted", "text": "some", "found": found, "null": 0.01}
-        hero = headline.hero(gather_inputs(job.run), advice, None)
+        hero = make_hero(read_inputs(job.run), advice, None)
         assert hero.mood == mood
         assert any("--method auto --alpha auto" in step for step in hero.next_steps) == (mood != "good")
         assert any("--refine" in step for step in hero.next_steps) == (mood != "good")
 
 
 def test_the_next_step_is_not_what_the_run_did_already(job):
-    inputs = gather_inputs(job.run)
+    inputs = read_inputs(job.run)
     done = {"alignment": inputs.metadata["alignment"] | {"method": "auto"}, "output_shift": {"alpha": 0.5}}
     inputs = replace(inputs, metadata=inputs.metadata | done)
     advice = {"verdict": "predicted", "text": "some", "found": 0.29, "null": 0.01}
-    steps = headline.hero(inputs, advice, None).next_steps
+    steps = make_hero(inputs, advice, None).next_steps
     assert any("--calibrate" in step for step in steps)
     assert not any("--method auto" in step for step in steps)
-
-
-def test_words_are_explained_below_the_first_numbers(page):
-    text = page.html()
-    assert [term for term, _ in page.hero.terms] == ["task", "support", "null"]
-    assert text.index('class="terms"') < text.index('id="moved"')
 
 
 def test_a_page_tells_no_absolute_path(page, full, job, tmp_path):
@@ -216,7 +215,7 @@ def test_heads_are_where_pi_has_put_them(page, job):
 def test_shares_of_the_task_vector_are_those_of_the_files(page, job):
     a, tuned = Model.open(job.a), Model.open(job.tuned)
     squares: dict[str, float] = {}
-    for name, role in roles(a.architecture).items():
+    for name, role in tensor_roles(a.architecture).items():
         square = float((tuned.read(name).double() - a.read(name).double()).square().sum())
         squares[role] = squares.get(role, 0.0) + square
     total = sum(squares.values())
@@ -259,7 +258,6 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
 
     from transfusion.alignment.maps import Map
     from transfusion.architecture.architecture import HeadPolicy
-    from transfusion.report.report_bases import Bases
 
     a = Model.open(job.a)
     policy = replace(a.architecture.policy, heads=HeadPolicy.FLAT)
@@ -271,7 +269,7 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
     one = np.ones(1)
     metadata = replace(Alignment.load(job.pi).provenance, policy=policy)
     pi = Alignment.of({"layer.0.qk": Map.rotation(turn[None], one, one)}, flat, metadata)
-    (panel,) = panels(pi, Bases(a=a))
+    (panel,) = head_panels(pi, Bases(a=a))
     width = size // heads
     assert panel.shares.shape == (heads, heads)
     assert panel.shares[0, -1] == pytest.approx(0.5 / width)
@@ -279,7 +277,6 @@ def test_units_that_leave_their_heads_are_counted_head_by_head(job, monkeypatch)
 
 
 def test_heads_in_groups_are_counted_one_by_one(made):
-    from transfusion.report.report_bases import Bases
 
     a = made("llama")
     pi = transfusion.align(a, a, method="random", seed=5)
@@ -288,7 +285,7 @@ def test_heads_in_groups_are_counted_one_by_one(made):
         source * len(row) + position for source, row in zip(groups, within, strict=True) for position in row
     ]
     assert len(wanted) > len(groups)
-    panel = next(one for one in panels(pi, Bases()) if one.id == "layer.1.rep")
+    panel = next(one for one in head_panels(pi, Bases()) if one.id == "layer.1.rep")
     assert panel.title == "layer 1 · attention heads"
     assert [source for _, source, _ in panel.strongest()] == wanted
 
@@ -382,13 +379,6 @@ def test_results_that_are_not_understood_are_refused_by_name(content, said, job,
     assert f"{tmp_path / 'odd.json'}: " in err
     assert said in err
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_folder_without_anything_is_refused(tmp_path):
-    with pytest.raises(DataError, match="nothing to report"):
-        transfusion.report(tmp_path)
-    with pytest.raises(DataError, match="no such file or folder"):
-        transfusion.report(tmp_path / "none")
 
 
 def test_another_pi_is_refused(job, tmp_path):
@@ -494,20 +484,6 @@ def test_an_evaluation_makes_the_headline_rather_than_the_best_of_a_sweep(full, 
     )
 
 
-def test_a_best_alpha_that_is_worse_than_b_is_said_to_be(full, tmp_path):
-    info = reports.sweep(str(full.tuned), str(full.a), str(full.b))
-    info["curves"] = [reports.swept("guarded", "guarded", -0.1)]
-    reports.write(tmp_path / "sweep.json", "sweep", info)
-    (row,) = section(transfusion.report(tmp_path), "alpha").parts[1].rows
-    assert row[:3] == ("guarded", "1, no better than B", "−10.0")
-
-
-def test_counts_are_told_as_people_count(page):
-    facts = dict(section(page, "time").parts[1].rows)
-    threads = torch.get_num_threads()
-    assert f", {threads} thread{'s' * (threads != 1)}, " in facts["machine"]
-
-
 def test_hostile_names_stay_text(full, tmp_path):
     info = json.loads((full.run / "sweep.json").read_text())
     hostile = '<script>alert("x")</script>&"\''
@@ -563,17 +539,9 @@ def test_a_proof_about_another_pi_is_none_of_this_run(job, tmp_path):
     assert "verify" not in [row[0] for row in section(page, "time").parts[0].table.rows]
 
 
-def test_where_there_is_no_run_a_proof_tells_its_pi_by_name(job, tmp_path):
-    reports.write(tmp_path / "named.json", "verify", job.proof("0" * 64))
-    reports.write(tmp_path / "nameless.json", "verify", reports.PROOF)
-    first, second = section(transfusion.report(tmp_path), "proof").parts
-    assert first.rows[0] == ("about", f"pi.safetensors (guarded, {'0' * 12}…) and a")
-    assert second.rows[0] == ("about", "a π without a recorded digest")
-
-
 @pytest.mark.parametrize("name", ["vit", "clip", "gpt2", "llama", "bert", "mixtral", "t5", "whisper"])
 def test_parts_of_the_model_are_told_from_layouts(name, made):
-    found = roles(Model.open(made(name)).architecture)
+    found = tensor_roles(Model.open(made(name)).architecture)
     by_role: dict[str, set[str]] = {}
     for tensor, role in found.items():
         by_role.setdefault(role, set()).add(tensor)
@@ -589,16 +557,6 @@ def test_parts_of_the_model_are_told_from_layouts(name, made):
         assert by_role["value"]
     assert all("norm" in tensor.lower() or "ln" in tensor for tensor in by_role["norms"]), by_role["norms"]
     assert not by_role.get("other", set()) - {t for t in found if "gate" in t or "relative" in t}
-
-
-def test_scales_hold_their_ends():
-    for low, high in ((0, 1), (-0.3, 2.7), (0.02, 0.021), (5, 5), (-7, -7), (0, 1424.9)):
-        curve = ChartCurve("one", [(0, low), (1, high)])
-        chart = LineChart([curve], "α", "loss", "a chart", scale=lambda value: f"y{float(value)!r}")
-        scale = [float(text) for text in re.findall(r">y(.+?)</text>", chart(WIDE))]
-        assert min(scale) <= low + 1e-9
-        assert max(scale) >= high - 1e-9
-        assert 2 <= len(scale) <= 9
 
 
 CHARTS = {
@@ -628,11 +586,6 @@ def test_names_that_a_drawing_library_or_xml_takes_for_something_else_stay_text(
         text = BarChart([(name, [0.5])], ["found"], name)(NARROW)
         (tip,) = Reader(text).tips
         assert tip == name.replace("\x00", "�").replace("\x08", "�") + ": 0.5"
-
-
-def test_a_curve_with_a_value_that_is_no_number_is_drawn_without_it():
-    chart = LineChart([ChartCurve("one", [(0, 1.0), (1, float("nan")), (2, 3.0)])], "α", "loss", "a chart")
-    assert Reader(chart(WIDE)).tips == ["one: 1 at α 0", "one: 3 at α 2"]
 
 
 def test_large_matrices_are_drawn_in_part_and_told_whole():

@@ -803,7 +803,7 @@ def test_inspect_tells_the_u_nets_apart(width, name, tmp_path, cli):
 
 @pytest.mark.parametrize("format", often([*FORMATS], ["ComfyUI", "diffusers"]))
 def test_the_family_is_recognised_in_every_format(format, made, tmp_path):
-    from transfusion.report.description import inspect
+    from transfusion.report.inspect import inspect
 
     for model in MODULES:
         lora = write_lora(tmp_path / f"{model}.safetensors", FORMATS[format], made(model), model)

@@ -56,7 +56,7 @@ def inspect(
     if output is not None:
         raise typer.BadParameter("--output goes with --propose")
     from transfusion.cli import description_views
-    from transfusion.report.description import inspect as describe
+    from transfusion.report.inspect import inspect as describe
 
     description = describe(model, beside=beside, config=config)
     if as_json:

@@ -40,7 +40,7 @@ def report(
 ) -> None:
     """Write a run as one self-contained HTML page: advice, layers, heads, curves, scores and time."""
     with Messages(quiet=quiet).bar(text="drawing the page"):
-        from transfusion.report.build_report import report as make
+        from transfusion.report.page import report as make
 
         page = make(run, results or (), via=via, ceiling=ceiling, output=output, force=force)
     info = {

@@ -25,7 +25,7 @@ from transfusion.evaluation.line import Line, Via, given_alignments, labels_of
 from transfusion.evaluation.task import DataReference, EvaluationData
 from transfusion.model.bases import compare_vocabularies, open_bases
 from transfusion.model.model import Model, Reference, require_same_shape
-from transfusion.report.charts.result_figures import draw_barriers
+from transfusion.report.figures import draw_barriers
 from transfusion.report.result_files import Paths, ResultFiles
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision

@@ -28,7 +28,7 @@ from transfusion.evaluation.scores import Score, gain
 from transfusion.evaluation.task import DataReference, EvaluationData
 from transfusion.files.publishing import publish_file, write_json
 from transfusion.model.bases import ConfigArgument
-from transfusion.report.charts.result_figures import draw_fewshot
+from transfusion.report.figures import draw_fewshot
 from transfusion.report.result_files import Paths, ResultFiles, require_places
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress

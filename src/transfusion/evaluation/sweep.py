@@ -16,7 +16,7 @@ from transfusion.evaluation.line import Lines, Via, aligning_for, given_alignmen
 from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
 from transfusion.evaluation.task import DataReference, EvaluationData
 from transfusion.model.bases import ConfigArgument
-from transfusion.report.charts.result_figures import draw_sweep
+from transfusion.report.figures import draw_sweep
 from transfusion.report.result_files import Paths, ResultFiles
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import SILENT, Advance, Progress

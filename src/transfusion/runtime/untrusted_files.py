@@ -108,20 +108,21 @@ def validate(
     hint: str,
     error: type[TransfusionError] = CheckpointError,
 ) -> Value:
-    """Return the value, or refuse one that does not fit the schema: a `TypedDict` or any other annotation.
+    """Return the value, or refuse one that does not fit the schema: a model, or any other annotation.
 
-    Nothing is converted: a string is not a number. Keys that the schema does not name are kept.
+    Nothing is converted: a string is not a number. For a pydantic model, an instance of it is returned; else
+    the value itself, with the keys that the schema does not name.
     """
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
     try:
-        _adapter(cast(Any, schema)).validate_python(value, strict=True)
+        found = _adapter(cast(Any, schema)).validate_python(value, strict=True)
     except ValidationError as reason:
         first, *others = reason.errors(include_url=False, include_input=False)
         place = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
         more = f", and {len(others)} more" if others else ""
         raise error(f"{where}: {place}{_lower(first['msg'])}{more}", hint=hint) from reason
-    return cast(Value, value)
+    return cast(Value, found if isinstance(found, BaseModel) else value)
 
 
 def require_finite(

@@ -1,1 +1,0 @@
-"""All drawing, by matplotlib without a window: charts of the page and figures in files."""

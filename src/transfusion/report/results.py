@@ -57,19 +57,24 @@ class Score(Format):
     interval: Interval | None = None
 
 
+class Gains(Format):
+    task: Number | None
+    support: Number | None = None
+
+
 class Scores(Format):
     """The scores of one model, on the task and perhaps on the support."""
 
     task: Score
     support: Score | None = None
-    gain: dict[str, Number | None] | None = None
+    gain: Gains | None = None
     gain_interval: dict[str, Interval | None] | None = None
 
     def of(self, what: str) -> Score | None:
         return self.task if what == "task" else self.support
 
     def gain_of(self, what: str) -> float | None:
-        return (self.gain or {}).get(what)
+        return getattr(self.gain, what) if self.gain else None
 
 
 class Measured(AnyResult):
@@ -94,7 +99,7 @@ class Evaluation(Measured):
 
 class SweepPoint(Scores):
     alpha: Number
-    gain: dict[str, Number | None]
+    gain: Gains
 
 
 class SweepCurve(Format):
@@ -109,7 +114,7 @@ class SweepCurve(Format):
 
 
 class Sweep(Measured):
-    at_zero: dict[str, Score]
+    at_zero: Scores
     curves: Annotated[list[SweepCurve], Field(min_length=1)]
     finetuned: Place | None = None
     base: Place | None = None

@@ -478,7 +478,7 @@ def _at_best(curve: SweepCurve, info: Sweep) -> tuple[str, str, str]:
 
 def _swept(info: Sweep, what: str, id: str) -> Figure:
     data = info.data()[what]
-    metric, start = data.metric, info.at_zero.get(what)
+    metric, start = data.metric, info.at_zero.of(what)
     points = {
         one.label: [(point, score.value) for point in one.points if (score := point.of(what)) is not None]
         for one in info.curves

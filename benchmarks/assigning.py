@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from transfusion.matching.solvers import assignment
-from transfusion.matching.solvers.dual_prices import MemoryCosts
 from transfusion.matching.solvers.sparse_assignment import assign_among_candidates
 from transfusion.runtime import scratch
 
@@ -51,7 +50,7 @@ def row(size: int, mode: str) -> str:
     torch.set_num_threads(os.cpu_count() or 1)
     gain = make(size, mode)
     torch.set_num_threads(1)
-    found, sparse, sparse_mb = measured(lambda: assign_among_candidates(MemoryCosts(gain)))
+    found, sparse, sparse_mb = measured(lambda: assign_among_candidates(gain))
     exact, dense, dense_mb = measured(lambda: assignment._among_all(gain[None]))
     scratch.clear()
     index = torch.from_numpy(exact.index[0])[:, None]

@@ -254,7 +254,7 @@ def table(result: dict[str, Any]) -> str:
     for_tensors = peaks["transport"] - peaks[PROGRAM]
     lines = [
         f"{result['bytes'] / 1e9:.2f} GB a model, {result['rounds']} rounds, {result['machine']}",
-        f"announced: {plan['memory'] / 1e6:.0f} MB for tensors, {plan['bytes_to_read'] / 1e9:.1f} GB to read,"
+        f"announced: {plan['bytes_to_read'] / 1e9:.1f} GB to read,"
         f" {plan['bytes_to_write'] / 1e9:.1f} GB to write; found: {for_tensors / 1e6:.0f} MB for tensors",
         "",
         "| | seconds | of all cores | throughput, as a share of a copy's | of a flushed one's | peak memory"

@@ -30,9 +30,11 @@ from rich.table import Table
 
 from functional.models import SUBJECTS
 from transfusion.alignment.alignment import Alignment
-from transfusion.matching.activations.functional_memory import ModelPasses
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
+from transfusion.running.meta_models import skeleton
+from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.byte_sizes import format_bytes, parse_bytes
 
 POLAR_PRODUCTS = 42
@@ -50,7 +52,6 @@ class Measured:
     busy: float
     """Seconds of processor time."""
     peak: int
-    planned: int
     floor: float
     digest: str
     parameters: int
@@ -86,7 +87,9 @@ def speed(size: int = 1536, rounds: int = 3) -> float:
 def operations(a: Path, pi: Alignment) -> float:
     """Return the operations of the floor."""
     model = Model.open(a)
-    passes = ModelPasses(model, FunctionalOptions())
+    options = FunctionalOptions()
+    subject = ProbedModel(model, skeleton(model))
+    tokens = enough_probes(subject, options.probes, options.samples) * tokens_of_a_probe(subject)
     weights = sum(
         torch.Size(model.info(name).shape).numel()
         for name, layout in model.architecture.tensors.items()
@@ -94,7 +97,7 @@ def operations(a: Path, pi: Alignment) -> float:
     )
     rotations = [map_ for map_ in pi.maps.values() if map_.rotates]
     polars = sum(map_.blocks * map_.size**3 for map_ in rotations)
-    return 2 * 2 * passes.tokens * weights + POLAR_PRODUCTS * 2 * polars
+    return 2 * 2 * tokens * weights + POLAR_PRODUCTS * 2 * polars
 
 
 def measure(name: str, folder: Path, limit: str) -> Measured:
@@ -104,7 +107,6 @@ def measure(name: str, folder: Path, limit: str) -> Measured:
         output = Path(place) / "pi.safetensors"
         command = [sys.executable, "-m", "transfusion", "align", str(a), str(b), "-o", str(output)]
         command += ["--method", "functional", "--json", *(["--memory", limit] if limit else [])]
-        plan = json.loads(subprocess.run([*command, "--dry-run"], check=True, capture_output=True).stdout)
         speeds, since = [speed()], time.perf_counter()
         printed = Path(place) / "printed"
         with printed.open("wb") as out:
@@ -125,7 +127,6 @@ def measure(name: str, folder: Path, limit: str) -> Measured:
         seconds,
         used.ru_utime + used.ru_stime,
         used.ru_maxrss * 1024,
-        plan["memory"],
         floor,
         digest,
         Model.open(a).checkpoint.parameters,
@@ -143,7 +144,6 @@ def draw(found: list[Measured]) -> Table:
         "floor",
         "× floor",
         "peak",
-        "planned",
         "π",
     ):
         table.add_column(column, justify="left" if column in ("model", "limit", "π") else "right")
@@ -157,7 +157,6 @@ def draw(found: list[Measured]) -> Table:
             f"{one.floor:.0f}",
             f"{one.ratio:.1f}",
             format_bytes(one.peak),
-            format_bytes(one.planned),
             one.digest[:8],
         )
     return table

@@ -11,19 +11,7 @@ from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError
 from transfusion.matching.solvers import assignment, dual_prices, sparse_assignment
 from transfusion.matching.solvers.assignment import assign, solve
-from transfusion.matching.solvers.dual_prices import MemoryCosts
 from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
-
-
-class Rows:
-    """A gain that is only handed out by rows, and remembers how many at once."""
-
-    def __init__(self, gain):
-        self._gain, self.size, self.most = gain, len(gain), 0
-
-    def rows(self, start, stop):
-        self.most = max(self.most, stop - start)
-        return self._gain[start:stop].clone()
 
 
 def best_total(gain):
@@ -75,7 +63,7 @@ KINDS = {
 def test_candidates_collect_what_the_best_permutation_does_and_the_bound_holds(kind, size, seed, scale):
     made = KINDS[kind](np.random.default_rng(seed), size).astype(np.float32) * np.float32(scale)
     gain = torch.from_numpy(made)
-    found = assign_among_candidates(MemoryCosts(gain))
+    found = assign_among_candidates(gain)
     best, largest = best_total(gain), float(gain.abs().max())
     assert sorted(found.index) == list(range(size))
     assert found.total == pytest.approx(total(gain, found.index), rel=1e-12, abs=1e-12 * size * largest)
@@ -92,27 +80,18 @@ def test_what_is_known_never_makes_it_worse(size, seed, use):
     gain = torch.from_numpy(rng.standard_normal((size, 3)) @ rng.standard_normal((3, size))).float()
     best, worst = (linear_sum_assignment(gain.numpy(), maximize=most)[1] for most in (True, False))
     known = {"best": best, "worst": worst, "some": rng.permutation(size)}[use]
-    found = solve([Rows(gain)], known=Map.permutation(known))
-    assert found.exact
-    collected = total(gain, found.permutation.index[0])
+    found = assign_among_candidates(gain, known=known)
+    assert found.gap <= EXACT
+    collected = total(gain, found.index)
     assert collected == pytest.approx(best_total(gain), rel=2 * EXACT, abs=1e-6)
 
 
 @pytest.mark.parametrize("signal", [0.0, 0.1, 0.6])
 def test_gains_as_trained_layers_have_them_are_solved_exactly(signal):
     gain = trained(700, 1, signal=signal)
-    found = assign_among_candidates(MemoryCosts(gain))
+    found = assign_among_candidates(gain)
     assert found.gap <= EXACT
     assert total(gain, found.index) == pytest.approx(best_total(gain), rel=2 * EXACT)
-
-
-def test_a_gain_by_rows_gives_the_same_permutation_and_is_never_asked_for_as_a_whole():
-    gain = trained(1100, 2)
-    by_rows = Rows(gain)
-    found = solve([by_rows])
-    assert found.exact
-    assert (found.permutation.index[0] == assign_among_candidates(MemoryCosts(gain)).index).all()
-    assert by_rows.most * by_rows.size <= dual_prices._CELLS
 
 
 def test_large_gains_are_solved_among_candidates_and_small_ones_as_they_are(monkeypatch):
@@ -147,10 +126,9 @@ def test_a_search_that_is_cut_short_says_what_is_missing_and_memory_makes_up_for
     gain = trained(400, 3)
     monkeypatch.setattr(sparse_assignment, "ROUNDS", 1)
     monkeypatch.setattr(sparse_assignment, "CANDIDATES", 1)
-    found = solve([Rows(gain)])
+    found = assign_among_candidates(gain)
     best = best_total(gain)
-    collected = total(gain, found.permutation.index[0])
-    assert not found.exact
+    collected = total(gain, found.index)
     assert found.gap > EXACT
     assert collected < best <= collected / (1 - found.gap) * (1 + 1e-9)
     monkeypatch.setattr(assignment, "LARGE", 400)
@@ -165,8 +143,8 @@ def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            started = dual_prices.first_prices(MemoryCosts(gain), 1.0)
-            found.append((started.tobytes(), assign_among_candidates(MemoryCosts(gain))))
+            started = dual_prices.first_prices(gain, 1.0)
+            found.append((started.tobytes(), assign_among_candidates(gain)))
     finally:
         torch.set_num_threads(before)
     assert len({started for started, _ in found}) == 1
@@ -175,7 +153,7 @@ def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
 
 def test_double_precision_is_taken_as_it_is():
     gain = trained(200, 5).double() * (1 + 1e-10)
-    found = assign_among_candidates(MemoryCosts(gain))
+    found = assign_among_candidates(gain)
     assert found.total == pytest.approx(best_total(gain), rel=1e-13)
 
 
@@ -183,7 +161,7 @@ def test_a_gain_that_is_not_finite_is_refused():
     gain = torch.randn(8, 8)
     gain[3, 4] = torch.nan
     with pytest.raises(AlignmentError, match="not a finite number"):
-        solve([Rows(gain)])
+        assign_among_candidates(gain)
 
 
 @pytest.mark.parametrize(("size", "rivals", "wanted"), [(40, 39, False), (50, 39, True), (50, 20, False)])
@@ -192,19 +170,3 @@ def test_large_crowds_are_solved_among_candidates(size, rivals, wanted, monkeypa
     gain = torch.eye(size)
     gain[:rivals, 0] = 2.0
     assert assignment.wants_candidates(gain[None]) is wanted
-
-
-@pytest.mark.parametrize("kind", ["crowded", "clear", "tied", "cut short"])
-def test_of_a_huge_gain_it_does_not_matter_where_it_is(kind, monkeypatch):
-    """In memory or by rows, whether it is hard or easy, and even if the best was not found."""
-    monkeypatch.setattr(assignment, "HUGE", 400)
-    gains = torch.stack([trained(400, seed, signal=0.9 if kind == "clear" else 0.0) for seed in (6, 7)])
-    if kind == "tied":
-        gains = gains.sign()
-    if kind == "cut short":
-        monkeypatch.setattr(sparse_assignment, "ROUNDS", 1)
-        monkeypatch.setattr(sparse_assignment, "CANDIDATES", 1)
-    here, there = solve(gains), solve([Rows(gain) for gain in gains])
-    assert (here.permutation.index == there.permutation.index).all()
-    assert here.gap == there.gap
-    assert here.exact is (kind != "cut short")

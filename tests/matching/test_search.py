@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from small_models import often
+from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
+from transfusion.errors import SettingError
 from transfusion.matching import block_solutions
 from transfusion.matching.alignment_run import align
 from transfusion.matching.blocks import (
@@ -397,3 +399,24 @@ def test_rising_is_told_from_rounding(searching):
     size = search.weights.architecture.sizes[id]
     unmoved = {id: Map.identity(size)}
     assert not search.sweeper.rises(unmoved, {id: Map.identity(size)})
+
+
+# ── within a memory ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"), [({"memory": 10**9}, r"memory of 1\.00 GB"), ({"engine": "ray"}, "engine = 'ray'")]
+)
+def test_what_holds_whole_models_cannot_be_limited_nor_sent(asked, named, opened):
+    with pytest.raises(SettingError, match=f"{named}: the method ot holds whole models"):
+        align(opened("llama", 1), opened("llama", 2), method="ot", resources=Resources(**asked))
+
+
+def test_a_limit_changes_no_map_and_too_little_is_refused(cli, made, tmp_path):
+    a, b, pi = made("llama", 1), made("llama", 2), tmp_path / "pi.safetensors"
+    code, _, err = cli("align", a, b, "-o", pi, "--memory", "1MB")
+    assert code == 2
+    least = err.split("give at least ")[1].split("\n")[0].replace(" ", "")
+    assert cli("align", a, b, "-o", pi, "--memory", "1MB", "--dry-run")[0] == 2
+    assert cli("align", a, b, "-o", pi, "--memory", least)[0] == 0
+    assert Alignment.load(pi).maps == align(a, b).maps

@@ -17,21 +17,17 @@ from transfusion.architecture.architecture import Policy
 from transfusion.errors import ArchitectureError, SettingError
 from transfusion.matching.activations import axis_activations
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.functional_memory import FunctionalMemory, ModelPasses
 from transfusion.matching.activations.head_matching import match_heads
 from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.activations.procrustes import solve_axis
 from transfusion.matching.methods import FunctionalOptions, preset
-from transfusion.matching.search_memory import plan_memory
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.lockstep import run_side_by_side
-from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.random_inputs import random_inputs, run_model
 from transfusion.running.running import HowToRun
 from transfusion.running.streaming import stream
-from transfusion.runtime.memory_budget import PROGRAM
-from transfusion.runtime.resources import Resources
+from transfusion.runtime.resources import PROGRAM, Resources
 from transfusion.transport.transport_plan import TransportPlan
 from transfusion.verification.equivalence import compare
 
@@ -175,17 +171,6 @@ def test_tables_that_are_read_by_rows_count_as_they_do_whole(made, monkeypatch):
             torch.testing.assert_close(by_rows[id], one)
 
 
-def test_texts_that_a_model_writes_are_counted(made):
-    """What a model remembers of each token, in all layers, of all texts that it writes at once."""
-    model = Model.open(made("llama", 1))
-    passes = ModelPasses(model, FunctionalOptions())
-    config = passes.module.config
-    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    texts = 256  # without a tokenizer it writes all, so many at once
-    assert passes.texts > 4 * texts * ProbedModel(model, passes.module).length * kept
-    assert ModelPasses(Model.open(made("bert", 1)), FunctionalOptions()).texts == 0
-
-
 @pytest.mark.parametrize("limit", [None, 10**9])
 def test_passes_remember_nothing_for_a_next_token(limit, made):
     """Keys and values of all blocks, of all batches, would be in memory together. Texts ask for them."""
@@ -194,16 +179,6 @@ def test_passes_remember_nothing_for_a_next_token(limit, made):
         inputs = inputs_of(model, running.module, 0)
         assert running.module(**inputs).past_key_values is None
         assert running.module(**inputs, use_cache=True).past_key_values is not None
-
-
-def test_the_maps_of_both_treatments_of_heads_are_counted(made):
-    """Units that move between heads have a matrix of all units of all heads."""
-    a, b = (Model.open(made("bert", seed)) for seed in (1, 2))
-    freely, inside = (
-        FunctionalMemory.of(a, b, FunctionalOptions(freely=one), 1, by_unit=True) for one in (True, False)
-    )
-    layers, width = a.config["num_hidden_layers"], a.config["hidden_size"]
-    assert freely.maps - inside.maps == 4 * layers * 2 * width**2, "one for queries and keys, one for values"
 
 
 @pytest.mark.parametrize("axis", ["layer.0.ffn", "heads"])
@@ -231,9 +206,7 @@ def test_samples_are_in_memory_one_module_at_a_time(axis, made, monkeypatch):
 
 def test_too_little_memory_is_refused_before_any_work(made):
     a, b = (Model.open(made("llama", seed)) for seed in (1, 2))
-    plan = plan_memory(a, b, method=preset("functional"), memory=10**9, jobs=2)
-    assert PROGRAM < plan["memory"] <= 10**9
-    with pytest.raises(SettingError, match="is too little: functional alignment takes"):
+    with pytest.raises(SettingError, match="is too little: running a model layer by layer takes"):
         align(a, b, method="functional", resources=Resources(memory=PROGRAM + 1000))
 
 

@@ -254,23 +254,6 @@ def test_the_number_of_threads_is_tried_once_and_recorded(inputs, tmp_path, monk
     assert len(tried) == 1
 
 
-@pytest.mark.parametrize("how", [{}, {"refine_rank": 4}])
-def test_a_dry_run_tells_the_memory_of_every_phase(how, inputs, cli, tmp_path):
-    given = inputs(VIT)
-    plain = transport(**given, dry_run=True).plan()
-    assert not {"memory_to_align", "memory_to_refine"} & plain.keys()
-    whole = transport(**given, refine=True, **how, dry_run=True).plan()
-    weights = Model.open(given["onto"]).checkpoint.parameters * 4
-    assert whole["memory_to_refine"] >= (5 if how else 8) * weights
-    options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
-    models = ("--base", given["base"], "--onto", given["onto"], "-o", tmp_path / "out")
-    auto = ("--method", "auto", "--refine", *options, "--dry-run")
-    code, out, _ = cli("transport", given["finetuned"], *models, *auto)
-    assert code == 0
-    assert "before that, finding π takes up to" in out
-    assert "and --refine at least" in out
-
-
 def test_no_run_goes_on_from_the_state_of_another(inputs, tmp_path):
     given = {**inputs(VIT), "refine": True, "refine_steps": 24}
     with pytest.raises(KeyboardInterrupt):

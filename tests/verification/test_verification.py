@@ -13,9 +13,8 @@ from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.runtime.memory_budget import LIBRARY, PROGRAM
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.resources import Resources
+from transfusion.runtime.resources import LIBRARY, PROGRAM, Resources
 from transfusion.verification import equivalence
 from transfusion.verification.equivalence import verify
 
@@ -71,7 +70,7 @@ def test_too_little_memory_is_refused(made):
     a = made("llama")
     pi = align(a, a, method="random", residual="tied")
     with pytest.raises(
-        SettingError, match="is too little: a unit of the model in float64, moved by π, takes"
+        SettingError, match="is too little: a layer of the model in float64, moved by π, takes"
     ):
         verify(a, via=pi, resources=Resources(memory=PROGRAM + LIBRARY))
     assert verify(a, via=pi, resources=Resources(memory=2 * (PROGRAM + LIBRARY))).equal

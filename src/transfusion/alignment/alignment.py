@@ -19,7 +19,7 @@ from transfusion.alignment.part_pairs import BlockPath, PartPair, map_name, part
 from transfusion.alignment.pi_file import damaged, read_pi_file, write_pi_file
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.architecture.layouts import Index, Item, Layout, names_in
+from transfusion.architecture.layouts import Index, Item, Layout
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
@@ -145,10 +145,6 @@ class Alignment:
     def moves_by_rows(self, layout: Layout) -> bool:
         """Return whether `move_rows` can move a tensor of this layout."""
         return not self.other_shape and moves_by_rows(layout, self.maps, self.parents)
-
-    def scatters(self, layout: Layout) -> bool:
-        """Return whether neighbouring rows of the moved tensor come from distant rows."""
-        return any(axis in self.maps for item in layout.items[:1] for axis in names_in(item))
 
     def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
         """Return some rows of π of a tensor; only their source rows are read."""

@@ -65,7 +65,7 @@ def align(
     common |= {"config": config, "output": output, "force": force, "resources": resources}
     common |= {"progress": Messages(quiet=quiet, verbose=verbose)}
     if dry_run:
-        _show_plan(plan_align(a, b, **common), output, resources, as_json)
+        _show_plan(plan_align(a, b, **common), output, as_json)
         return
     with results_apart():
         pi = run(a, b, seed=seed, advice=advice, anyway=anyway, **common)
@@ -109,27 +109,10 @@ def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
     show(result, as_json, "\n".join(lines))
 
 
-def _show_plan(plan: dict[str, Any], output: Path, resources: Resources, as_json: bool) -> None:
-    """Print what aligning would do, and in how much memory."""
-    from transfusion.runtime.memory_budget import memory_line
-
-    lines = [
+def _show_plan(plan: dict[str, int], output: Path, as_json: bool) -> None:
+    """Print what aligning would read and write."""
+    text = (
         f"would match {plan['axes']} axes, read {format_bytes(plan['bytes_to_read'])} at least once and write"
         f" {output}"
-    ]
-    if "memory" in plan:
-        local, bounded = resources.shared, resources.memory is not None
-        parts = [f"{format_bytes(plan['memory_of_a_block'])} a thread ({plan['most_demanding']} takes most)"]
-        known = {
-            "memory_of_kept_gains": "for gains that are kept",
-            "memory_of_passes": "to run a model",
-            "memory_of_maps": "for maps",
-        }
-        parts += [f"{format_bytes(plan[key])} {what}" for key, what in known.items() if key in plan]
-        lines.append(
-            f"{memory_line(plan['memory'], plan['threads'], local=local, bounded=bounded)}:"
-            f" {', '.join(parts)}, and the program"
-        )
-    if "samples_on_disk" in plan:
-        lines.append(f"about {format_bytes(plan['samples_on_disk'])} of temporary files for activations")
-    show({"would_write": str(output), **plan}, as_json, "\n".join(lines))
+    )
+    show({"would_write": str(output), **plan}, as_json, text)

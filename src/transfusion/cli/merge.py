@@ -135,7 +135,7 @@ def merge(
             **common,
             **aligning,
         )
-    show_output(moved, output, resources if dry_run else None, as_json)
+    show_output(moved, output, dry_run, as_json)
 
 
 def _numbers(text: str | None) -> tuple[float, ...]:

@@ -154,7 +154,7 @@ def transport(
             **common,
             **aligning,
         )
-    show_output(moved, output, resources if dry_run else None, as_json)
+    show_output(moved, output, dry_run, as_json)
 
 
 _BESIDE_FROM = {
@@ -179,15 +179,13 @@ def show_rerun(
         raise typer.BadParameter(f"--from decides {', '.join(decided)}; leave it out")
     with results_apart():
         moved = rerun(file, finetuned=finetuned, **common)
-    show_output(moved, common["output"], common["resources"] if common["dry_run"] else None, as_json)
+    show_output(moved, common["output"], common["dry_run"], as_json)
 
 
-def show_output(
-    moved: DenseTransport | AdapterOutput, output: Path, planned: Resources | None, as_json: bool
-) -> None:
-    """Print what was written; or, with the resources of a dry run, what would be."""
-    if planned is not None:
-        _show_plan(moved.plan(planned), output, planned, as_json)
+def show_output(moved: DenseTransport | AdapterOutput, output: Path, dry_run: bool, as_json: bool) -> None:
+    """Print what was written; or, in a dry run, what would be."""
+    if dry_run:
+        _show_plan(moved.plan(), output, as_json)
         return
     metadata = moved.metadata()
     show(
@@ -198,21 +196,12 @@ def show_output(
 _COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
 
 
-def _show_plan(plan: Mapping[str, int], output: Path, resources: Resources, as_json: bool) -> None:
-    from transfusion.runtime.memory_budget import memory_line
-
+def _show_plan(plan: Mapping[str, int], output: Path, as_json: bool) -> None:
     counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
-    memory = memory_line(plan["memory_in_all"], plan["threads"], local=resources.shared, bounded=True)
     text = (
         f"would write {output}: {counts}; read {format_bytes(plan['bytes_to_read'])}, write"
-        f" {format_bytes(plan['bytes_to_write'])}\n"
-        f"{memory}: {format_bytes(plan['memory'])} for tensors, and the program"
+        f" {format_bytes(plan['bytes_to_write'])}"
     )
-    if "memory_to_align" in plan:
-        text += f"\nbefore that, finding π takes up to {format_bytes(plan['memory_to_align'])}"
-    if "memory_to_refine" in plan:
-        needed = format_bytes(plan["memory_to_refine"])
-        text += f"\nand --refine at least {needed}: A, its fine-tune, B and the student, in float32"
     show({"would_write": str(output), **plan}, as_json, text)
 
 

@@ -37,11 +37,6 @@ class HeldTensors:
             return self._held[info.name]
 
 
-def held_bytes(nbytes: int) -> int:
-    """Return the most memory that a checkpoint holds for tensors of this size whose rows are scattered."""
-    return HELD * nbytes if nbytes <= LARGEST else nbytes
-
-
 def _is_held(info: TensorInfo, rows: Tensor) -> bool:
     """Whether the whole tensor is read: not if the rows are neighbours in a large one."""
     if info.nbytes > LARGEST or not rows.numel():

@@ -147,9 +147,8 @@ def _null(search: Search) -> dict[str, float]:
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
     middle, whole = middle_axes(search)
-    context, engine = search.context, search.engine
-    limit, room = context.gains.limit, context.room
-    null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, room=room, only=middle)
+    engine, limit = search.engine, search.context.gains.limit
+    null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, only=middle)
     return agreements(weights, null.run().maps, whole, engine)
 
 

@@ -22,20 +22,16 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
 from transfusion.errors import SettingError
 from transfusion.files.publishing import require_writable
+from transfusion.matching.activations.probed_pair import running_within_memory
 from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.base_drift import base_drift
+from transfusion.matching.blocks import block_bytes, blocks
 from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
 from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
 from transfusion.matching.objective import Objective
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.other_shapes import align_shapes, count_axes
 from transfusion.matching.search import Search
-from transfusion.matching.search_memory import (
-    functional_memory,
-    plan_memory,
-    refuse_limits,
-    within_memory,
-)
 from transfusion.matching.sweeps import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.bases import (
@@ -48,6 +44,7 @@ from transfusion.model.bases import (
 )
 from transfusion.model.model import Model, Reference
 from transfusion.running.running import HowToRun
+from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.progress import SILENT, Progress, followed
@@ -55,7 +52,7 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once, keep_blocks_only
 
-__all__ = ["Advice", "Step", "Verdict", "align", "plan_align", "plan_memory"]
+__all__ = ["Advice", "Step", "Verdict", "align", "plan_align"]
 
 MUCH = 2**32
 """Bytes of two models from which memory that is not in use is given back at once, even without a limit: it
@@ -123,7 +120,7 @@ def align(
         require_writable(output, force=force, inputs=input_files(*models), folder=False)
     vocabulary = _compared_vocabulary(*models)
     if differing_shape(*models) is not None:
-        refuse_limits(chosen, resources.memory, resources.engine)
+        _refuse_limits(chosen, resources)
         with _followed(on_step, progress) as following:
             between = _between_shapes(*models, chosen, seed, vocabulary, following, anyway)
         between = replace(between, provenance=replace(between.provenance, run=record.run()))
@@ -183,8 +180,8 @@ def plan_align(
     force: bool = False,
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
-) -> dict[str, Any]:
-    """Return how much `align` would read, and in how much memory; only headers are read."""
+) -> dict[str, int]:
+    """Return how much `align` would read, from headers alone; refuse what it would refuse."""
     chosen = method if isinstance(method, Method) else preset(method)
     runs = chosen.functional is not None
     models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
@@ -192,17 +189,15 @@ def plan_align(
     if output is not None:
         require_writable(Path(output), force=force, inputs=input_files(*models), folder=False)
     if differing_shape(*models) is not None:
-        refuse_limits(chosen, resources.memory, resources.engine)
+        _refuse_limits(chosen, resources)
         read = sum(model.checkpoint.nbytes for model in models)
         return {"axes": count_axes(*models), "bytes_to_read": read}
-    return plan_memory(
-        *models,
-        method=chosen.changed(residual=residual, inner=inner),
-        memory=resources.memory,
-        engine=resources.engine,
-        jobs=resources.jobs,
-        dtype=as_precision(dtype),
-    )
+    chosen = chosen.changed(residual=residual, inner=inner)
+    a, b = (model.under(chosen.policy) for model in models)
+    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=as_precision(dtype))
+    _within_memory(weights, chosen, resources)
+    read = sum(model.checkpoint.nbytes for model in models)
+    return {"axes": len(a.architecture.free()), "bytes_to_read": read}
 
 
 def _align(
@@ -217,25 +212,20 @@ def _align(
 ) -> Alignment:
     """Align two models by a method."""
     a, b, dtype = weights.a, weights.b, weights.place["dtype"]
-    engine, jobs, memory = resources.engine, resources.jobs, resources.memory
-    if chosen.fusion is not None:
-        refuse_limits(chosen, memory, engine)
-    budget = within_memory(weights, chosen, memory, engine, jobs) if chosen.searches else None
-    threads = budget.threads if budget else jobs
-    if chosen.functional is not None and memory is not None:
-        threads = functional_memory(a, b, chosen.functional, memory, engine, threads).threads
-    if memory is not None:
+    resources, kept = _within_memory(weights, chosen, resources)
+    if resources.memory is not None:
         give_back_at_once()
     elif weights.nbytes > MUCH:
         keep_blocks_only()
+    threads = torch.get_num_threads()
     how = HowToRun(
-        workers=(threads or torch.get_num_threads()) if resources.shared else torch.get_num_threads(),
+        workers=(resources.jobs or threads) if resources.shared else threads,
         device=resources.device,
-        limit=memory,
+        limit=resources.memory,
         shared=resources.shared,
         note=progress.note,
     )
-    with replace(resources, jobs=threads if engine == "local" else jobs).opened() as hands:
+    with resources.opened() as hands:
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, metadata, on_step)
@@ -248,8 +238,7 @@ def _align(
             chosen,
             seed=seed,
             engine=hands,
-            limit=budget.kept if budget else 0,
-            room=budget.room if budget else None,
+            limit=kept,
             on_step=on_step,
         )
         trial = search.run()
@@ -267,6 +256,45 @@ def _align(
             metadata = replace(metadata, objective=tuple(trial.trace[:1]))
             return Alignment.of({}, a.architecture, metadata)
         return Alignment.of(trial.maps, a.architecture, metadata)
+
+
+def _refuse_limits(method: Method, resources: Resources) -> None:
+    """Refuse a memory or a cluster for a method that holds whole models."""
+    idle = [f"memory of {format_bytes(resources.memory)}"] if resources.memory is not None else []
+    idle += [f"engine = {resources.engine!r}"] if resources.engine != "local" else []
+    if idle:
+        raise SettingError(
+            f"{idle[0]}: the method {method.name} holds whole models in this process",
+            hint="leave out `memory` and `engine`, or choose a method that compares weights, such as guarded",
+        )
+
+
+def _within_memory(weights: WeightPair, method: Method, resources: Resources) -> tuple[Resources, int | None]:
+    """Return the resources with as many threads as fit, and the bytes that are left for gains."""
+    if method.fusion is not None:
+        _refuse_limits(method, resources)
+    if not resources.shared and resources.device != "cpu":
+        raise SettingError(
+            f"device {resources.device!r}: workers of Ray compute on cpu",
+            hint="leave out `device`, or `engine`",
+        )
+    if (memory := resources.memory) is None:
+        return resources, None
+    kept = None
+    if method.searches:
+        needs = {block.ids[0]: block_bytes(weights, block) for block in blocks(weights, method)}
+        largest = max(needs, key=needs.__getitem__)
+        resources = resources.within_memory(needs[largest], f"solving {largest}")
+        threads = (resources.jobs or 1) if resources.shared else 1
+        kept = memory - resources.program - threads * needs[largest]
+    if method.functional is not None:
+        if method.functional.gradients:
+            raise SettingError(
+                f"memory of {format_bytes(memory)}: gradients need whole models",
+                hint="leave out `memory`, or `gradients`",
+            )
+        resources = running_within_memory(weights.a, weights.b, method.functional, resources)
+    return resources, kept
 
 
 def _provenance(

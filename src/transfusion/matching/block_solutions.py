@@ -16,7 +16,6 @@ from transfusion.alignment.maps import Map
 from transfusion.matching.blocks import AxisBlock, Block, BlockSolution, BlockState, SearchContext
 from transfusion.matching.weights.gain_products import BLOCK
 from transfusion.matching.weights.gains import GainHistory
-from transfusion.matching.weights.gains_on_disk import rows_at_a_time
 from transfusion.runtime.engines import Engine
 
 Task: TypeAlias = tuple[Block, BlockState]
@@ -66,11 +65,7 @@ def _solve_divided(engine: Engine, context: SearchContext, task: Task) -> BlockS
     """Solve one block with several workers, if it is a single axis with enough rows."""
     block, now = task
     shares = _shares(context.weights.architecture.sizes[block.ids[0]], engine.count)
-    if (
-        not isinstance(block, AxisBlock)
-        or len(shares) < 2
-        or rows_at_a_time(context.weights, block.ids[0], context.room) is not None
-    ):
+    if not isinstance(block, AxisBlock) or len(shares) < 2:
         return engine.each(context, _solve, [task], affinity=lambda task: task[0].ids[0])[0]
     history = context.history(block.id, now)
     return engine.map_reduce(

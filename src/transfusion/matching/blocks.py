@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +14,8 @@ from transfusion.alignment.maps import Map
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.methods import HeadScore, Method
 from transfusion.matching.solvers.assignment import assign, best_totals, solve
+from transfusion.matching.weights import gain_products
 from transfusion.matching.weights.gains import GainHistory, Gains
-from transfusion.matching.weights.gains_on_disk import DiskGain, gain_on_disk, rows_at_a_time
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.spectral_distance import spectral_distance
 from transfusion.matching.weights.weight_pair import WeightPair
@@ -32,8 +32,6 @@ class SearchContext:
     weights: WeightPair
     gains: Gains
     method: Method
-    room: int | None = None
-    """Bytes that solving one block may take; None for no limit."""
 
     @property
     def clock(self) -> Clock:
@@ -121,16 +119,12 @@ class AxisBlock(Block):
 
     def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
         history, here = context.history(self.id, now), now.maps.get(self.id)
-        step = rows_at_a_time(context.weights, self.id, context.room)
-        if step is None:
-            return self.solved(context, context.gains.of(self.id, history), history, here)
-        with gain_on_disk(context.gains, self.id, history, step) as gain:
-            return self.solved(context, gain, history, here)
+        return self.solved(context, context.gains.of(self.id, history), history, here)
 
     def solved(
         self,
         context: SearchContext,
-        gain: Tensor | Sequence[DiskGain],
+        gain: Tensor,
         history: GainHistory,
         here: Map | None,
     ) -> BlockSolution:
@@ -230,3 +224,25 @@ def blocks(weights: WeightPair, method: Method) -> list[Block]:
         else:
             found.append(SpectralBlock(id))
     return found
+
+
+COPIES = 7
+"""The most copies of a tensor's rows in memory: as stored and converted for both models, with columns moved
+by the new and by the old maps, and their difference."""
+
+
+def block_bytes(weights: WeightPair, block: Block) -> int:
+    """Return about how many bytes a block takes: its gain and a copy of it, and rows of both models."""
+    architecture = weights.architecture
+    read = gains = 0
+    for id in block.ids:
+        sections = weights.sections.get(id, [])
+        units = architecture.rows(id) * architecture.sizes[id] ** 2
+        if isinstance(block, NestedBlock) and id != block.parent:  # between all pairs of heads
+            units *= architecture.rows(id) * (len(sections) + 1)
+        gains = max(gains, units)
+        for section in sections:
+            whole = torch.Size(section.shape).numel()
+            by_rows = section.plain and not isinstance(block, SpectralBlock)
+            read = max(read, min(whole, gain_products.NUMBERS) if by_rows else whole)
+    return weights.itemsize * (2 * gains + COPIES * read)

@@ -45,14 +45,13 @@ class Search:
         seed: int,
         engine: Engine,
         limit: int | None = None,
-        room: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         only: Collection[str] | None = None,
     ) -> None:
         self.weights, self.method, self.seed, self.engine = weights, method, seed, engine
         self.only = frozenset(self.axes if only is None else only)
         """The axes to solve for; by default all."""
-        self.context = SearchContext(weights, Gains(weights, engine.workers, limit), method, room)
+        self.context = SearchContext(weights, Gains(weights, engine.workers, limit), method)
         self.scores = Objective(weights, engine, None if only is None else weights.tensors_with(only))
         self.sweeper = Sweeper(self.context, self.scores, engine, on_step)
         self._tensors = lru_cache(maxsize=None)(self._tensors_of)

@@ -20,7 +20,7 @@ from transfusion.running.lockstep import run_side_by_side
 from transfusion.running.probes.random_inputs import plain_experts, run_model
 from transfusion.running.streaming import StreamedModule, stream, without_cache
 from transfusion.runtime.byte_sizes import format_bytes
-from transfusion.runtime.memory_budget import device_memory
+from transfusion.runtime.devices import device_memory
 from transfusion.runtime.resources import Resources
 
 

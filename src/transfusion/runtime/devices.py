@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from transfusion.errors import SettingError, reason_of
@@ -25,3 +27,10 @@ def as_precision(dtype: torch.dtype | str) -> torch.dtype:
     if chosen not in (torch.float32, torch.float64):
         raise SettingError(f"dtype = {dtype}: too coarse to compute in", hint="choose float32 or float64")
     return chosen
+
+
+def device_memory(device: torch.device) -> int:
+    """Return all memory of a device, in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

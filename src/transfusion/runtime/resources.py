@@ -1,19 +1,25 @@
-"""Resources: engine, workers, memory and device of a run. They change its speed, never its result."""
+"""Resources: engine, workers, memory and device of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from transfusion.errors import SettingError
-from transfusion.runtime.byte_sizes import parse_bytes
-from transfusion.runtime.memory_budget import MemoryBudget
+from transfusion.runtime.byte_sizes import at_least, format_bytes, parse_bytes
 from transfusion.runtime.settings import RESOURCES, setting
 
 if TYPE_CHECKING:
     from transfusion.runtime.engines import Engine
+
+PROGRAM = 320 * 2**20
+"""Bytes of the program itself. 271 MB were measured with a tiny model; large matrix products take more."""
+WORKER = 400 * 2**20
+"""Bytes of a Ray worker itself. 354 MB were measured with a tiny model."""
+LIBRARY = 150 * 2**20
+"""Bytes of a library that runs models, and of small activations. 140 MB were measured with transformers."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +111,34 @@ class Resources:
             torch.set_num_threads(before)
 
     @property
-    def budget(self) -> MemoryBudget:
-        """The memory of this process, or of each worker of Ray."""
-        return MemoryBudget.for_process(self.memory, local=self.shared)
+    def program(self) -> int:
+        """Bytes that this process, or each worker of Ray, takes before it has read a model."""
+        return PROGRAM if self.shared else WORKER
+
+    def within_memory(self, each: int, what: str, fixed: int = 0) -> Resources:
+        """Return the resources with as many threads as fit into `memory`: each takes so many bytes, beside
+        the program and ``fixed`` bytes.
+
+        A limit that is too small for one thread, or for those of an open engine, is refused. ``what`` says
+        what the bytes are for.
+        """
+        import torch
+
+        if self.memory is None:
+            return self
+        adjustable, threads = self.engine == "local", self.jobs or torch.get_num_threads()
+        if not isinstance(self.engine, str):
+            threads = self.engine.count
+        needed = fixed + each * (threads if self.shared and not adjustable else 1)
+        if self.memory < self.program + needed:
+            raise SettingError(
+                f"memory of {format_bytes(self.memory)} is too little: {what} takes {format_bytes(needed)},"
+                f" and the program itself {format_bytes(self.program)}",
+                hint=f"give at least {at_least(self.program + needed)}",
+            )
+        if not adjustable:  # a worker of Ray has one thread
+            return self
+        return replace(self, jobs=min(threads, (self.memory - self.program - fixed) // max(1, each)))
 
 
 LOCAL = Resources()

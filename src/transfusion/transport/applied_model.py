@@ -16,9 +16,9 @@ from transfusion.errors import AlignmentError, listing
 from transfusion.files.publishing import require_writable
 from transfusion.model.bases import input_files, open_model
 from transfusion.model.model import Model
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.settings import verb
-from transfusion.transport.output_memory import OutputMemory, streaming_bytes
-from transfusion.transport.output_model import OutputModel, OutputShape, OutputTensor
+from transfusion.transport.output_model import COPIES, OutputModel, OutputShape, OutputTensor
 from transfusion.transport.settings import ApplySettings
 
 
@@ -55,12 +55,9 @@ class AppliedModel(OutputModel[OutputTensor]):
     def models(self) -> tuple[Model, ...]:
         return (self.model,)
 
-    def bound(self) -> OutputMemory:
-        return streaming_bytes(self, self.alignment, changes=0, scattered=self._scattered)
-
-    def _scattered(self, entry: OutputTensor) -> bool:
-        layout = self.model.architecture.tensors.get(entry.name)
-        return layout is not None and self.alignment.scatters(layout)
+    def within_memory(self, resources: Resources) -> Resources:
+        fixed = 2 * self.alignment.nbytes + self.held_bytes()
+        return resources.within_memory(COPIES * self.block_bytes(), "one thread", fixed)
 
     def conclude(self) -> None:
         """Refuse inputs that have changed on the way."""

@@ -22,13 +22,18 @@ from transfusion.model.model import Model, untied_config
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.running.building import module_of
 from transfusion.runtime.engines import Engine
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.resources import Resources
 from transfusion.transport.adapters.adapter_classes import class_for_type, named_in
 from transfusion.transport.changed_settings import ChangedSettings
 from transfusion.transport.magnitude_counts import count_magnitudes
 from transfusion.transport.merge_rules import MergeRule
-from transfusion.transport.output_memory import OutputMemory, streaming_bytes
-from transfusion.transport.output_model import OutputModel, OutputShape, OutputTensor
+from transfusion.transport.output_model import (
+    COPIES,
+    COPIES_OF_A_CHANGE,
+    OutputModel,
+    OutputShape,
+    OutputTensor,
+)
 from transfusion.transport.output_record import OutputRecord
 from transfusion.transport.task_vector import added
 from transfusion.transport.task_vector_sources import TaskVectorSource
@@ -178,8 +183,8 @@ class DenseTransport(OutputModel[TensorAction]):
 
     # ── costs ────────────────────────────────────────────────────────────────────────────────
 
-    def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
-        """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
+    def plan(self) -> dict[str, int]:
+        """Return counts of tensors, and bytes to read and write, from headers alone."""
         changes = sum(source.read_bytes() for source in self.sources)
         own = sum(self.onto.info(e.name).nbytes for e in self.entries if e.action is not Action.CARRIED)
         return {
@@ -188,17 +193,13 @@ class DenseTransport(OutputModel[TensorAction]):
             "dropped": len(self.dropped),
             "bytes_to_read": changes * self.merging.passes + own,
             "bytes_to_write": sum(entry.shape.nbytes for entry in self.entries),
-            **self.bound().as_dict(resources),
-            **self.output_record.phases,
         }
 
-    def bound(self) -> OutputMemory:
-        changes, held = len(self.sources), sum(source.held_bytes() for source in self.sources)
-        return streaming_bytes(self, self.alignment, changes=changes, scattered=self._scattered, held=held)
-
-    def _scattered(self, entry: TensorAction) -> bool:
-        moving = (s for s in self.sources if entry.name in s.names and entry.name not in s.buffers)
-        return any(source.scattered(entry.name) for source in moving)
+    def within_memory(self, resources: Resources) -> Resources:
+        copies = COPIES + COPIES_OF_A_CHANGE * len(self.sources)
+        held = self.held_bytes() + sum(source.held_bytes() for source in self.sources)
+        fixed = 2 * self.alignment.nbytes + held
+        return resources.within_memory(copies * self.block_bytes(), "one thread", fixed)
 
     # ── tensors ──────────────────────────────────────────────────────────────────────────────
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from transfusion.errors import OutputError, listing
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.held_tensors import HELD, LARGEST
 from transfusion.files.model_writer import Files, complete_model, output_shard_name, write_shards
 from transfusion.files.shard_writer import Block, LazyTensor
 from transfusion.files.staging import StagingFolder, TensorShape
@@ -25,7 +26,6 @@ from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Engine
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.scratch import keep_blocks_only
-from transfusion.transport.output_memory import OutputMemory
 from transfusion.transport.saved_output import SavedOutput, ignore_tensor
 from transfusion.transport.shard_tasks import write_shards_by_workers
 
@@ -40,6 +40,11 @@ class OutputShape:
     @property
     def nbytes(self) -> int:
         return self.dtype.itemsize * torch.Size(self.extents).numel()
+
+
+COPIES, COPIES_OF_A_CHANGE = 20, 16
+"""The most blocks of rows that a thread holds, for the result and for each change. About half are freed
+blocks that the allocator keeps: measured by benchmarks/transporting.py."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,23 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         return [model.checkpoint for model in self.models]
 
     @abstractmethod
-    def bound(self) -> OutputMemory:
-        """Return the bound on the memory."""
+    def within_memory(self, resources: Resources) -> Resources:
+        """Return the resources with as many threads as fit into the memory; refuse too little of it."""
+
+    def held_bytes(self) -> int:
+        """Return the most bytes of whole tensors that are held while scattered rows of them are read."""
+        largest = max((entry.shape.nbytes for entry in self.entries), default=0)
+        return len(self.checkpoints) * HELD * min(LARGEST, largest)
+
+    def block_bytes(self) -> int:
+        """Return the bytes of the largest block of rows, in the type that it is computed in."""
+        largest = 0
+        for entry in self.entries:
+            extents = entry.shape.extents
+            whole, row = torch.Size(extents).numel(), torch.Size(extents[1:]).numel()
+            numbers = min(whole, max(BLOCK, row)) if self.by_rows(entry) else whole
+            largest = max(largest, numbers * (8 if entry.shape.dtype.itemsize > 2 else 4))
+        return largest
 
     def prepare(self, engine: Engine | None = None) -> None:
         """Compute what is needed before the first tensor."""
@@ -116,7 +136,7 @@ class OutputModel(SavedOutput, Generic[EntryT]):
 
     @contextmanager
     def holding_tensors(self) -> Iterator[None]:
-        """Read each tensor of the inputs once, as far as the memory bound counts on it."""
+        """Read each tensor of the inputs once, as far as it is held for a while."""
         with ExitStack() as stack:
             for checkpoint in self.checkpoints:
                 stack.enter_context(checkpoint.holding_tensors())
@@ -176,7 +196,7 @@ class OutputModel(SavedOutput, Generic[EntryT]):
         resources: Resources = LOCAL,
     ) -> None:
         files = self.files(staging.path, on_tensor)
-        with self.bound().within(resources).opened() as engine, self.holding_tensors():
+        with self.within_memory(resources).opened() as engine, self.holding_tensors():
             staging.begin({**self.recipe(), "files": _contents(files)})
             staging.planned = self._planned()
             self.prepare(engine)

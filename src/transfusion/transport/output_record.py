@@ -63,8 +63,6 @@ class OutputRecord:
     """How much of the change was measured in B's outputs, if it was measured."""
     record: RunRecord | None = None
     """The record of the run, started before the work."""
-    phases: Mapping[str, int] = field(default_factory=dict)
-    """The memory of phases before and after the transport itself, for a dry run."""
     drift: Mapping[str, Any] | None = None
     """What B changed where an adapter acts, if the weights of both bases can be compared."""
 

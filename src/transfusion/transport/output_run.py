@@ -87,12 +87,13 @@ class OutputRun(Generic[OutputT]):
     def run(self) -> OutputT:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
         if self.to.dry_run:
-            return self.prepare(assumed_plan(self.a, self.b, self.via))
+            moved = self.prepare(assumed_plan(self.a, self.b, self.via))
+            moved.within_memory(self.to.resources)
+            return moved
         resources = self.to.resources
         with resources.connected():
             if self.via is None:  # refuse whatever can be refused before the search
-                early = assumed_plan(self.a, self.b)
-                self.prepare(early).bound().require(resources)
+                self.prepare(assumed_plan(self.a, self.b)).within_memory(resources)
             if self.to.output is None:
                 return self._prepared(self.via or self._align())
             with open_staging(self.to.output, force=self.to.force) as staging:

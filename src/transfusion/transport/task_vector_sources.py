@@ -91,10 +91,6 @@ class TaskVectorSource(ABC):
     def changes(self, name: str) -> bool:
         """Whether it has a change to B's tensor of this name."""
 
-    def scattered(self, name: str) -> bool:
-        """Whether neighbouring rows of the output come from rows all over the fine-tune's tensor."""
-        return False
-
     @abstractmethod
     def by_rows(self, name: str) -> bool:
         """Whether a change, or one of its own tensors, can be computed in blocks of rows."""
@@ -203,9 +199,6 @@ class DenseSource(TaskVectorSource):
         """Whether A and B have a tensor in the same shape."""
         base, onto = self.vector.base, self.onto
         return name in onto.architecture.tensors and onto.info(name).shape == base.info(name).shape
-
-    def scattered(self, name: str) -> bool:
-        return self.alignment.scatters(self._layout(name))
 
     @cached_property
     def _folding(self) -> NormFolding:

@@ -7,7 +7,7 @@ adapter for B. Tensors are computed when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,7 @@ import torch
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError
 from transfusion.model.bases import ConfigArgument, open_bases
-from transfusion.model.model import Model
 from transfusion.runtime.byte_sizes import format_bytes
-from transfusion.runtime.memory_budget import LIBRARY
 from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
@@ -43,7 +41,7 @@ from transfusion.transport.output_run import (
 )
 from transfusion.transport.rectangular.rectangular_lora import RectangularLora
 from transfusion.transport.refinement.refined_output import RefinedLora
-from transfusion.transport.refinement.refinement_settings import refinement_memory, refinement_settings
+from transfusion.transport.refinement.refinement_settings import refinement_settings
 from transfusion.transport.task_vector import NewTokens
 from transfusion.transport.transport_plan import Base, TransportPlan
 
@@ -175,10 +173,6 @@ def transport(
         vocabulary_share=vocabulary_share,
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
-    if dry_run:
-        adapter = refinement is not None and (_trains_adapter(finetuned, full) or refinement.rank is not None)
-        phases = _phases(a, b, via, aligning, resources, adapter=adapter if refinement else None)
-        output_record = replace(output_record, phases=phases)
 
     def prepare(
         plan: TransportPlan, alpha: AlphaArgument | None = alpha
@@ -313,30 +307,6 @@ def merge(
 
     aligning |= {"seed": seed, "anyway": anyway}
     return OutputRun(a, b, pi, prepare, to, aligning).run()
-
-
-def _phases(
-    a: Model,
-    b: Model,
-    via: object,
-    aligning: Mapping[str, Any],
-    resources: Resources,
-    *,
-    adapter: bool | None,
-) -> dict[str, int]:
-    """Return the memory of finding π, and of refining an adapter or a whole model (None: nothing)."""
-    from transfusion.matching.alignment_run import plan_align
-
-    found: dict[str, int] = {}
-    if via is None:
-        given = {name: aligning[name] for name in ("method", "residual", "inner") if aligning.get(name)}
-        planned = plan_align(a, b, **given, vocabulary_share=0.0, resources=resources)
-        if "memory" in planned:
-            found["memory_to_align"] = planned["memory"]
-    if adapter is not None and resources.memory is None:
-        weights = refinement_memory(a.checkpoint.parameters, b.checkpoint.parameters, adapter=adapter)
-        found["memory_to_refine"] = resources.budget.program + LIBRARY + weights
-    return found
 
 
 def _trains_adapter(finetuned: Finetune, full: bool) -> bool:

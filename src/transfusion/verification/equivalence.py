@@ -22,10 +22,9 @@ from transfusion.matching.activations.prediction_quality import (
     mean_quality,
     prediction_qualities,
 )
-from transfusion.matching.activations.probed_pair import run_on_probes
+from transfusion.matching.activations.probed_pair import run_on_probes, running_within_memory
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.other_shapes import ShapeMatching, run_both
-from transfusion.matching.search_memory import functional_memory
 from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
 from transfusion.report.result_files import ResultFiles
@@ -34,9 +33,8 @@ from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.meta_models import skeleton
 from transfusion.running.running import HowToRun
 from transfusion.running.streaming import unit_sizes
-from transfusion.runtime.memory_budget import LIBRARY
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.resources import LIBRARY, LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once
 
@@ -124,7 +122,7 @@ def verify(
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
     if resources.memory is not None:
-        resources.budget.require(_bytes_by_unit(model), "a unit of the model in float64, moved by π,")
+        resources.within_memory(_bytes_by_unit(model), "a layer of the model in float64, moved by π,")
         give_back_at_once()
     with phase("running A and π(A)"):
         live = LiveModel.of(model, by_unit=resources.memory is not None)
@@ -278,8 +276,7 @@ def predict(
             metadata.seed,
         )
     how = HowToRun.within(resources)
-    if how.by_unit:
-        functional_memory(source, target, options, resources.memory, jobs=resources.jobs)
+    running_within_memory(source, target, options, resources)
     with run_on_probes(source, target, options, seed, how) as probed:
         found = Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
     return files.finish(found, record, {**_about(source.label, alignment, via), "b": target.label})

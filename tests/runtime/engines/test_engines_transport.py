@@ -13,7 +13,6 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,12 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, OutputError, SettingError
 from transfusion.matching.alignment_run import align
-from transfusion.model.model import Model
-from transfusion.runtime.memory_budget import PROGRAM, WORKER
-from transfusion.runtime.resources import Resources
+from transfusion.runtime.byte_sizes import parse_bytes
+from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.resources import PROGRAM, WORKER, Resources
+from transfusion.runtime.threads import Threads
 from transfusion.transport.applied_model import apply
 from transfusion.transport.dense_transport import DenseTransport
-from transfusion.transport.output_memory import OutputMemory
 from transfusion.transport.output_record import PI_FILE
 from transfusion.transport.transport_run import merge, transport
 
@@ -67,7 +66,11 @@ def moved(inputs: dict[str, Path]) -> DenseTransport:
 def rotated(inputs: dict[str, Path]) -> DenseTransport:
     """By maps that mix units, so that tensors are moved whole."""
     pi = Alignment.load(inputs["pi"])
-    maps = {id: Map.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
+    maps = {
+        id: Map.rotation(map_.matrix, [1.0] * map_.blocks, [1.0] * map_.blocks)
+        for id, map_ in pi.maps.items()
+        if id not in pi.parents.values()
+    }
     via = replace(pi, maps=maps)
     found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], via=via, alpha=1.0)
     assert isinstance(found, DenseTransport)
@@ -153,67 +156,37 @@ def full(inputs: dict[str, Path]) -> DenseTransport:
 
 
 def test_threads_are_as_many_as_fit():
-    bound = OutputMemory(fixed=1000, per_thread=100, largest="w")
-    assert bound.within(Resources(jobs=8)).jobs == 8
+    assert Resources(jobs=8).within_memory(100, "a thread", 1000).jobs == 8
     for room, threads in ((1100, 1), (1199, 1), (1200, 2), (1500, 5), (10**6, 8)):
-        assert bound.within(Resources(jobs=8, memory=PROGRAM + room)).jobs == threads
-        assert bound.as_dict(Resources(jobs=8, memory=PROGRAM + room)) == {
-            "memory": 1000 + 100 * threads,
-            "threads": threads,
-            "memory_in_all": PROGRAM + 1000 + 100 * threads,
-        }
-    with pytest.raises(SettingError, match=r"one thread \(most of it for w\) takes 1.1 kB"):
-        bound.within(Resources(jobs=8, memory=PROGRAM + 1099))
+        resources = Resources(jobs=8, memory=PROGRAM + room)
+        assert resources.within_memory(100, "a thread", 1000).jobs == threads
+    with pytest.raises(SettingError, match=r"a thread takes 1.1 kB"):
+        Resources(jobs=8, memory=PROGRAM + 1099).within_memory(100, "a thread", 1000)
 
 
 def test_a_worker_of_ray_has_one_thread():
-    bound, resources = OutputMemory(1000, 100), Resources("ray", jobs=8, memory=WORKER + 1100)
-    assert bound.within(resources) == resources
-    assert bound.as_dict(resources)["memory"] == 1100
+    resources = Resources("ray", jobs=8, memory=WORKER + 1100)
+    assert resources.within_memory(100, "a thread", 1000) == resources
     with pytest.raises(SettingError, match="too little"):
-        bound.within(replace(resources, memory=WORKER + 1099))
+        replace(resources, memory=WORKER + 1099).within_memory(100, "a thread", 1000)
+
+
+def test_an_open_engine_must_fit():
+    with Threads.opened(2) as two:
+        Resources(LocalEngine(two), memory=PROGRAM + 200).within_memory(100, "both")
+        with pytest.raises(SettingError, match="both takes 200 bytes"):
+            Resources(LocalEngine(two), memory=PROGRAM + 199).within_memory(100, "both")
 
 
 def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):
     begin = ("transport", inputs["tuned"], *options(inputs), "-o", tmp_path / "out", "--jobs", 3)
     code, _, said = cli(*begin, "--memory", "300MB")
     assert code == 2
+    assert cli(*begin, "--memory", "300MB", "--dry-run")[0] == 2
     least = said.split("give at least ")[1].split("\n")[0].replace(" ", "")
     assert not list(tmp_path.iterdir())
-    code, plan, _ = cli(*begin, "--memory", least, "--dry-run", "--json")
-    info = json.loads(plan)
-    assert code == 0
-    assert info["threads"] < 3
-    code, text, _ = cli(*begin, "--memory", least, "--dry-run")
-    assert f"of memory on {info['threads']} thread" in text
-    more = json.loads(cli(*begin, "--dry-run", "--json")[1])
-    assert more["threads"] == 3
-    assert more["memory_in_all"] - more["memory"] == info["memory_in_all"] - info["memory"] == PROGRAM
     assert cli(*begin, "--memory", least)[0] == 0
     assert hashes(tmp_path / "out") == hashes(moved(inputs).save(tmp_path / "unbound"))
-
-
-def test_tensors_that_are_moved_whole_are_counted_whole(inputs, monkeypatch):
-    monkeypatch.setattr(import_module("transfusion.transport.output_memory"), "BLOCK", 64)
-    monkeypatch.setattr(import_module("transfusion.transport.output_model"), "BLOCK", 64)
-    by_rows, whole = moved(inputs), rotated(inputs)
-    assert by_rows.bound().per_thread < whole.bound().per_thread
-    largest = max(e.shape.nbytes for e in whole.entries if not whole.by_rows(e))
-    assert whole.bound().at(1) > 2 * largest
-
-
-def test_pickles_stay_in_memory_and_are_counted(made, inputs, tmp_path):
-    place = shutil.copytree(made("llama", 2), tmp_path / "b")
-    from safetensors.torch import load_file
-
-    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
-    (place / "model.safetensors").unlink()
-    pi = align(made("llama", 1), made("llama", 2), method="random", residual="tied")
-    mapped, held = (
-        transport(inputs["tuned"], base=made("llama", 1), onto=onto, via=pi)
-        for onto in (made("llama", 2), place)
-    )
-    assert held.bound().fixed - mapped.bound().fixed == Model.open(place).checkpoint.nbytes
 
 
 # ── workers of Ray ───────────────────────────────────────────────────────────────────────────
@@ -410,14 +383,14 @@ def test_the_memory_that_is_given_is_kept(kind, tmp_path):
     made = transporting.make(tmp_path / "models", transporting.Size(5, 1024, 4096, 16, 8, 65536))
     if kind == "rotations":
         pi = Alignment.load(made.pi)
-        maps = {id: Map.of(map_) for id, map_ in pi.maps.items() if id not in pi.parents.values()}
+        maps = {
+            id: Map.rotation(map_.matrix, [1.0] * map_.blocks, [1.0] * map_.blocks)
+            for id, map_ in pi.maps.items()
+            if id not in pi.parents.values()
+        }
         made = made._replace(pi=replace(pi, maps=maps).save(tmp_path / "turned.safetensors"))
     run = [*transporting.command(made, tmp_path / "out"), "--alpha", "1"]
-    plan = json.loads(subprocess.check_output([*run, "--jobs", "1", "--dry-run", "--json"]))
-    least = plan["memory_in_all"]
-    for memory in (least, 2 * least):
-        assert run_alone([*run, "--memory", f"{memory}B"]).require().peak <= memory
-        shutil.rmtree(tmp_path / "out")
-    refused = subprocess.run([*run, "--memory", f"{least - 1}B"], capture_output=True, text=True)
+    refused = subprocess.run([*run, "--memory", "1MB"], capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "is too little" in refused.stderr
+    least = refused.stderr.split("give at least ")[1].split("\n")[0].replace(" ", "")
+    assert run_alone([*run, "--memory", least]).require().peak <= parse_bytes(least)

@@ -23,11 +23,20 @@ from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.activation_recorder import record_activations
 from transfusion.running.activation_store import HELD_OUT, ActivationStore
+from transfusion.running.meta_models import skeleton
 from transfusion.running.probes import calibration_probes, synthetic_probes
-from transfusion.running.probes.probe_counts import enough_probes
+from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
 from transfusion.running.probes.probed_model import ProbedModel, Probes
 from transfusion.running.running import WHOLE, HowToRun
+from transfusion.running.streaming import unit_sizes
+from transfusion.runtime.resources import LIBRARY, Resources
 from transfusion.runtime.scratch_folder import scratch_folder
+
+MATRICES = 44
+"""Bytes for every entry of an axis's square matrix: the covariance, and four matrices in float64 with one in
+float32 while its polar factor is found."""
+KEPT_STATES = 4
+"""Tensors of the size of the hidden states that a pass keeps between two layers."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,27 @@ def bytes_of_samples(model: Model, options: FunctionalOptions) -> int:
                 if all(axis.stream is None for axis in axes):
                     recorded += model.info(name).shape[dim]
     return 2 * torch.float32.itemsize * recorded * options.samples
+
+
+def running_within_memory(a: Model, b: Model, options: FunctionalOptions, resources: Resources) -> Resources:
+    """Return the resources with as many threads as fit, where models run layer by layer.
+
+    In memory are the library, the largest layer, and the hidden states of all probes; then, for every thread,
+    the matrices of an axis while its map is found.
+    """
+    if resources.memory is None:
+        return resources
+    layers, states = [], []
+    for model in (a, b):
+        module = skeleton(model)
+        subject = ProbedModel(model, module)
+        tokens = enough_probes(subject, options.probes, options.samples) * tokens_of_a_probe(subject)
+        width = max((space.size for space in model.architecture.spaces.values() if space.stream), default=0)
+        layers.append(unit_sizes(model, module))
+        states.append(KEPT_STATES * torch.float32.itemsize * tokens * width)
+    units = max((space.size for space in a.architecture.moving()), default=0)
+    fixed = LIBRARY + max(layers) + max(states)
+    return resources.within_memory(MATRICES * units**2, "running a model layer by layer", fixed)
 
 
 @contextmanager

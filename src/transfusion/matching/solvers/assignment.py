@@ -1,13 +1,11 @@
 """Linear assignment: the permutation that collects the largest total gain.
 
 A small gain is solved directly. A large one is solved among candidate pairs, with the same answer and a proof
-(`sparse_assignment`). A huge one always is, because its gain may come from a file: the result must not depend
-on the memory.
+(`sparse_assignment`). A huge one always is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.matching.solvers.dual_prices import MemoryCosts, RowCosts, blocks
+from transfusion.matching.solvers.dual_prices import blocks
 from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
 from transfusion.runtime.scratch import scratch
 
@@ -40,17 +38,14 @@ class Solution:
     """Whether it is the best one, up to rounding."""
 
 
-def solve(gain: Tensor | Sequence[RowCosts], *, known: Map | None = None) -> Solution:
-    """Return the best permutation for each row of a gain of shape (rows, size in B, size in A), or of gains
-    that are read by rows.
+def solve(gain: Tensor, *, known: Map | None = None) -> Solution:
+    """Return the best permutation for each row of a gain of shape (rows, size in B, size in A).
 
     ``known`` is the current permutation of the axis. It may speed up the solver, and changes no total.
     """
-    if not isinstance(gain, Tensor):
-        return _among_candidates(gain, known)
     gain = gain.cpu()
     if wants_candidates(gain):
-        solution = _among_candidates([MemoryCosts(one) for one in gain], known)
+        solution = _among_candidates(gain, known)
         if solution.exact or gain.shape[1] >= HUGE:
             return solution
     return Solution(_among_all(gain), 0.0, exact=True)
@@ -77,14 +72,14 @@ def wants_candidates(gain: Tensor) -> bool:
 
 def _wanted(gain: Tensor) -> int:
     """Return how many units are the best for some place."""
-    best = [block.numpy().argmax(1) for _, block in blocks(MemoryCosts(gain))]
+    best = [block.numpy().argmax(1) for _, block in blocks(gain)]
     return len(np.unique(np.concatenate(best)))
 
 
-def _among_candidates(gains: Sequence[RowCosts], known: Map | None) -> Solution:
+def _among_candidates(gain: Tensor, known: Map | None) -> Solution:
     found = [
-        assign_among_candidates(gain, known=known.index[row] if known is not None else None)
-        for row, gain in enumerate(gains)
+        assign_among_candidates(one, known=known.index[row] if known is not None else None)
+        for row, one in enumerate(gain)
     ]
     gap = max(one.gap for one in found)
     return Solution(Map.permutation(np.stack([one.index for one in found])), gap, exact=gap <= EXACT)

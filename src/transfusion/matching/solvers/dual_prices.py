@@ -9,7 +9,6 @@ the gain in blocks of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,53 +29,30 @@ _LEAST = -60.0
 Numbers = NDArray[np.float64]
 
 
-class RowCosts(Protocol):
-    """A square gain that is read in blocks of rows, such as one in a file."""
-
-    @property
-    def size(self) -> int:
-        """The number of rows, and of columns."""
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return these rows, of shape (stop - start, size), in float32."""
-
-
-class MemoryCosts:
-    """A gain of shape (size in B, size in A) in memory."""
-
-    def __init__(self, gain: Tensor) -> None:
-        self.gain = gain
-        self.size = len(gain)
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return these rows."""
-        return self.gain[start:stop].cpu()
-
-
-def blocks(gain: RowCosts, first: int = 0, every: int = 1) -> Iterator[tuple[slice, Tensor]]:
+def blocks(gain: Tensor, first: int = 0, every: int = 1) -> Iterator[tuple[slice, Tensor]]:
     """Yield the gain in blocks of rows, or one block in ``every``."""
-    height = max(1, _CELLS // gain.size)
-    for start in range(first * height, gain.size, every * height):
-        rows = slice(start, min(start + height, gain.size))
-        yield rows, gain.rows(rows.start, rows.stop)
+    height = max(1, _CELLS // len(gain))
+    for start in range(first * height, len(gain), every * height):
+        rows = slice(start, min(start + height, len(gain)))
+        yield rows, gain[rows]
 
 
-def first_prices(gain: RowCosts, spread: float) -> Numbers:
+def first_prices(gain: Tensor, spread: float) -> Numbers:
     """Return prices that nearly balance demand; ``spread`` is the standard deviation of the gain."""
-    prices = np.zeros(gain.size)
+    prices = np.zeros(len(gain))
     width, number = WIDEST, 0
     while width >= NARROWEST:
-        every = max(1, min(FEWEST, int(FEWEST * width), gain.size * gain.size // (_CELLS * FEWEST)))
+        every = max(1, min(FEWEST, int(FEWEST * width), len(gain) * len(gain) // (_CELLS * FEWEST)))
         demand = _demand(gain, prices, width * spread, number % every, every)
         prices += HASTE * width * spread * np.log(np.maximum(demand, 1e-6))
         width, number = width * STEP, number + 1
-    return prices if np.isfinite(prices).all() else np.zeros(gain.size)
+    return prices if np.isfinite(prices).all() else np.zeros(len(gain))
 
 
-def _demand(gain: RowCosts, prices: Numbers, width: float, first: int, every: int) -> Numbers:
+def _demand(gain: Tensor, prices: Numbers, width: float, first: int, every: int) -> Numbers:
     """Return the total demand for every unit."""
     asked = torch.from_numpy(prices).float()
-    demand, places = torch.zeros(gain.size), 0
+    demand, places = torch.zeros(len(gain)), 0
     for rows, block in blocks(gain, first, every):
         share = block - asked
         most = share.amax(1, keepdim=True) * (-1 / width)
@@ -84,4 +60,4 @@ def _demand(gain: RowCosts, prices: Numbers, width: float, first: int, every: in
         share /= share.sum(1, keepdim=True)
         demand += share.sum(0)
         places += rows.stop - rows.start
-    return demand.double().numpy() * (gain.size / places)
+    return demand.double().numpy() * (len(gain) / places)

@@ -16,9 +16,10 @@ import lap
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from transfusion.errors import AlignmentError
-from transfusion.matching.solvers.dual_prices import Numbers, RowCosts, blocks, first_prices
+from transfusion.matching.solvers.dual_prices import Numbers, blocks, first_prices
 
 CANDIDATES = 48
 """About how many candidates every place and every unit has."""
@@ -89,14 +90,14 @@ class _Pairs:
 
 
 def assign_among_candidates(
-    gain: RowCosts, *, known: Index | None = None, tolerance: float = EXACT
+    gain: Tensor, *, known: Index | None = None, tolerance: float = EXACT
 ) -> SparseSolution:
     """Return the best permutation for a gain, with an upper bound as its proof.
 
     ``known`` is a permutation that is always among the candidates, such as that of an earlier sweep. The
     solver ends when the share of the bound that is missing is at most ``tolerance``.
     """
-    size = gain.size
+    size = len(gain)
     known = np.arange(size) if known is None else known
     start, spread = _first_look(gain, known)
     if isinstance(start, SparseSolution):
@@ -118,11 +119,11 @@ def assign_among_candidates(
     return best
 
 
-def _first_look(gain: RowCosts, known: Index) -> tuple[SparseSolution | _Pairs, float]:
+def _first_look(gain: Tensor, known: Index) -> tuple[SparseSolution | _Pairs, float]:
     """Return the pairs of ``known`` and the standard deviation of the gain; or the best permutation, if all
     places have different best units.
     """
-    size = gain.size
+    size = len(gain)
     units, most, own = np.empty(size, np.int64), np.empty(size), np.empty(size)
     moments: list[tuple[float, float]] = []
     for rows, block in blocks(gain):
@@ -145,13 +146,13 @@ def _first_look(gain: RowCosts, known: Index) -> tuple[SparseSolution | _Pairs, 
     )
 
 
-def _first_candidates(gain: RowCosts, prices: Numbers) -> tuple[_Pairs, Numbers]:
+def _first_candidates(gain: Tensor, prices: Numbers) -> tuple[_Pairs, Numbers]:
     """Return the pairs with a small loss at these prices, for every place and every unit, and prices at which
     every unit is the best of some place.
 
     The threshold of each place and unit is estimated from a sample.
     """
-    size = gain.size
+    size = len(gain)
     sample = np.unique(np.linspace(0, size - 1, min(_SAMPLE, size)).astype(np.int64))
     left, prices, some_rows, some_columns = _tight(gain, prices, sample)
     rank = max(1, round(min(CANDIDATES, size) * len(sample) / size)) - 1
@@ -161,11 +162,11 @@ def _first_candidates(gain: RowCosts, prices: Numbers) -> tuple[_Pairs, Numbers]
     return _within(gain, left, prices, by_place, by_unit), prices
 
 
-def _tight(gain: RowCosts, prices: Numbers, sample: Index) -> tuple[Numbers, Numbers, Singles, Singles]:
+def _tight(gain: Tensor, prices: Numbers, sample: Index) -> tuple[Numbers, Numbers, Singles, Singles]:
     """Return the best gain minus price of every place; the prices, lowered until every unit is the best of
     some place; and the rows and columns of a sample.
     """
-    size = gain.size
+    size = len(gain)
     asked = torch.from_numpy(prices).float()
     left, lowered = torch.empty(size), torch.full((size,), -torch.inf)
     some_rows = np.empty((len(sample), size), np.float32)
@@ -181,12 +182,12 @@ def _tight(gain: RowCosts, prices: Numbers, sample: Index) -> tuple[Numbers, Num
     return left.double().numpy(), asked.double().numpy() + lowered.double().numpy(), some_rows, some_columns
 
 
-def _within(gain: RowCosts, left: Numbers, prices: Numbers, by_place: Singles, by_unit: Singles) -> _Pairs:
+def _within(gain: Tensor, left: Numbers, prices: Numbers, by_place: Singles, by_unit: Singles) -> _Pairs:
     """Return the pairs within the threshold of their place or unit.
 
     Of too many for a place, the best are kept, and among equals those next after the place itself.
     """
-    size = gain.size
+    size = len(gain)
     asked, allowed = torch.from_numpy(prices).float(), torch.from_numpy(by_unit)
     found: list[tuple[Index, Numbers]] = []
     for rows, block in blocks(gain):
@@ -266,13 +267,13 @@ def _raised(prices: Numbers, begin: Index, to: Index, lead: Numbers, slack: floa
     return prices
 
 
-def _bound_and_missing(gain: RowCosts, left: Numbers, prices: Numbers) -> tuple[float, _Pairs]:
+def _bound_and_missing(gain: Tensor, left: Numbers, prices: Numbers) -> tuple[float, _Pairs]:
     """Return the upper bound at these prices, and the pairs that would beat their place's current unit.
 
     ``left`` is the gain minus price of every place with its unit. A first pass in float32 leaves few pairs to
     compute in float64.
     """
-    size = gain.size
+    size = len(gain)
     asked = torch.from_numpy(prices).float()
     largest = max(float(np.abs(left).max()), float(np.abs(prices).max()))
     bound, found = float(prices.sum()), [(np.empty(0, np.int64), np.empty(0))]

@@ -32,18 +32,6 @@ def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator)
         return torch.cat([_continued(subject, first, generator, advance) for first in firsts])
 
 
-def memory_of_texts(subject: ProbedModel, count: int) -> int:
-    """Return the bytes of what a language model remembers of texts that it writes, and of their logits."""
-    config: Any = subject.module.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = getattr(config, "num_attention_heads", None) or 1
-    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
-    kept = (getattr(config, "num_key_value_heads", None) or heads) * size
-    layers = getattr(config, "num_hidden_layers", 0)
-    numbers = subject.length * 2 * layers * kept + 3 * subject.vocabulary
-    return torch.float32.itemsize * min(AT_ONCE, count) * numbers
-
-
 def _first(subject: ProbedModel, count: int, generator: torch.Generator) -> Tensor:
     """Return the token that starts a text; a frequent one, if the configuration names none."""
     begin = subject.token("bos", "eos")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 import torch
@@ -245,14 +244,12 @@ class MergedAdapters(AdapterOutput):
         ranks, size = self.ranks(), sum(info.nbytes for info in infos)
         grown = sum(sum(self._extents(pairs[0])) * ranks[module] for module, pairs in self.modules.items())
         width = self.dtype.itemsize if self.dtype else max(info.dtype.itemsize for info in infos)
-        largest = max(prod(self._extents(pairs[0])) for pairs in self.modules.values())
         return {
             "tensors": len(self.tensors()),
             "moved": 2 * len(self.modules),
             "carried": len(self._wholes()),
             "bytes_to_read": size,
             "bytes_to_write": grown * width,
-            "memory": 3 * size + (0 if self._exact else 8 * largest * (2 + len(self.adapters))),
         }
 
     def metadata(self) -> dict[str, Any]:

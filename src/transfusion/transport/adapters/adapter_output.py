@@ -18,7 +18,6 @@ from transfusion.files.tensor_content import all_finite
 from transfusion.model.model import Model
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.adapter_files import AdapterFiles, PeftFiles
-from transfusion.transport.output_memory import OutputMemory
 from transfusion.transport.output_record import OutputRecord
 from transfusion.transport.saved_output import SavedOutput, ignore_tensor
 
@@ -50,16 +49,15 @@ class AdapterOutput(SavedOutput):
 
     @abstractmethod
     def amounts(self) -> dict[str, int]:
-        """Return counts of tensors, bytes to read and write, and the memory, from headers alone."""
+        """Return counts of tensors, and bytes to read and write, from headers alone."""
 
-    def plan(self, resources: Resources = LOCAL) -> dict[str, int]:
-        """Return counts of tensors, bytes to read and write, and a memory bound, from headers alone."""
-        memory = self.bound().as_dict(replace(resources, engine="local", jobs=1))
-        return {**self.amounts(), **memory, **self.output_record.phases}
+    def plan(self) -> dict[str, int]:
+        """Return counts of tensors, and bytes to read and write, from headers alone."""
+        return self.amounts()
 
-    def bound(self) -> OutputMemory:
-        """Return the bound on the memory, for one thread."""
-        return OutputMemory(self.amounts()["memory"])
+    def within_memory(self, resources: Resources) -> Resources:
+        """Refuse a memory that is too small for the adapter, which is computed whole, on one thread."""
+        return resources.within_memory(3 * self.amounts()["bytes_to_write"], "the adapter")
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -97,7 +95,7 @@ class AdapterOutput(SavedOutput):
         resources: Resources = LOCAL,
     ) -> None:
         """Write the adapter into a staging folder, on one thread."""
-        self.bound().require(replace(resources, engine="local"))
+        self.within_memory(replace(resources, engine="local"))
         self.files.require_path(staging.path)
         staging.begin()
         made: dict[str, Tensor] = {}

@@ -115,7 +115,6 @@ class AdapterTransport(AdapterOutput):
             "bytes_to_write": sum(
                 info.nbytes // info.dtype.itemsize * (self.dtype or info.dtype).itemsize for info in infos
             ),
-            "memory": 3 * sum(info.nbytes for info in infos),
         }
 
     # ── tensors ──────────────────────────────────────────────────────────────────────────────

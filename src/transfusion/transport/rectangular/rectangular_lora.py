@@ -69,14 +69,12 @@ class RectangularLora(AdapterOutput):
         shapes = [self.onto.info(name).shape for name in self.targets]
         wholes = [entry.shape.nbytes for entry in self.dense.entries if entry.name in self.wholes]
         weights = [shape for shape in shapes if len(shape) == 2]
-        whole = sum(self.onto.info(name).nbytes for name in self.onto.architecture.tensors)
         return {
             "tensors": 2 * len(weights) + len(wholes),
             "moved": 2 * len(weights),
             "carried": len(self.dense.names(Action.CARRIED)),
             "bytes_to_read": self.dense.plan()["bytes_to_read"],
             "bytes_to_write": sum(self.rank * sum(shape) * size for shape in weights) + sum(wholes),
-            "memory": 4 * whole,
         }
 
     def settings(self) -> dict[str, Any]:

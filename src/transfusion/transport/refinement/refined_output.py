@@ -127,7 +127,6 @@ class RefinedLora(AdapterOutput):
             "carried": 0,
             "bytes_to_read": read,
             "bytes_to_write": size,
-            "memory": 2 * size,
         }
 
     def settings(self) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from transfusion.errors import SettingError
 
 MOVED, BASE = "moved", "base"
@@ -104,16 +102,6 @@ def refinement_settings(
         None if calibrate is None else str(Path(calibrate).resolve()),
         seed,
     )
-
-
-def refinement_memory(a: int, b: int, *, adapter: bool) -> int:
-    """Return the bytes of the models of a refinement, from the parameters of A and of B.
-
-    A, its fine-tune, B and the student are in float32. Trained weights have gradients, two moments and a best
-    state; of an adapter these are small, but B is there once more, for the other start.
-    """
-    copies_of_b = 3 if adapter else 6
-    return torch.float32.itemsize * (2 * a + copies_of_b * b)
 
 
 def describe_refinement(info: Mapping[str, Any] | None) -> str:

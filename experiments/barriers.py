@@ -26,7 +26,7 @@ from experiments.pairs.training import Told
 from experiments.settings import Lmc
 from transfusion import align
 from transfusion.data.dataset import Dataset
-from transfusion.evaluation.barrier import Barrier, barrier
+from transfusion.evaluation.barrier import Barrier, one_barrier
 from transfusion.files.publishing import publish_file
 from transfusion.model.model import Model
 
@@ -176,13 +176,13 @@ def measured(paths: Sequence[str], a: Model, b: Model, examples: Dataset, points
 
     ``transfusion:tied`` asks for one map on the whole stream, ``transfusion::rounded`` for rounded shortcuts.
     """
-    curves = {VANILLA: barrier(a, b, via=None, data=examples, points=points)}
+    curves = {VANILLA: one_barrier(a, b, via=None, data=examples, points=points)}
     for path in paths:
         name, residual, shortcuts = (*path.split(":"), "", "")[:3]
         say(f"aligning by {name}, and measuring …")
         pi = align(a, b, method=name, residual=residual or None)
         label = ", ".join(part for part in (name, residual, shortcuts) if part)
-        curves[label] = barrier(a, b, via=pi, data=examples, points=points, shortcuts=shortcuts or None)
+        curves[label] = one_barrier(a, b, via=pi, data=examples, points=points, shortcuts=shortcuts or None)
     return curves
 
 

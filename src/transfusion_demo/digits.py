@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment, require_one_shape
-from transfusion.evaluation.barrier import barriers
+from transfusion.evaluation.barrier import barrier
 from transfusion.files.publishing import write_json
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
@@ -267,7 +267,7 @@ def run(folder: Path, *, seed: int, progress: DemoProgress, plan: DigitsPlan | N
         folder / "support.safetensors",
         pi_path(folder, "b", "guarded"),
     )
-    between = barriers(*ends, data=data, via=pi, points=7, progress=progress, output=folder / "barrier.json")
+    between = barrier(*ends, data=data, via=pi, points=7, progress=progress, output=folder / "barrier.json")
     predict_activations(folder)
     return {
         "onto_b": onto_b,

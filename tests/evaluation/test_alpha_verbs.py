@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from small_models import CASES, finetuned
 from tests.evaluation.test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATES
 from transfusion.cli import views
-from transfusion.cli.sweep import as_alphas
 from transfusion.evaluation.classes import Classes
 from transfusion.evaluation.evaluate import evaluate
 from transfusion.evaluation.fewshot import alpha_of, derivatives, fewshot, groups_of
 from transfusion.evaluation.line import Lines
+from transfusion.evaluation.settings import alphas
 from transfusion.evaluation.sweep import sweep
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
@@ -106,12 +106,11 @@ def test_sweep_without_a_pi_aligns_first(cli, job, tmp_path):
 
 
 def test_alphas_as_people_write_them():
-    assert as_alphas(None, (1.0,)) == [1.0]
-    assert as_alphas("0.5, 1,2", ()) == [0.5, 1, 2]
-    assert as_alphas("0.01:2.0:12", ())[0] == 0.01
-    assert as_alphas("0.01:2.0:12", ())[-1] == 2
-    assert len(as_alphas("0.01:2.0:12", ())) == 12
-    assert len(as_alphas("0:1:1000", ())) == 1000
+    assert alphas("0.5, 1,2") == [0.5, 1, 2]
+    assert alphas("0.01:2.0:12")[0] == 0.01
+    assert alphas("0.01:2.0:12")[-1] == 2
+    assert len(alphas("0.01:2.0:12")) == 12
+    assert len(alphas("0:1:1000")) == 1000
 
 
 def shown(view):

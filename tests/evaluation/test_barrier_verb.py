@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transfusion.cli.barrier import SHORTCUTS
 from transfusion.evaluation.barrier import VANILLA, Shortcuts
 from transfusion.evaluation.line import labels_of
+from transfusion.evaluation.settings import SHORTCUTS
 from transfusion.matching.alignment_run import align
 
 
@@ -115,7 +115,7 @@ def test_a_figure_leaves_the_drawing_library_as_it_was(run, tmp_path):
 
 
 def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
-    monkeypatch.setattr("transfusion.evaluation.barrier.barrier", None)
+    monkeypatch.setattr("transfusion.evaluation.barrier.one_barrier", None)
     code, _, err = run("-o", tmp_path / "figure.bmp")
     assert code == 1
     assert "neither a figure nor JSON" in err

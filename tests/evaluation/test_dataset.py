@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError
-from transfusion.evaluation.barrier import barrier
+from transfusion.evaluation.barrier import one_barrier
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scorers import PredictionKind
 from transfusion.model.model import Model
@@ -196,6 +196,6 @@ def test_arrays_that_are_not_numbers_are_refused(tmp_path):
 )
 def test_what_this_model_cannot_be_measured_on(case, inputs, labels, message, made):
     with pytest.raises(DataError, match=message) as caught:
-        barrier(made(case), made(case), via=None, data=Dataset.of("data", inputs, labels), points=2)
+        one_barrier(made(case), made(case), via=None, data=Dataset.of("data", inputs, labels), points=2)
     assert caught.value.hint
     assert "\n" not in caught.value.message

@@ -144,7 +144,7 @@ def test_the_colours_of_gains():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--support-classes", "dtd"], "goes with --support"),
+        (["--support-classes", "dtd"], "there is no support"),
         (["--metric", "bleu"], "is not one of accuracy"),
         (["-o", "result.txt"], "result.txt: not a file of JSON"),
         (["--split", "dev"], "no split dev; it has no splits hint: leave --split out"),

@@ -23,6 +23,7 @@ from small_models import BERT, CASES, GPT2, VIT, often
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples, ImageFile
 from transfusion.errors import ArchitectureError, CheckpointError, DataError, MismatchError, SettingError
+from transfusion.evaluation.barrier import one_barrier
 from transfusion.evaluation.classes import SUPPLIED, Classes
 from transfusion.evaluation.evaluate import evaluate
 from transfusion.evaluation.evaluator import batch_size_for
@@ -1085,10 +1086,10 @@ def test_the_barrier_takes_every_kind_of_examples(residual, two_towers, pets, na
     b = READERS["clip"].save(place / f"clip-{residual}", 3)
     pi = transfusion.align(a, b, residual=residual, advice=False)
     data = EvaluationData(pets, classes=named)
-    way = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="interpolated")
+    way = one_barrier(a, b, via=pi, data=data, points=3, shortcuts="interpolated")
     assert way.faithful
     assert way.examples == 9
-    plain = transfusion.barrier(a, b, via=pi, data=data, points=3, shortcuts="plain")
+    plain = one_barrier(a, b, via=pi, data=data, points=3, shortcuts="plain")
     assert plain.faithful == (residual == "tied")
     assert way.points[-1].loss == pytest.approx(plain.points[-1].loss, abs=1e-6)
 

@@ -13,7 +13,7 @@ from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy, Policy
 from transfusion.data.dataset import Dataset
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
-from transfusion.evaluation.barrier import Shortcuts, barrier
+from transfusion.evaluation.barrier import Shortcuts, one_barrier
 from transfusion.evaluation.scorers import PredictionKind
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import Method
@@ -54,13 +54,13 @@ def test_the_ends_are_a_and_b(case, residual, made, aligned):
     a, b = made(case, 1), made(case, 2)
     data = examples(a)
     pi = aligned(a, b, residual=residual)
-    found = barrier(a, b, via=pi, data=data, points=3, dtype=torch.float64, batch=5)
+    found = one_barrier(a, b, via=pi, data=data, points=3, dtype=torch.float64, batch=5)
     assert (found.rotated > 0) == (residual == "untied")
     for point, folder in ((found.points[0], a), (found.points[-1], b)):
         loss, accuracy = plain_loss(folder, data)
         assert point.loss == pytest.approx(loss, abs=1e-9)
         assert point.accuracy == pytest.approx(accuracy)
-    rough = barrier(a, b, via=pi, data=data, points=3)
+    rough = one_barrier(a, b, via=pi, data=data, points=3)
     for one, other in zip(found.points, rough.points, strict=True):
         assert one.loss == pytest.approx(other.loss, abs=1e-4)
 
@@ -68,16 +68,16 @@ def test_the_ends_are_a_and_b(case, residual, made, aligned):
 def test_at_1_it_is_exactly_b(made, aligned):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     data = examples(a)
-    back = barrier(b, b, via=None, data=data, points=2)
+    back = one_barrier(b, b, via=None, data=data, points=2)
     for via in (None, aligned(a, b)):
-        assert barrier(a, b, via=via, data=data, points=2).points[-1].loss == back.points[0].loss
+        assert one_barrier(a, b, via=via, data=data, points=2).points[-1].loss == back.points[0].loss
 
 
 def test_without_heads_in_mind_the_function_of_a_is_lost(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     data = examples(a)
     flat = align(a, b, method=Method("flat", "", policy=Policy(heads=HeadPolicy.FLAT)), advice=False)
-    found = barrier(a, b, via=flat, data=data, points=2, dtype=torch.float64)
+    found = one_barrier(a, b, via=flat, data=data, points=2, dtype=torch.float64)
     assert abs(found.points[0].loss - plain_loss(a, data)[0]) > 1e-3
     assert found.points[-1].loss == pytest.approx(plain_loss(b, data)[0], abs=1e-9)
 
@@ -87,7 +87,7 @@ def test_shortcuts_interpolated_plain_and_rounded(made, aligned):
     data, pi = examples(a), aligned(a, b)
 
     def losses(**more):
-        found = barrier(a, b, via=pi, data=data, points=5, dtype=torch.float64, **more)
+        found = one_barrier(a, b, via=pi, data=data, points=5, dtype=torch.float64, **more)
         return [point.loss for point in found.points]
 
     paper, plain, rounded = (losses(shortcuts=choice) for choice in Shortcuts)
@@ -120,10 +120,10 @@ def test_a_pi_made_for_plain_shortcuts_gets_them(made):
     data, pi = examples(a), align(a, b)
     metadata = dataclasses.replace(pi.provenance, options={**pi.provenance.options, "plain_shortcuts": True})
     ablated = dataclasses.replace(pi, provenance=metadata)
-    assert barrier(a, b, via=ablated, data=data, points=2).shortcuts is Shortcuts.PLAIN
-    asked = barrier(a, b, via=ablated, data=data, points=2, shortcuts="interpolated")
+    assert one_barrier(a, b, via=ablated, data=data, points=2).shortcuts is Shortcuts.PLAIN
+    asked = one_barrier(a, b, via=ablated, data=data, points=2, shortcuts="interpolated")
     assert asked.shortcuts is Shortcuts.INTERPOLATED
-    assert barrier(a, b, via=pi, data=data, points=2).shortcuts is Shortcuts.INTERPOLATED
+    assert one_barrier(a, b, via=pi, data=data, points=2).shortcuts is Shortcuts.INTERPOLATED
 
 
 def test_a_shuffled_model_has_no_barrier_once_aligned(shuffled):
@@ -132,10 +132,10 @@ def test_a_shuffled_model_has_no_barrier_once_aligned(shuffled):
     answers = run_model(build(model), model.family, data.inputs)["logits"].argmax(-1)
     data = dataclasses.replace(data, labels=answers)
     seen = []
-    aligned = barrier(
+    aligned = one_barrier(
         a, b, via=align(a, b, residual="tied"), data=data, dtype=torch.float64, on_point=seen.append
     )
-    vanilla = barrier(a, b, via=None, data=data, dtype=torch.float64)
+    vanilla = one_barrier(a, b, via=None, data=data, dtype=torch.float64)
     assert aligned.height == pytest.approx(0, abs=1e-9)
     assert vanilla.height > 0.01
     assert vanilla.method is None
@@ -145,7 +145,7 @@ def test_a_shuffled_model_has_no_barrier_once_aligned(shuffled):
 
 def test_the_height_is_over_the_straight_line(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
-    found = barrier(a, b, via=None, data=examples(a), points=[0, 0.3, 0.9, 1])
+    found = one_barrier(a, b, via=None, data=examples(a), points=[0, 0.3, 0.9, 1])
     first, last = found.points[0].loss, found.points[-1].loss
     above = [p.loss - ((1 - p.alpha) * first + p.alpha * last) for p in found.points]
     assert found.height == max(above)
@@ -179,18 +179,18 @@ def test_a_module_is_left_as_it_was_even_after_an_error(made):
 def test_a_way_has_two_ends(points, made):
     a = made("vit-classifier")
     with pytest.raises(SettingError, match=r"points = .*"):
-        barrier(a, a, via=None, data=examples(a), points=points)
+        one_barrier(a, a, via=None, data=examples(a), points=points)
 
 
 def test_other_settings_that_make_no_sense(made):
     a = made("vit-classifier")
     data = examples(a)
     with pytest.raises(SettingError, match="shortcuts = 'bent' is not a choice"):
-        barrier(a, a, via=None, data=data, shortcuts="bent")
+        one_barrier(a, a, via=None, data=data, shortcuts="bent")
     with pytest.raises(SettingError, match="too coarse"):
-        barrier(a, a, via=None, data=data, dtype=torch.bfloat16)
+        one_barrier(a, a, via=None, data=data, dtype=torch.bfloat16)
     with pytest.raises(SettingError, match="batch = 0"):
-        barrier(a, a, via=None, data=data, batch=0)
+        one_barrier(a, a, via=None, data=data, batch=0)
 
 
 @pytest.mark.parametrize("case", ["vit", "bert-pretraining", "clip"])
@@ -201,7 +201,7 @@ def test_models_without_logits_are_refused(case, made):
         "made up", random_inputs(model.family, build(model).config.to_dict()), torch.zeros(3).long()
     )
     with pytest.raises(ArchitectureError, match="gives no logits"):
-        barrier(a, a, via=None, data=data)
+        one_barrier(a, a, via=None, data=data)
 
 
 def test_open_clip_has_no_classes(made):
@@ -209,26 +209,26 @@ def test_open_clip_has_no_classes(made):
     model = Model.open(a)
     data = Dataset.of("made up", random_inputs(model.family, model.config), torch.zeros(3).long())
     with pytest.raises(ArchitectureError, match="gives no logits"):
-        barrier(a, a, via=None, data=data)
+        one_barrier(a, a, via=None, data=data)
 
 
 def test_other_heads_are_refused(made, tmp_path):
     a, b = made("vit-classifier", 1), made("vit", 2)
     with pytest.raises(MismatchError, match="is a ViTForImageClassification and .* a ViTModel"):
-        barrier(a, b, via=None, data=examples(a))
+        one_barrier(a, b, via=None, data=examples(a))
     model = CASES["vit-classifier"].build(4)
     model.classifier = torch.nn.Linear(model.classifier.in_features, 13)
     model.config.num_labels = 13
     model.save_pretrained(tmp_path / "b")
     with pytest.raises(MismatchError, match=r"have task heads of other shapes: classifier\.weight"):
-        barrier(a, tmp_path / "b", via=None, data=examples(a))
+        one_barrier(a, tmp_path / "b", via=None, data=examples(a))
 
 
 def test_a_pi_of_other_weights_is_refused(made):
     a, b, c = (made("vit-classifier", seed) for seed in (1, 2, 3))
     pi = align(a, c)
     with pytest.raises(AlignmentError, match="was made for the weights of"):
-        barrier(a, b, via=pi, data=examples(a))
+        one_barrier(a, b, via=pi, data=examples(a))
 
 
 def test_only_permutations_are_rounded(made):
@@ -237,6 +237,6 @@ def test_only_permutations_are_rounded(made):
     id = Model.open(a).under(pi.provenance.policy).architecture.shortcuts[0].target
     soft = dataclasses.replace(pi, maps={**pi.maps, id: Map.rotation(pi.maps[id].matrix, [1], [1])})
     with pytest.raises(AlignmentError, match="between permutations only"):
-        barrier(a, b, via=soft, data=data, shortcuts="rounded")
-    found = barrier(a, b, via=soft, data=data, points=2, dtype=torch.float64)
+        one_barrier(a, b, via=soft, data=data, shortcuts="rounded")
+    found = one_barrier(a, b, via=soft, data=data, points=2, dtype=torch.float64)
     assert found.points[0].loss == pytest.approx(plain_loss(a, data)[0], abs=1e-9)

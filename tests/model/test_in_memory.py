@@ -204,7 +204,7 @@ def test_every_verb_takes_modules(tmp_path):
     images = {"pixel_values": torch.randn(4, 3, 12, 12)}
     classifiers = [CASES["vit-classifier"].build(seed) for seed in (1, 2)]
     data = Dataset.of("images", images, torch.arange(4))
-    assert len(transfusion.barrier(*classifiers, via=None, data=data, points=2).points) == 2
+    assert len(transfusion.barrier(*classifiers, data=data, points=2).curves["vanilla"].points) == 2
     assert transfusion.inspect(dict(a.state_dict()), config=config_in(three.folders["a"]))["family"] == "vit"
 
 

@@ -14,7 +14,7 @@ from making import case
 from small_models import CASES, finetuned
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, AlignmentError, DataError, MismatchError, SettingError
-from transfusion.evaluation.barrier import barrier
+from transfusion.evaluation.barrier import one_barrier
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.bases import open_bases
@@ -522,4 +522,4 @@ def test_there_is_no_barrier_between_two_vocabularies(written, tmp_path):
     a, b, _ = written
     save_file({"input_ids": torch.zeros(16, 20, dtype=torch.int64)}, tmp_path / "ids.safetensors")
     with pytest.raises(MismatchError, match="different vocabularies"):
-        barrier(a, b, via=None, data=tmp_path / "ids.safetensors")
+        one_barrier(a, b, via=None, data=tmp_path / "ids.safetensors")

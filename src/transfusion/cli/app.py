@@ -14,18 +14,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from transfusion import __version__
 from transfusion.cli.align import align
-from transfusion.cli.apply import APPLY
-from transfusion.cli.barrier import barrier
 from transfusion.cli.command import Verb, command
 from transfusion.cli.demo import demo
-from transfusion.cli.evaluate import evaluate
-from transfusion.cli.fewshot import fewshot
 from transfusion.cli.inspect import inspect
 from transfusion.cli.merge import merge
 from transfusion.cli.option_checks import checked
 from transfusion.cli.report import report
-from transfusion.cli.sweep import sweep
 from transfusion.cli.transport import transport
+from transfusion.cli.verbs import APPLY, BARRIER, EVALUATE, FEWSHOT, SWEEP
 from transfusion.cli.verify import verify
 
 
@@ -75,6 +71,6 @@ def _common(
 
 for verb in (
     *(inspect, align, APPLY, verify, transport, merge),
-    *(evaluate, sweep, barrier, fewshot, report, demo),
+    *(EVALUATE, SWEEP, BARRIER, FEWSHOT, report, demo),
 ):
     app.command(cls=_Verb)(command(verb) if isinstance(verb, Verb) else checked(verb))

@@ -22,16 +22,16 @@ from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.architecture import Architecture
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
 from transfusion.evaluation.line import Line, Via, given_alignments, labels_of
+from transfusion.evaluation.settings import BarrierSettings
 from transfusion.evaluation.task import DataReference, EvaluationData
 from transfusion.model.bases import compare_vocabularies, open_bases
 from transfusion.model.model import Model, Reference, require_same_shape
 from transfusion.report.figures import draw_barriers
-from transfusion.report.result_files import Paths, ResultFiles
+from transfusion.report.result_files import ResultFiles
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision
-from transfusion.runtime.progress import SILENT, Progress
-from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.settings import verb
 
 VANILLA = "vanilla"
 POINTS = 11
@@ -123,7 +123,7 @@ class Barrier:
         }
 
 
-def barrier(
+def one_barrier(
     a: Model | Reference,
     b: Model | Reference,
     *,
@@ -149,12 +149,6 @@ def barrier(
         dtype: ``torch.float32`` or ``torch.float64``.
         on_point: Called with every point that was measured.
 
-    >>> pi = transfusion.Alignment.load("pi.safetensors")
-    >>> found = transfusion.barrier("models/a", "models/b", via=pi, data="data.safetensors", points=3)
-    >>> [point.alpha for point in found.points]
-    [0.0, 0.5, 1.0]
-    >>> found.height < 1e-5  # π(A) equals B here
-    True
     """
     alphas = _alphas(points)
     dtype = as_precision(dtype)
@@ -210,61 +204,41 @@ class Barriers:
         return curves_metadata(self.curves)
 
 
-def barriers(
-    a: Model | Reference,
-    b: Model | Reference,
-    *,
-    data: DataReference,
-    via: Via | Sequence[Via] | None = None,
-    vanilla: bool = True,
-    points: int = POINTS,
-    shortcuts: Shortcuts | str | None = None,
-    batch: int | None = None,
-    dtype: torch.dtype | str = torch.float32,
-    output: Paths = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-) -> Barriers:
-    """Measure the loss of (1 − α)·π(A) + α·B for several π, and draw it.
+@verb(BarrierSettings)
+def barrier(settings: BarrierSettings) -> Barriers:
+    """Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, for one π or several, and draw it.
 
-    ``a`` and ``b`` are the two bases: paths, hub ids, modules or state dicts.
-    ``data`` are the examples: a path, a hub id, examples in memory, or an `EvaluationData` that says more.
-    ``via`` is π, its file, or several; ``vanilla`` adds the curve between A and B as they are.
-    ``points`` counts the values of α, ends included; ``shortcuts``, ``batch`` and ``dtype`` are those of
-    `barrier`.
-    ``output`` is a figure (.png, .svg, .pdf) or .json, or several; with ``force``, existing files are
-    replaced.
-    ``resources`` are threads; ``progress`` follows the run.
-
-    >>> found = transfusion.barriers("models/a", "models/b", via="pi.safetensors", data="data.safetensors")
-    >>> list(found.curves)
-    ['vanilla', 'guarded']
+    >>> found = transfusion.barrier("models/a", "models/b", via="pi.safetensors", data="data.safetensors")
+    >>> {label: len(curve.points) for label, curve in found.curves.items()}
+    {'vanilla': 11, 'guarded': 11}
+    >>> found.curves["guarded"].height < 1e-5  # π(A) equals B here
+    True
     """
-    record = RunRecord("barrier")
-    paths = given_alignments(via)
-    if not paths and not vanilla:
+    record, points = RunRecord("barrier"), settings.points
+    paths = given_alignments(settings.via)
+    if not paths and not settings.vanilla:
         raise SettingError("`vanilla=False` without `via` leaves nothing to measure", hint="give a file of π")
-    asked = EvaluationData.of(data)
-    read = (a, b, *asked.files, *paths)
-    files = ResultFiles.checked(output, force=force, inputs=read, draw=draw_barriers)
-    models = open_bases(a, b, progress=progress)
-    ways: list[Alignment | None] = [None] if vanilla else []
+    asked, dtype = settings.task, as_precision(settings.dtype)
+    read = (settings.a, settings.b, *asked.files, *paths)
+    files = ResultFiles.checked(settings.output, force=settings.force, inputs=read, draw=draw_barriers)
+    models = open_bases(settings.a, settings.b, progress=settings.progress)
+    ways: list[Alignment | None] = [None] if settings.vanilla else []
     ways += [require_one_shape(one) for one in paths]
     curves: dict[str, Barrier] = {}
-    with resources.in_process(), progress.bar(points * len(ways), "building the models") as advance:
+    total = len(_alphas(points)) * len(ways)
+    with settings.resources.in_process(), settings.progress.bar(total, "building the models") as advance:
         for label, pi in zip(labels_of(ways, VANILLA), ways, strict=True):
 
             def on_point(point: BarrierPoint, label: str = label) -> None:
                 advance(f"{label} · α = {point.alpha:.3g} · loss {point.loss:.4g}")
 
-            curves[label] = barrier(
+            curves[label] = one_barrier(
                 *models,
                 via=pi,
                 data=asked,
                 points=points,
-                shortcuts=shortcuts,
-                batch=batch,
+                shortcuts=settings.shortcuts,
+                batch=settings.batch,
                 dtype=dtype,
                 on_point=on_point,
             )

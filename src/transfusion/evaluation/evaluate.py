@@ -15,13 +15,14 @@ from torch import nn
 
 from transfusion.errors import CheckpointError, SettingError
 from transfusion.evaluation.scores import Interval, Score, gain, gain_interval, score_interval
-from transfusion.evaluation.task import DataReference, EvaluationData
+from transfusion.evaluation.settings import EvaluateSettings
+from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model, Reference
 from transfusion.report.result_files import ResultFiles
 from transfusion.runtime.devices import as_precision
-from transfusion.runtime.progress import SILENT, Advance, Progress
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.progress import Advance
 from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.settings import verb
 from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
 from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.transport_plan import TransportPlan
@@ -92,35 +93,9 @@ def _measured(score: Score) -> dict[str, Any]:
     return {**score.metadata(), "interval": score_interval(score)}
 
 
-def evaluate(
-    models: Model | Reference | Sequence[Model | Reference],
-    *,
-    data: DataReference,
-    support: DataReference | None = None,
-    against: Model | Reference | None = None,
-    base: Model | Reference | None = None,
-    trust_base: bool = False,
-    batch: int | None = None,
-    dtype: torch.dtype | str = torch.float32,
-    output: str | Path | None = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-) -> Evaluation:
+@verb(EvaluateSettings)
+def evaluate(settings: EvaluateSettings) -> Evaluation:
     """Measure models on a task, and on a support: what the base could do before.
-
-    ``models`` are paths, hub ids, modules or state dicts; one, or a list. Folders of PEFT adapters are folded
-    into their base in memory.
-    ``data`` is the task, and ``support`` the support: a path, a hub id, examples in memory, or an
-    `EvaluationData` that says more.
-    ``against`` is the model that gains are relative to, usually B.
-    ``base`` is the base of the adapters among ``models``: A for an adapter trained on A, B for one that was
-    moved onto B. The default is the folder that an adapter's configuration names. ``trust_base``
-    skips the check of a transported adapter's base.
-    ``batch`` is the number of examples at a time; the default is what fits.
-    ``dtype`` is the type to compute in: float32 or float64.
-    ``output`` is a file to write the result to, as JSON; with ``force``, an existing file is replaced.
-    ``resources`` are threads and device; ``progress`` follows the run.
 
     >>> found = transfusion.evaluate(
     ...     ["models/tuned", "models/lora"], data="data.safetensors", against="models/a"
@@ -130,19 +105,21 @@ def evaluate(
     >>> found.rows[1].task.accuracy - found.rows[0].task.accuracy == found.gains(found.rows[1])["task"] / 100
     True
     """
-    record, dtype = RunRecord("evaluate"), as_precision(dtype)
+    record, dtype, models = RunRecord("evaluate"), as_precision(settings.dtype), settings.models
     given = list(models) if isinstance(models, list | tuple) else [models]
     if not given:
         raise SettingError("no models to measure", hint="give at least one")
-    asked = [EvaluationData.of(data), *([] if support is None else [EvaluationData.of(support)])]
+    asked = [one for one in (settings.task, settings.beside) if one is not None]
+    against, base = settings.against, settings.base
     read = (*given, against, base, *(file for one in asked for file in one.files))
-    files = ResultFiles.checked(output, force=force, inputs=read)
+    files = ResultFiles.checked(settings.output, force=settings.force, inputs=read)
     base = Model.open(base) if base is not None and not isinstance(base, Model) else base
-    opened = _labelled(_opened(given, against, base, trust_base=trust_base))  # type: ignore[arg-type]
-    with resources.in_process(), progress.bar(text="building the models") as advance:
-        found = _measure(opened, asked, against is not None, batch, dtype, resources.device, advance)
+    opened = _labelled(_opened(given, against, base, trust_base=settings.trust_base))  # type: ignore[arg-type]
+    device, batch = settings.resources.device, settings.batch
+    with settings.resources.in_process(), settings.progress.bar(text="building the models") as advance:
+        found = _measure(opened, asked, against is not None, batch, dtype, device, advance)
     for note in found.notes:
-        progress.warn(note)
+        settings.progress.warn(note)
     return files.finish(found, record)
 
 

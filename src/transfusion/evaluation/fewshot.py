@@ -21,23 +21,23 @@ from transfusion.architecture.naming import block_of
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples
 from transfusion.errors import DataError, MismatchError, SettingError, listing
-from transfusion.evaluation.evaluate import named_base
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.line import Line, Lines, Via, aligning_for, given_alignments, open_lines
+from transfusion.evaluation.line import (
+    Line,
+    Lines,
+    line_inputs,
+    open_lines,
+)
 from transfusion.evaluation.scores import Score, gain
-from transfusion.evaluation.task import DataReference, EvaluationData
+from transfusion.evaluation.settings import FewShotSettings
+from transfusion.evaluation.task import EvaluationData
 from transfusion.files.publishing import publish_file, write_json
-from transfusion.model.bases import ConfigArgument
 from transfusion.report.figures import draw_fewshot
-from transfusion.report.result_files import Paths, ResultFiles, require_places
-from transfusion.runtime.devices import as_precision
-from transfusion.runtime.progress import SILENT, Advance, Progress
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.report.result_files import ResultFiles, require_places
+from transfusion.runtime.progress import Advance
 from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.settings import verb
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.finetunes import Finetune
-from transfusion.transport.task_vector import NewTokens
-from transfusion.transport.transport_plan import Base
 
 SHOTS = 10
 START, EPOCHS, RATE = 1.0, 40, 0.05
@@ -159,54 +159,12 @@ class FewShot:
         }
 
 
-def fewshot(
-    finetuned: Finetune,
-    *,
-    base: Base | None = None,
-    onto: Base,
-    data: DataReference,
-    test: DataReference | None = None,
-    via: Via | None = None,
-    shots: int = SHOTS,
-    epochs: int = EPOCHS,
-    rate: float = RATE,
-    start: float = START,
-    naive: bool = True,
-    seed: int = 0,
-    batch: int | None = None,
-    dtype: torch.dtype | str = torch.float32,
-    trust_base: bool = False,
-    new_tokens: NewTokens | str = NewTokens.REFUSE,
-    vocabulary_share: float | None = None,
-    calibrate: str | Path | None = None,
-    config: ConfigArgument = None,
-    output: str | Path | None = None,
-    naive_output: str | Path | None = None,
-    results: Paths = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-    **aligning: Any,
-) -> FewShot:
+@verb(FewShotSettings)
+def fewshot(settings: FewShotSettings) -> FewShot:
     """Learn one α for every layer from a few examples of every class, for ``transport(alpha=...)``.
 
     The coefficients of B + α·π(τ) and, with ``naive``, of B + α·τ are learned, and both models are measured
     with α = 1 and with the learned coefficients.
-
-    ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
-    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
-    names. ``onto`` is B, the new release.
-    ``data`` are the examples to draw from; ``test`` are those to measure on, by default the ones that were
-    not drawn. Each is a path, a hub id, examples in memory, or an `EvaluationData` that says more.
-    ``via`` is π, or its file; without it, A and B are aligned first, with ``seed``, ``calibrate`` and
-    ``aligning`` passed on to `align`.
-    ``shots`` is the number of examples of every class, ``epochs`` the number of passes over them, ``rate``
-    the step size of Adam, ``start`` the first value of every coefficient, ``seed`` that of the draw.
-    ``batch`` is the number of examples at a time, ``dtype`` the type to compute in.
-    ``trust_base``, ``new_tokens``, ``vocabulary_share`` and ``config`` are those of `transport`.
-    ``output`` is the file of coefficients of π(τ), ``naive_output`` that of τ; ``results`` are files for all
-    that was measured: a figure (.png, .svg, .pdf) or .json. With ``force``, existing files are replaced.
-    ``resources`` are threads and device; ``progress`` follows the run.
 
     >>> found = transfusion.fewshot(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
@@ -218,43 +176,26 @@ def fewshot(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors", alpha=found.alpha
     ... )
     """
-    record, dtype = RunRecord("fewshot"), as_precision(dtype)
-    schedule = LearningSchedule(epochs, rate, start)
-    if naive_output is not None and not naive:
+    record = RunRecord("fewshot")
+    schedule = LearningSchedule(settings.epochs, settings.rate, settings.start)
+    output, naive_output, force = settings.output, settings.naive_output, settings.force
+    if naive_output is not None and not settings.naive:
         raise SettingError(
             "`naive_output` needs the coefficients that `naive=False` leaves out",
             hint="leave out one of them",
         )
-    base = named_base(finetuned) if base is None else base
-    asked = EvaluationData.of(data)
-    asked_test = asked if test is None else EvaluationData.of(test)
-    paths = given_alignments(via)
-    aligning = aligning_for(paths, calibrate, aligning)
-    read = (finetuned, base, onto, *asked.files, *asked_test.files, *paths)
-    files = ResultFiles.checked(results, force=force, inputs=read, draw=draw_fewshot)
+    asked, asked_test = settings.task, settings.tested
+    read = (*line_inputs(settings), *asked.files, *asked_test.files)
+    files = ResultFiles.checked(settings.results, force=force, inputs=read, draw=draw_fewshot)
     learned = [Path(path) for path in (output, naive_output) if path is not None]
     require_places([*learned, *files.paths], read, force=force)
-    with resources.in_process():
-        lines = open_lines(
-            finetuned,
-            base,
-            onto,
-            paths,
-            data=asked,
-            naive=naive,
-            dtype=dtype,
-            config=config,
-            vocabulary_share=vocabulary_share,
-            aligning={**aligning, "seed": seed},
-            resources=resources,
-            progress=progress,
-            trust_base=trust_base,
-            new_tokens=new_tokens,
-        )
-        with progress.bar((epochs + 1) * (1 + naive), "building the models") as advance:
-            result = _fewshot(lines, schedule, asked, asked_test, shots, seed, batch, advance)
+    with settings.resources.in_process():
+        lines = open_lines(settings)
+        passes = (settings.epochs + 1) * (1 + settings.naive)
+        with settings.progress.bar(passes, "building the models") as advance:
+            result = _fewshot(lines, schedule, asked, asked_test, settings, advance)
     for note in result.notes:
-        progress.warn(note)
+        settings.progress.warn(note)
     for path, curve in ((output, result.moved), (naive_output, result.naive)):
         if path is not None and curve is not None:
             write = partial(write_json, value=curve.learned.coefficients)
@@ -267,12 +208,11 @@ def _fewshot(
     schedule: LearningSchedule,
     asked: EvaluationData,
     asked_test: EvaluationData,
-    shots: int,
-    seed: int,
-    batch: int | None,
+    settings: FewShotSettings,
     advance: Advance,
 ) -> FewShot:
     """Draw the examples, learn the coefficients of every line, and measure them."""
+    shots, seed, batch = settings.shots, settings.seed, settings.batch
     whole = asked.evaluator(lines.input_model, lines.live, batch=batch)
     indices = draw_shots(whole, shots, seed)
     training = whole.chosen(indices)

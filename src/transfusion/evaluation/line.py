@@ -19,17 +19,16 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
-from transfusion.evaluation.evaluate import hold, names_adapter
+from transfusion.evaluation.evaluate import hold, named_base, names_adapter
+from transfusion.evaluation.settings import LineSettings
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
-from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.model.bases import open_bases
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision, require_device
-from transfusion.runtime.progress import Progress
-from transfusion.runtime.resources import Resources
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune, open_finetune
@@ -164,49 +163,43 @@ class Lines:
         return {call: parameter.data for parameter, names in calls.items() for call in names}
 
 
-def open_lines(
-    finetuned: Finetune,
-    base: Base,
-    onto: Base,
-    via: Sequence[Via],
-    *,
-    data: EvaluationData,
-    naive: bool,
-    dtype: torch.dtype,
-    config: ConfigArgument,
-    vocabulary_share: float | None,
-    aligning: Mapping[str, Any],
-    resources: Resources,
-    progress: Progress,
-    trust_base: bool,
-    **options: Any,
-) -> Lines:
-    """Open the models and every π, for the lines of τ as it is (``naive``) and of all π.
+def line_inputs(settings: LineSettings) -> tuple[Any, ...]:
+    """Return the fine-tune, the bases and the files of π, which an output must not replace."""
+    return (settings.finetuned, _base(settings), settings.onto, *given_alignments(settings.via))
 
-    Without ``via``, A and B are aligned as ``aligning`` says.
-    """
-    a, b = open_bases(base, onto, config, progress, vocabulary_share)
-    tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
+
+def _base(settings: LineSettings) -> Base:
+    return named_base(settings.finetuned) if settings.base is None else settings.base
+
+
+def open_lines(settings: LineSettings) -> Lines:
+    """Open the models and every π, for the lines of τ as it is (``naive``) and of all π."""
+    via, config, progress = given_alignments(settings.via), settings.config, settings.progress
+    if via:
+        refuse_beside_via(settings.aligning)
+    aligning = calibrated(settings.calibrate, via or None, settings.aligning)
+    a, b = open_bases(_base(settings), settings.onto, config, progress, settings.vocabulary_share)
+    tuned = open_finetune(settings.finetuned, a, b, config, progress, trust_base=settings.trust_base)
     lines = Lines.of(
-        tuned, a, b, data=data, dtype=dtype, device=resources.device, trust_base=trust_base, **options
+        tuned,
+        a,
+        b,
+        data=settings.task,
+        dtype=as_precision(settings.dtype),
+        device=settings.resources.device,
+        trust_base=settings.trust_base,
+        new_tokens=settings.new_tokens,
     )
-    found = via or [align(a, b, resources=resources, progress=progress, **aligning)]
-    ways = [*([None] if naive else []), *map(require_one_shape, found)]
+    found = via or [
+        align(a, b, resources=settings.resources, progress=progress, seed=settings.seed, **aligning)
+    ]
+    ways = [*([None] if settings.naive else []), *map(require_one_shape, found)]
     return replace(lines, ways=dict(zip(labels_of(ways), ways, strict=True)))
 
 
 def given_alignments(via: Via | Sequence[Via] | None) -> list[Via]:
     """Return the alignments, or their files, as a list."""
     return [via] if isinstance(via, Alignment | str | Path) else list(via or ())
-
-
-def aligning_for(
-    via: Sequence[Via], calibrate: str | Path | None, aligning: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the parameters of `align`; refuse them beside a given π."""
-    if via:
-        refuse_beside_via(aligning)
-    return calibrated(calibrate, via or None, aligning)
 
 
 def labels_of(ways: Sequence[Alignment | None], plain: str = NAIVE) -> list[str]:

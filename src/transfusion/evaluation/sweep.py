@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from transfusion.errors import SettingError
-from transfusion.evaluation.evaluate import named_base
-from transfusion.evaluation.line import Lines, Via, aligning_for, given_alignments, open_lines
+from transfusion.evaluation.line import Lines, line_inputs, open_lines
 from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
-from transfusion.evaluation.task import DataReference, EvaluationData
-from transfusion.model.bases import ConfigArgument
+from transfusion.evaluation.settings import SweepSettings
+from transfusion.evaluation.task import EvaluationData
 from transfusion.report.figures import draw_sweep
-from transfusion.report.result_files import Paths, ResultFiles
-from transfusion.runtime.devices import as_precision
-from transfusion.runtime.progress import SILENT, Advance, Progress
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.report.result_files import ResultFiles
+from transfusion.runtime.progress import Advance
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transport.finetunes import Finetune
-from transfusion.transport.task_vector import NewTokens
-from transfusion.transport.transport_plan import Base
+from transfusion.runtime.settings import verb
 
 ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
 """The default values: the paper's range, and 1, which adds all of τ."""
@@ -117,45 +109,9 @@ class Sweep:
         }
 
 
-def sweep(
-    finetuned: Finetune,
-    *,
-    base: Base | None = None,
-    onto: Base,
-    data: DataReference,
-    support: DataReference | None = None,
-    via: Via | Sequence[Via] | None = None,
-    alphas: Iterable[float] = ALPHAS,
-    naive: bool = True,
-    batch: int | None = None,
-    dtype: torch.dtype | str = torch.float32,
-    trust_base: bool = False,
-    new_tokens: NewTokens | str = NewTokens.REFUSE,
-    vocabulary_share: float | None = None,
-    calibrate: str | Path | None = None,
-    seed: int = 0,
-    config: ConfigArgument = None,
-    output: Paths = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-    **aligning: Any,
-) -> Sweep:
+@verb(SweepSettings)
+def sweep(settings: SweepSettings) -> Sweep:
     """Measure B + α·π(τ) for many α, in memory; with ``naive``, B + α·τ as well.
-
-    ``finetuned`` is the fine-tune of A: a model, or a PEFT adapter.
-    ``base`` is A, the base that was fine-tuned; the default is the folder that an adapter's configuration
-    names. ``onto`` is B, the new release.
-    ``data`` is the task, and ``support`` what B could do before: a path, a hub id, examples in memory, or an
-    `EvaluationData` that says more.
-    ``via`` is π, its file, or several, with a curve each; without it, A and B are aligned first, with
-    ``seed``, ``calibrate`` and ``aligning`` passed on to `align`.
-    ``alphas`` are the values of α.
-    ``batch`` is the number of examples at a time, ``dtype`` the type to compute in.
-    ``trust_base``, ``new_tokens``, ``vocabulary_share`` and ``config`` are those of `transport`.
-    ``output`` is a file to write to, or several: a figure (.png, .svg, .pdf) or .json; with ``force``,
-    existing files are replaced.
-    ``resources`` are threads and device; ``progress`` follows the run.
 
     >>> found = transfusion.sweep(
     ...     "models/tuned", base="models/a", onto="models/b", via="pi.safetensors",
@@ -166,40 +122,21 @@ def sweep(
     >>> found.curves[1].best.task_gain == found.metadata()["curves"][1]["points"][0]["gain"]["task"]
     True
     """
-    record, dtype = RunRecord("sweep"), as_precision(dtype)
-    chosen = asked_alphas(alphas)
-    base = named_base(finetuned) if base is None else base
-    asked, other = EvaluationData.of(data), EvaluationData.of(support) if support is not None else None
-    paths = given_alignments(via)
-    aligning = aligning_for(paths, calibrate, aligning)
-    read = (finetuned, base, onto, *asked.files, *(other.files if other else ()), *paths)
-    files = ResultFiles.checked(output, force=force, inputs=read, draw=draw_sweep)
+    record = RunRecord("sweep")
+    chosen, asked, other = asked_alphas(settings.alphas), settings.task, settings.beside
+    read = (*line_inputs(settings), *asked.files, *(other.files if other else ()))
+    files = ResultFiles.checked(settings.output, force=settings.force, inputs=read, draw=draw_sweep)
     if other is not None and other.task_head not in (None, asked.task_head):
         raise SettingError(
             "`support`: it has a task head of its own, and one model is measured on both",
             hint="give the support without a task head, or sweep it on its own",
         )
-    with resources.in_process():
-        lines = open_lines(
-            finetuned,
-            base,
-            onto,
-            paths,
-            data=asked,
-            naive=naive,
-            dtype=dtype,
-            config=config,
-            vocabulary_share=vocabulary_share,
-            aligning={**aligning, "seed": seed},
-            resources=resources,
-            progress=progress,
-            trust_base=trust_base,
-            new_tokens=new_tokens,
-        )
-        with progress.bar(len(chosen) * len(lines.ways), "building the models") as advance:
-            found = _sweep(lines, chosen, asked, other, batch, advance)
+    with settings.resources.in_process():
+        lines = open_lines(settings)
+        with settings.progress.bar(len(chosen) * len(lines.ways), "building the models") as advance:
+            found = _sweep(lines, chosen, asked, other, settings.batch, advance)
     for note in found.notes:
-        progress.warn(note)
+        settings.progress.warn(note)
     return files.finish(found, record)
 
 

@@ -21,13 +21,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
-from inspect import signature
+from inspect import get_annotations, signature
 from typing import Any, ParamSpec, TypeVar
 
 from transfusion.errors import SettingError
 
 MODELS, RESOURCES = "Models", "Resources"
 """Groups of the help that most verbs have."""
+A = "A: the base that was fine-tuned; a folder, a file or a hub id."
+B = "B: the new release of the base; a folder, a file or a hub id."
 _KEY = "setting"
 _Parameters = ParamSpec("_Parameters")
 _Settings = TypeVar("_Settings")
@@ -74,8 +76,16 @@ def argument(help: str, **about: Any) -> Any:
 
 
 def described(settings: type[Any]) -> dict[str, tuple[Setting, Any]]:
-    """Return the settings of a verb with their defaults (MISSING if there is none), in their order."""
-    return {one.name: (one.metadata[_KEY], one.default) for one in fields(settings) if _KEY in one.metadata}
+    """Return the settings of a verb with their defaults, MISSING if there is none.
+
+    Those that must be given come first, and its own before those that it shares with others.
+    """
+    own = [name for level in settings.__mro__ for name in get_annotations(level)]
+    said = {one.name: (one.metadata[_KEY], one.default) for one in fields(settings) if _KEY in one.metadata}
+    return {
+        name: said[name]
+        for name in sorted(said, key=lambda one: (said[one][1] is not MISSING, own.index(one)))
+    }
 
 
 def recorded(settings: Any) -> dict[str, Any]:

@@ -1,19 +1,154 @@
-"""The settings of `apply`."""
+"""The settings of `transport`, `merge` and `apply`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transfusion.errors import SettingError
+from transfusion.matching.settings import MatchingSettings
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.runtime.settings import MODELS, argument, setting
+from transfusion.runtime.settings import MODELS, A, B, argument, setting
 
 if TYPE_CHECKING:
+    import torch
+
     from transfusion.alignment.alignment import Alignment
     from transfusion.model.bases import ConfigArgument
     from transfusion.model.model import Model, Reference
+    from transfusion.transport.alpha import AlphaArgument
+    from transfusion.transport.finetunes import Finetune
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+FATES = ("refuse", "keep", "drop")
+HOWS = ("sum", "mean", "ties", "dare")
+REFINING = "Refinement"
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Return numbers with commas between them."""
+    try:
+        return tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError as error:
+        raise SettingError(f"{text!r} is not a list of numbers", hint="give 0.5,1,2 for example") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingSettings(MatchingSettings):
+    """What `transport` and `merge` have in common."""
+
+    base: Model | Reference | None = setting(None, A, metavar="A")
+    onto: Model | Reference | None = setting(None, B, metavar="B")
+    output: str | Path | None = setting(
+        None,
+        "The folder, or single .safetensors file, to write. An interrupted run with the same output resumes.",
+        kind=Path,
+        flag="--output,-o",
+        recorded=False,
+    )
+    via: Alignment | str | Path | None = setting(
+        None, "π, or its file; without it, A and B are aligned first.", metavar="PI"
+    )
+    alpha: AlphaArgument | None = setting(
+        None,
+        "How much of the change to add: a number, a file with one number per layer, or auto: as much as"
+        " changes B's outputs on synthetic inputs the way the fine-tune changed A's.",
+        shown="1; less where a functional π would do harm",
+    )
+    full: bool = setting(False, "Of adapters: write the whole model, with the adapter in it.", kind=bool)
+    repeat: str | Path | None = setting(
+        None,
+        "Repeat the run of this transfusion.json, or of this moved LoRA file.",
+        kind=Path,
+        flag="--from",
+        recorded=False,
+    )
+    dry_run: bool = setting(False, "Say what would be done, and do nothing.", kind=bool, recorded=False)
+    force: bool = setting(False, "Replace an existing output.", kind=bool, recorded=False)
+    dtype: torch.dtype | str | None = setting(
+        None, f"The type to store: {', '.join(DTYPES)}.", choices=DTYPES, shown="B's", panel=MODELS
+    )
+    new_tokens: str = setting(
+        "refuse", "Tokens that the fine-tune added.", choices=FATES, shown=True, panel=MODELS
+    )
+    other_parts: str = setting(
+        "refuse",
+        "Parts of a LoRA file that change another model than A, such as a text encoder.",
+        choices=FATES,
+        shown=True,
+        panel=MODELS,
+    )
+    trust_base: bool = setting(
+        False, "Do not check that the fine-tune descends from A.", kind=bool, panel=MODELS
+    )
+
+
+@dataclass(frozen=True)
+class TransportSettings(MovingSettings):
+    """The settings of `transport`."""
+
+    finetuned: Finetune | None = setting(
+        None, "The fine-tune of A: a model, a PEFT adapter, or a LoRA file.", metavar="FINETUNED"
+    )
+    _: KW_ONLY
+    keep_support: float | None = setting(
+        None,
+        "Protect what B could do before: take a smaller α, so that B's outputs on synthetic inputs move by no"
+        " more than this share of their own spread.",
+        kind=float,
+        shown="no bound",
+    )
+    refine: bool = setting(
+        False,
+        "Then train the result to answer like the fine-tune, on synthetic inputs and without data; of an"
+        " adapter, only the adapter.",
+        kind=bool,
+    )
+    refine_steps: int | None = setting(
+        None, "The largest number of training steps.", kind=int, least=1, shown="600", panel=REFINING
+    )
+    refine_rank: int | None = setting(
+        None,
+        "Leave B untouched, train a LoRA of this rank, and write it as an adapter.",
+        kind=int,
+        least=1,
+        shown="all weights",
+        panel=REFINING,
+    )
+    refine_keep: float | None = setting(
+        None,
+        "The weight of keeping B's own outputs, beside answering like the fine-tune.",
+        kind=float,
+        least=0,
+        shown="0.3",
+        panel=REFINING,
+    )
+
+
+@dataclass(frozen=True)
+class MergeSettings(MovingSettings):
+    """The settings of `merge`."""
+
+    finetuned: Sequence[Finetune] = setting(
+        (), "The fine-tunes of A: models, PEFT adapters or LoRA files.", metavar="FINETUNED…", many=True
+    )
+    _: KW_ONLY
+    how: str = setting("sum", "How to combine them.", choices=HOWS, shown=True)
+    weights: Sequence[float] = setting(
+        (), "One for each fine-tune: 0.5,1,2.", parse=numbers, shown="all alike"
+    )
+    density: float | None = setting(
+        None, "The share of each change that ties and dare keep.", kind=float, shown="0.2"
+    )
+    head: int | None = setting(
+        None, "Keep the heads of this fine-tune, counted from 0 in Python and from 1 here.", kind=int, least=1
+    )
+    rank: int | None = setting(
+        None, "Of adapters: the rank of the result.", kind=int, least=1, shown="the sum of theirs"
+    )
 
 
 @dataclass(frozen=True)
@@ -21,9 +156,7 @@ class ApplySettings:
     """The settings of `apply`."""
 
     via: Alignment | str | Path = argument("The file of π.", metavar="PI")
-    a: Model | Reference = argument(
-        "A: the base that was fine-tuned; a folder, a file or a hub id.", metavar="A"
-    )
+    a: Model | Reference = argument(A, metavar="A")
     _: KW_ONLY
     output: str | Path | None = setting(None, "The folder or file to write.", kind=Path, flag="--output,-o")
     force: bool = setting(False, "Replace an existing output.", kind=bool)

@@ -22,7 +22,7 @@ from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.adapters.adapter_drift import strength_alpha
 from transfusion.transport.transport_run import transport
 from transfusion_demo.digits import Digits, DigitsDemo, DigitsPlan
-from transfusion_demo.training import TrainingSchedule, one_thread
+from transfusion_demo.steps import TrainingSchedule, one_thread
 
 RATES = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 """The learning rates of the successors."""

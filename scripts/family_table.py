@@ -20,7 +20,7 @@ from transfusion.architecture.table import Family, Symmetry
 from transfusion.families import all_families
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.verification.certification import certify
+from transfusion.verification.certify import certify
 
 HEAD = """# Families
 

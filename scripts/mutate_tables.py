@@ -30,7 +30,7 @@ from transfusion.errors import TransfusionError
 from transfusion.families import all_families
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.verification.certification import certify
+from transfusion.verification.certify import certify
 
 Mutant = tuple[str, str, Table]
 """Kind, what was done, the corrupted table."""

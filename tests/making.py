@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from transfusion.verification.certification import randomise
+from transfusion.verification.certify import randomise
 
 
 def written_by_us(folder: Path, files: dict[str, str]) -> Path:

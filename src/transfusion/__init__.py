@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transfusion.transport.applied_model import apply
     from transfusion.transport.rerun import rerun
     from transfusion.transport.transport_run import merge, transport
-    from transfusion.verification.equivalence import predict, verify
+    from transfusion.verification.verify import predict, verify
 
 __all__ = [
     "Alignment",
@@ -62,12 +62,12 @@ _HOMES = {
     "fewshot": "evaluation.fewshot",
     "inspect": "report.inspect",
     "merge": "transport.transport_run",
-    "predict": "verification.equivalence",
+    "predict": "verification.verify",
     "report": "report.page",
     "rerun": "transport.rerun",
     "sweep": "evaluation.sweep",
     "transport": "transport.transport_run",
-    "verify": "verification.equivalence",
+    "verify": "verification.verify",
 }
 
 for _room in ("report", "transport"):  # named like verbs: loaded now, they do not take the verbs' names later

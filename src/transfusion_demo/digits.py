@@ -24,19 +24,25 @@ from transfusion.files.publishing import write_json
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.applied_model import apply
-from transfusion.verification.equivalence import verify
-from transfusion_demo.demo_steps import (
+from transfusion.verification.verify import verify
+from transfusion_demo.steps import (
     REFINED,
     DemoProgress,
+    DemoScores,
+    DemoTests,
+    TrainingSchedule,
+    describe_data,
+    draw,
     evaluate_models,
+    fit,
     move,
     pi_path,
     predict_activations,
     refine,
+    run_in_batches,
+    score,
     sweep_alpha,
 )
-from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
-from transfusion_demo.training import TrainingSchedule, draw, fit
 
 LIBRARIES = ("transformers", "sklearn.datasets")
 METHODS = {

@@ -18,18 +18,24 @@ from torch import Tensor, nn
 
 from transfusion.runtime.optional_libraries import require_library
 from transfusion_demo import reviews
-from transfusion_demo.demo_steps import (
+from transfusion_demo.reviews import MASK, PAD, SPECIAL, Reviews
+from transfusion_demo.steps import (
     REFINED,
     DemoProgress,
+    DemoScores,
+    DemoTests,
+    TrainingSchedule,
+    describe_data,
+    draw,
     evaluate_models,
+    fit,
     move,
     predict_activations,
     refine,
+    run_in_batches,
+    score,
     sweep_alpha,
 )
-from transfusion_demo.results import DemoScores, DemoTests, describe_data, run_in_batches, score
-from transfusion_demo.reviews import MASK, PAD, SPECIAL, Reviews
-from transfusion_demo.training import TrainingSchedule, draw, fit
 
 LIBRARIES = ("transformers", "tokenizers", "peft", reviews.PACKAGE)
 METHODS = {

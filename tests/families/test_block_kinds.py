@@ -11,7 +11,7 @@ from transfusion.architecture.table import Axis, Stack, Table
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.verification.certification import certify
+from transfusion.verification.certify import certify
 
 STACK = Stack(
     "layer",

@@ -17,7 +17,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.transport_run import transport
-from transfusion.verification.certification import certify, randomise
+from transfusion.verification.certify import certify, randomise
 
 ENCODERS = {"bert": (transformers.BertModel, BERT), "modernbert": (transformers.ModernBertModel, MODERNBERT)}
 

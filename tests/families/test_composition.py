@@ -16,7 +16,7 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.random_inputs import run_model
 from transfusion.transport.applied_model import apply
-from transfusion.verification.certification import certify
+from transfusion.verification.certify import certify
 
 
 def written(folder: Path, tensors: dict[str, torch.Tensor], config: dict) -> Path:

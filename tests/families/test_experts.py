@@ -210,7 +210,7 @@ def test_a_module_is_certified_as_it_is_in_memory():
 
     from cases.moe import MIXTRAL
     from transfusion.families import all_families
-    from transfusion.verification.certification import certify_class
+    from transfusion.verification.certify import certify_class
 
     family = next(family for family in all_families() if family.name == "mixtral")
     assert certify_class(transformers.MixtralForCausalLM, MIXTRAL, family).passed

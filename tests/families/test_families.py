@@ -13,7 +13,7 @@ from transfusion.errors import ArchitectureError
 from transfusion.families import all_families
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.verification.certification import EXACT, certify, free_axes
+from transfusion.verification.certify import EXACT, certify, free_axes
 
 LAST = {case.family: name for name, case in CASES.items() if case.family in OFTEN}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.verification.certification import certify
+from transfusion.verification.certify import certify
 
 
 def test_the_only_mask_stays_the_same_too(made):

@@ -656,7 +656,7 @@ def test_a_tolerance_that_is_none_is_wrong_usage(value, cli):
 
 @pytest.mark.parametrize("value", [-1.0, NAN, INF])
 def test_a_tolerance_in_python_is_checked_too(value):
-    from transfusion.verification.equivalence import verify
+    from transfusion.verification.verify import verify
 
     with pytest.raises(SettingError, match="tolerance = "):
         verify("/nowhere", via="/nowhere", tolerance=value)

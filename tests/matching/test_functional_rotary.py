@@ -23,7 +23,7 @@ from transfusion.running.activation_store import OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.applied_model import apply
 from transfusion.transport.transport_run import transport
-from transfusion.verification.certification import EXACT, certify, free_axes, random_move
+from transfusion.verification.certify import EXACT, certify, free_axes, random_move
 
 TURNING = (
     "dinov3",

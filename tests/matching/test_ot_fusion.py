@@ -32,7 +32,7 @@ from transfusion.report.inspect import inspect
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.applied_model import apply
 from transfusion.transport.transport_run import transport
-from transfusion.verification.equivalence import verify
+from transfusion.verification.verify import verify
 
 FLAT = Policy(Residual.UNTIED, InnerPolicy.FREE, HeadPolicy.FLAT)
 SOFT = FusionOptions(soft=True, regularisation=0.3)

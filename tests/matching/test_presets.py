@@ -29,7 +29,7 @@ from transfusion.model.model import Model
 from transfusion.transport.applied_model import apply
 from transfusion.transport.norm_folding import NormFolding
 from transfusion.transport.transport_run import transport
-from transfusion.verification.equivalence import verify
+from transfusion.verification.verify import verify
 
 FOUR = ("vit-classifier", "bert-pretraining", "clip", "llama")
 EXACT = ("guarded", "transfusion", "tied", "brute-force", "no-attention")

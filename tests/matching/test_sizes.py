@@ -25,7 +25,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.running.activation_store import EXACT
 from transfusion.transport.applied_model import apply
 from transfusion.transport.transport_run import transport
-from transfusion.verification.equivalence import predict
+from transfusion.verification.verify import predict
 
 HEADS = 4
 THIRD = EXACT // 3 // 8 * 8

@@ -23,7 +23,7 @@ from transfusion.running.building import build
 from transfusion.running.probes import synthetic_probes
 from transfusion.transport.applied_model import apply
 from transfusion.transport.transport_run import merge, transport
-from transfusion.verification.equivalence import predict, verify
+from transfusion.verification.verify import predict, verify
 from vocabularies import (
     copied,
     perturbed,

@@ -18,16 +18,20 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.cli.demo import tables
 from transfusion.errors import LibraryError, MismatchError, OutputError
 from transfusion.runtime.progress import Progress
-from transfusion_demo import digits, results, reviews, run, text
-from transfusion_demo.output_folder import (
+from transfusion_demo import (
     NOT_KEPT,
     REPORTED,
     RESULT,
+    digits,
     publish_report,
     require_replaceable,
+    reviews,
+    run,
+    steps,
+    text,
     write_report,
 )
-from transfusion_demo.training import TrainingSchedule, fit, one_thread
+from transfusion_demo.steps import TrainingSchedule, fit, one_thread
 
 SHORT = digits.DigitsPlan(
     TrainingSchedule(2, 1e-3),
@@ -152,7 +156,7 @@ def test_the_ceiling_of_the_successor_is_a_fine_tune_of_it_as_it_was_saved(kept,
     model = digits.load(place / "successor-tuned")
     images, labels = digits.Digits.load(SHORT.tests, 3).test
     info = result["onto_successor"]["models"][-1]["support"]
-    assert results.score(model(images).logits.detach(), labels)["loss"] == pytest.approx(info["loss"], 1e-4)
+    assert steps.score(model(images).logits.detach(), labels)["loss"] == pytest.approx(info["loss"], 1e-4)
     assert report(place / "successor-guarded", ceiling=place / "successor-tuned").sections
     with pytest.raises(MismatchError, match="does not look like a fine-tune of"):
         report(place / "successor-guarded", ceiling=place / "b-tuned")
@@ -191,7 +195,7 @@ def test_a_sweep_passes_through_the_base_and_through_what_was_moved(kept):
     _, result, _ = kept
     for curve in result["sweep"]["curves"]:
         points = {point["alpha"]: point for point in curve["points"]}
-        assert list(points) == [0.0, *results.ALPHAS]
+        assert list(points) == [0.0, *steps.ALPHAS]
         assert points[0.0]["task"] == result["sweep"]["at_zero"]["task"]
         row = next(one for one in result["onto_b"]["models"] if one["name"].endswith(ENDINGS[curve["label"]]))
         # the support of the table has the same images; the task has other draws
@@ -315,33 +319,26 @@ def test_a_sentiment_lora_arrives():
 # ── what both have ───────────────────────────────────────────────────────────────────────────
 
 
-def test_tables_show_gains_in_colour_and_shares_of_the_gap():
-    tests = results.DemoTests(
-        results.describe_data("shifted", 10, "which?", 2), results.describe_data("plain", 10, "which?", 2)
+def evaluated(folder, scores):
+    """The table of models that reach these values on the task and on the support."""
+    tests = steps.DemoTests(*(steps.describe_data(name, 10, "which?", 2) for name in ("shifted", "plain")))
+    models = {name: (name, both) for name, both in scores.items()}
+    return steps.evaluate_models(
+        folder, tests, models, lambda both: steps.DemoScores(*({"value": value} for value in both))
     )
 
-    def both(task, support):
-        return results.DemoScores({"value": task}, {"value": support})
 
+def test_tables_show_gains_in_colour_and_shares_of_the_gap(tmp_path):
     scores = {"B": (0.30, 0.95), "worse": (0.28, 0.95), "moved": (0.50, 0.91), "top": (0.70, 0.9)}
-    rows = [results.DemoRow(name, Path(name), both(*found)) for name, found in scores.items()]
-    result = {
-        "demo": "digits",
-        "seed": 0,
-        "onto_b": results.evaluation(tests, rows),
-    }
+    result = {"demo": "digits", "seed": 0, "onto_b": evaluated(tmp_path, scores)}
     coloured = shown(result)
     for style, info in ((32, r"\+20\.0"), (32, r"\+50%"), (31, r"-2\.0"), (31, "-5%"), (2, r"\+0\.0")):
         assert re.search(rf"\x1b\[{style}m *{info}", coloured), info
     assert result["onto_b"]["models"][0]["gain"] is None
 
 
-def test_a_share_of_no_gap_is_not_told():
-    one = results.DemoScores({"value": 0.5}, {"value": 0.5})
-    tests = results.DemoTests(results.describe_data("x", 1, "?", 2), results.describe_data("x", 1, "?", 2))
-    metadata = results.evaluation(
-        tests, [results.DemoRow(name, Path(name), one) for name in ("B", "moved", "top")]
-    )
+def test_a_share_of_no_gap_is_not_told(tmp_path):
+    metadata = evaluated(tmp_path, dict.fromkeys(("B", "moved", "top"), (0.5, 0.5)))
     assert set(shares(metadata).values()) == {None}
 
 

@@ -18,7 +18,7 @@ from deepening import deepened
 from small_models import CASES, finetuned
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.model_card import card
-from transfusion.verification.certification import certify
+from transfusion.verification.certify import certify
 from transfusion.verification.drafting.propose import propose
 
 PUBLIC = {name: getattr(transfusion, name) for name in transfusion.__all__ if name != "__version__"}

@@ -29,7 +29,7 @@ from transfusion.running.running import HowToRun
 from transfusion.running.streaming import stream
 from transfusion.runtime.resources import PROGRAM, Resources
 from transfusion.transport.transport_plan import TransportPlan
-from transfusion.verification.equivalence import compare
+from transfusion.verification.verify import compare
 
 WHOLE_ONLY = frozenset(["marian", "llama4"])
 """Families whose module has parameters that files lack, or sends inputs to where a weight is."""

@@ -17,7 +17,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.transport.applied_model import apply
 from transfusion.transport.transport_run import transport
-from transfusion.verification.certification import certify_file, randomise
+from transfusion.verification.certify import certify_file, randomise
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_talker.py"
 

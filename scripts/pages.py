@@ -3,8 +3,7 @@
 A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->``. WHAT is one of
 
 - ``verbs``: every verb with its arguments and options, from the command line itself;
-- ``demo KIND``, ``printed KIND``: the tables of the demo, and what it prints, from benchmarks/results, which
-  scripts/measure_demo.py writes;
+- ``demo KIND``: the tables of the demo, from benchmarks/results, which scripts/measure_demo.py writes;
 - ``growth``: time and memory of the verbs by size, from benchmarks/growth/measured.json;
 - ``transfer PART``, ``arrives``: tables of the benchmark of transfer, from benchmarks/transfer/measured.json.
 
@@ -14,7 +13,6 @@ takes minutes to measure, is written by scripts/family_table.py.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -135,18 +133,6 @@ def _accuracy(models: Sequence[Any], part: str) -> str:
     return f"{100 * mean(one[part]['value'] for one in models):.1f}{gain}"
 
 
-def printed(kind: str) -> str:
-    """Return what ``transfusion demo`` prints, with seed 0."""
-    from rich.console import Console
-
-    from transfusion.cli.demo import tables
-
-    console = Console(width=100, record=True, file=io.StringIO(), color_system=None)
-    console.print(tables(_demo(kind)[0]))
-    text = "\n".join(line.rstrip() for line in console.export_text().strip().splitlines())
-    return f"```\n{text}\n```\n"
-
-
 def transfer(part: str) -> str:
     """Return a table of the benchmark of transfer: the mean share of the gap, ± over seeds."""
     info = json.loads((ROOT / "benchmarks/transfer/measured.json").read_text())
@@ -201,12 +187,12 @@ def arrives(_: str) -> str:
 
 
 def growth(_: str) -> str:
-    """Return the tables of the benchmark of growth."""
+    """Return the table of the benchmark of growth."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from growth.tables import about, measured
+    from growth.tables import about, summary
 
     info = json.loads((ROOT / "benchmarks/growth/measured.json").read_text())
-    return "\n".join([about(info), measured(info, "seconds"), measured(info, "peak")])
+    return f"{about(info)}\n{summary(info)}"
 
 
 def _demo(kind: str) -> list[Any]:
@@ -235,7 +221,6 @@ def filled(text: str) -> str:
         "verbs": lambda _: verbs(),
         "demo": demo,
         "growth": growth,
-        "printed": printed,
         "transfer": transfer,
         "arrives": arrives,
     }

@@ -14,6 +14,8 @@ BEYOND = 3.0
 SPAN = 2.0
 """An exponent needs points of which the largest has so many times the parameters of the smallest."""
 Info = dict[str, Any]
+LARGEST = 4
+"""How many sizes the page shows."""
 
 
 def everything(info: Info) -> str:
@@ -62,6 +64,25 @@ def measured(info: Info, what: str) -> str:
         rows.append((TASKS[task].about, *cells, "" if power is None else f"{power:.2f} ({points})"))
     named = [f"{'start: ' * (size == START)}{_count(SIZES[size].parameters)}" for size in sizes_of(info)]
     return table([f"**{_TITLES[what]}**", *named, "power (points)"], rows)
+
+
+def summary(info: Info) -> str:
+    """Seconds, memory and their powers of parameters, for the larger sizes."""
+    sizes = sizes_of(info)[-LARGEST:]
+    rows = []
+    for task in tasks_of(info):
+        found = [run_of(info, task, size) for size in sizes]
+        cells = [
+            "" if one is None else f"{_said(one['seconds'], 's')} s, {_said(one['peak'], 'peak')}"
+            for one in found
+        ]
+        start, runs = run_of(info, task, START), runs_of(info, task)
+        powers = [exponent(runs, start, what)[0] for what in _TITLES]
+        rows.append(
+            (TASKS[task].about, *cells, *("" if power is None else f"{power:.1f}" for power in powers))
+        )
+    named = [_count(SIZES[size].parameters) for size in sizes]
+    return table(["parameters", *named, "power, seconds", "power, memory"], rows)
 
 
 def left_out(info: Info) -> str:

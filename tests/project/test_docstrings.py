@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import doctest
-import inspect
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -88,16 +86,3 @@ def test_every_public_name_has_an_example(name):
     found = {test.name for test in examples(name)}
     assert name in found
     assert {f"{name}.{method}" for method in METHODS.get(name, ())} <= found
-
-
-def test_every_parameter_and_result_has_a_type():
-    """What the package promises with py.typed."""
-    assert (Path(transfusion.__file__).parent / "py.typed").exists()
-    functions: list[Any] = [thing for thing in PUBLIC.values() if inspect.isfunction(thing)]
-    functions += [
-        getattr(PUBLIC[name], method) for name in METHODS if name in PUBLIC for method in METHODS[name]
-    ]
-    for function in functions:
-        signature = inspect.signature(function)
-        info = [one.annotation for one in signature.parameters.values() if one.name != "self"]
-        assert inspect.Parameter.empty not in (*info, signature.return_annotation), function

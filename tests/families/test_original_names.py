@@ -14,7 +14,7 @@ from small_models import finetuned, often
 from transfusion.architecture.naming import depth, without_part
 from transfusion.architecture.original_names import OriginalNames, split_rows
 from transfusion.errors import ArchitectureError
-from transfusion.families import all_families, unet, wan
+from transfusion.families import all_families, functions, unet
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
@@ -102,13 +102,13 @@ def test_every_list_of_names_is_tested():
 @pytest.fixture(autouse=True)
 def published(monkeypatch):
     """As if models of these small sizes had been published: their heads are then known."""
-    monkeypatch.setitem(wan.HEADS, 256, 2)
+    monkeypatch.setitem(functions.PUBLISHED["wan"], 256, 2)
     monkeypatch.setitem(unet.HEADS, (32, 64, 32, 32, 768), 8)
     monkeypatch.setitem(unet.HEADS, (64, 128, 128, 64), [1, 2, 2])
 
 
 def test_a_configuration_tells_the_heads_of_a_file_in_original_names(made, tmp_path, monkeypatch):
-    monkeypatch.delitem(wan.HEADS, 256)
+    monkeypatch.delitem(functions.PUBLISHED["wan"], 256)
     folder = made(ORIGINAL["wan"])
     file = in_original_names(folder, tmp_path / "one.safetensors")
     with pytest.raises(ArchitectureError, match="heads, at width 256, does not follow from the shapes"):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_models import CASES, FIRST, often
 from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.families import timm_vit
+from transfusion.families.timm import timm_settings
 from transfusion.model.model import Model, differing_settings, untied_config
 from transfusion.running.building import build
 
@@ -75,9 +75,9 @@ def test_a_timm_model_whose_heads_neither_name_nor_arguments_tell_is_refused(abo
     with pytest.raises(
         ArchitectureError, match=f"{about['architecture']} of width {width}: neither its name"
     ):
-        timm_vit.complete(about, shapes)
+        timm_settings(about, shapes)
     info = {**about, "model_args": {**about.get("model_args", {}), "num_heads": 4}}
-    assert timm_vit.complete(info, shapes)["num_heads"] == 4
+    assert timm_settings(info, shapes)["num_heads"] == 4
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_timm_model_whose_heads_neither_name_nor_arguments_tell_is_refused(abo
 def test_timm_names_tell_the_number_of_heads(name, width, heads):
     """As `timm.create_model(name)` has them."""
     shapes = {"blocks.0.norm1.weight": (width,), "blocks.0.mlp.fc1.weight": (4, width), "blocks.0.mlp.fc2.weight": (width, 4)}  # fmt: skip
-    assert timm_vit.complete({"architecture": name}, shapes)["num_heads"] == heads
+    assert timm_settings({"architecture": name}, shapes)["num_heads"] == heads
 
 
 def test_a_timm_architecture_without_a_table_is_refused_by_its_name(made):

@@ -73,14 +73,16 @@ class Expression:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The keys that it refers to, also those of sections."""
+        """The names in it."""
         called = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
-        found = {
-            node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Name | ast.Attribute) and id(node) not in called
-        }
-        return frozenset(found)
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
+        return frozenset(node.id for node in nodes if id(node) not in called)
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """The names in it, and the keys of sections."""
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute))
+        return self.names | {node.attr for node in nodes}
 
     @property
     def may_be_absent(self) -> bool:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from transfusion.architecture.expressions import Expression, Functions
-from transfusion.architecture.family_text import Statement, read_statements
+from transfusion.architecture.family_text import FUNCTIONS, VALUE_OF, Statement, read_statements
 from transfusion.architecture.naming import depth
 from transfusion.architecture.table import (
     ANGLES,
@@ -39,7 +39,7 @@ _ONCE = ("prefixes", "inputs", "computed")
 _FLAGS = ("tied_scale", "positions_after_padding", "whole_only")
 _DRAWING = frozenset({"draw", "let", "when", "otherwise", "for"})
 _BASE: Functions = {one.__name__: one for one in (len, range, bool, int, round, min, max, list, Draw)}
-_OF_NAMES = ("has", "depth", "shape", "find", "others")
+_OF_NAMES = ("has", "built_as", "depth", "shape", "find", "others")
 """Functions that ask for the tensors of a model, or for the blocks of a stack."""
 
 FindFamily: TypeAlias = Callable[[Component, Config, str], Family]
@@ -122,7 +122,12 @@ class Library:
         required = {one.name: _values(one.parts["value"]) for one in whole if one.word == "requires"}
         more: dict[str, Any] = {word: tuple(last[word].words) for word in _ONCE if word in last}
         more |= {word: True for word in _FLAGS if word in last}
-        more |= {word: self.functions[last[word].name] for word in ("arrange", "complete") if word in last}
+        called = {word: self.functions[last[word].name] for word in FUNCTIONS if word in last}
+        more |= {word: called[word] for word in ("arrange", "complete", "from_shapes") if word in called}
+        if "originals" in last:
+            more["original"] = "\n".join(one.parts["words"] for one in last["originals"].block)
+        if "original_names" in called:
+            more["original"] = called["original_names"]()
         if "shapes" in last:
             more["from_shapes"] = partial(self._from_shapes, last["shapes"])
         if "draw" in {one.word for one in _everything(whole)}:
@@ -135,14 +140,11 @@ class Library:
         return Family(
             name=name,
             library=last["library"].name if "library" in last else "",
-            table=self.functions[last["table"].name] if "table" in last else partial(self.table, name),
+            table=called["table"] if "table" in called else partial(self.table, name),
             signature=self._signature(name),
             model_types=tuple(word for one in own if one.word == "models" for word in one.words),
             components={one.name: self._component(one) for one in whole if one.word == "part"},
             aliases=tuple(_pair(one) for block in reversed(_all(whole, "aliases")) for one in block.block),
-            original="\n".join(one.parts["words"] for one in last["originals"].block)
-            if "originals" in last
-            else "",
             known_keys=self._known(whole),
             required=required,
             class_defaults={
@@ -162,7 +164,7 @@ class Library:
         kind = part.parts.get("kind", "")
         inner = self.family(kind) if kind in self.own and not _all(self.own[kind], "models") else None
         return Component(
-            prefix=part.parts["prefix"].replace("-", ""),
+            prefix="" if part.parts["prefix"] == "-" else part.parts["prefix"],
             model_type="" if inner else kind,
             family=inner,
             known_keys=self._known(_all(part.block, "ignores")),
@@ -185,12 +187,12 @@ class Library:
     def _known(self, statements: Iterable[Statement]) -> frozenset[str]:
         """The keys that a family ignores, and those that its expressions read."""
         whole = list(self._everything(statements))
-        keys = {key for one in whole for key in one.assigned if one.word == "defaults"}
-        keys |= {
-            key for one in whole if one.word != "part" for each in one.expressions() for key in each.names
-        }
-        own = {one.name for one in whole if one.word in ("let", "for")} | {"config"}
-        own |= {axis for one in whole if one.word == "sizes" for axis in one.assigned}
+        parts = {one.name for one in _all(whole, "part")}
+        keys = {key for one in _all(whole, "defaults") for key in one.assigned if "name" not in one.parts}
+        for said in (each for one in whole if one.word != "part" for each in one.expressions()):
+            keys |= said.names if parts else said.keys  # keys of parts are known to their own families
+        own = parts | {one.name for one in whole if one.word in ("let", "for")} | {"config", "shapes"}
+        own |= {axis for one in _all(whole, "sizes") for axis in one.assigned}
         return frozenset(keys - own) | frozenset(self._keys(_all(whole, "ignores")))
 
     def _everything(self, statements: Iterable[Statement]) -> Iterator[Statement]:
@@ -272,7 +274,7 @@ class _Builder:
             if "name" not in one.parts
             for key, value in _constants(one).items()
         }
-        of_names = (self.has, self.depth, self.shape, self.find, self.others)
+        of_names = (self.has, self.built_as, self.depth, self.shape, self.find, self.others)
         self.functions: Functions = {
             **_BASE,
             **library.functions,
@@ -295,8 +297,8 @@ class _Builder:
         for known in (self.lets, self.here.sizes):
             if name in known:
                 return known[name]
-        if name == "config":
-            return self.config
+        if name in ("config", "shapes"):
+            return getattr(self, name)
         try:
             return self.config[name]
         except KeyError:
@@ -312,7 +314,7 @@ class _Builder:
 
     def filled(self, text: str) -> str:
         """Put the values of names with ``$`` into a text."""
-        return re.sub(r"\$(\w+)", lambda found: str(self.lookup(found[1])), text)
+        return VALUE_OF.sub(lambda found: str(self.lookup(found[1] or found[2])), text)
 
     def has(self, *patterns: str) -> bool:
         return any(
@@ -320,6 +322,10 @@ class _Builder:
             or ("*" in pattern and any(fnmatchcase(name, pattern) for name in self.names))
             for pattern in map(self.filled, patterns)
         )
+
+    def built_as(self, ending: str) -> bool:
+        """Whether the configuration names a class that ends so."""
+        return bool((self.config.get("architectures") or [""])[0].endswith(ending))
 
     def depth(self, pattern: str) -> int:
         return depth(self.names, self.filled(pattern))
@@ -366,14 +372,14 @@ class _Builder:
         self.here.rows[name.removesuffix("?")] = f"{name}   {self.filled(one.parts['layout'])}".strip()
 
     def _without(self, one: Statement, prefix: str) -> None:
-        for name in one.words:
+        for name in list(self.here.rows) if one.words == ["*"] else one.words:
             del self.here.rows[prefix + name]
 
     def _skip(self, one: Statement, prefix: str) -> None:
         entry, source, target, branch = (
             self.filled(one.parts[key]) for key in ("entry", "source", "target", "branch")
         )
-        key = (source, *re.findall(r"\{.*?\}", entry))
+        key = (source, *re.findall(r"\{.*?\}", prefix + entry))
         self.here.skips[key] = f"{prefix}{entry} {source} -> {target} {prefix}{branch}"
 
     def _stack(self, one: Statement, prefix: str) -> None:
@@ -399,7 +405,8 @@ class _Builder:
                 self.here.sizes[axis] = size
 
     def _axis(self, one: Statement, prefix: str) -> None:
-        name, (within, tied) = self.filled(one.name), (one.parts.get(key) for key in ("within", "tied_with"))
+        name = self.filled(one.name)
+        within, tied = (self.filled(one.parts.get(key, "")) or None for key in ("within", "tied_with"))
         scope = one.parts.get("scope", "model" if one.word == "fixed" else "layer")
         group = _GROUPS[one.word] if one.word in _GROUPS else Symmetry(one.word)
         why = one.parts.get("why", "" if one.word == "axis" else ANGLES)
@@ -408,7 +415,7 @@ class _Builder:
     _fixed = _rotary = _interleaved = _axis
 
     def _buffers(self, one: Statement, prefix: str) -> None:
-        self.facts["buffers"] += "".join(f" {prefix}{name}" for name in one.words)
+        self.facts["buffers"] += "".join(f" {prefix}{self.filled(name)}" for name in one.words)
 
     def _same(self, one: Statement, prefix: str) -> None:
         self.facts["unified"] += ((self.filled(one.parts["first"]), self.filled(one.parts["later"])),)
@@ -421,6 +428,9 @@ class _Builder:
 
     def _tie(self, one: Statement, prefix: str) -> None:
         self.facts["ties"][one.name] = one.parts["first"]
+
+    def _no_outputs(self, one: Statement, prefix: str) -> None:
+        self.facts["outputs"] = {}
 
     def _output(self, one: Statement, prefix: str) -> None:
         point = self.filled(one.parts["point"])
@@ -545,9 +555,10 @@ def _all(statements: Iterable[Statement], word: str) -> list[Statement]:
 
 
 def _everything(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Statements and those in their blocks, without those about parts."""
     for one in statements:
         yield one
-        yield from _everything(one.block)
+        yield from _everything(one.block if one.word != "part" else ())
 
 
 def _pair(line: Statement) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """Families as text: reads the lines of a ``.family`` file into statements, and refuses what it cannot read.
 
 One statement per line; indented lines belong to the line above them. A line that begins with none of the
-words in `FORMS` is a row, ``tensor  layout``. ``# …`` is a comment, ``a.{q,k}.b`` two rows, ``$name`` the
-value of a ``let``, and a line that ends in a backslash goes on in the next one. `family_library` says what
-statements mean.
+words in `FORMS` is a row, ``tensor  layout``. ``# …`` is a comment, ``a.{q,k}.b`` two rows, ``$name`` or
+``${name}`` the value of a ``let``, and a line that ends in a backslash goes on in the next one.
+`family_library` says what statements mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transfusion.errors import ArchitectureError, LayoutError
 _NAME, _WORDS = r"(?P<name>[\w.@{}-]+)", r"(?P<words>.+)"
 _VALUE = r"(?P<value>.+)"
 _AXIS = (
-    r"(?P<name>[\w$]+)(?:\s+in\s+(?P<within>\w+))?(?:\s+with\s+(?P<tied_with>\w+))?"
+    r"(?P<name>[\w${}]+)(?:\s+in\s+(?P<within>[\w${}]+))?(?:\s+with\s+(?P<tied_with>[\w${}]+))?"
     r"(?:\s+per\s+(?P<scope>layer|stack|model))?"
 )
 _REASON = r"\s*:\s*(?P<why>.+)"
@@ -56,6 +56,8 @@ FORMS: dict[str, tuple[str, str]] = {
     "frame": ("frame EXPRESSION", _VALUE),
     "arrange": ("arrange FUNCTION", _NAME),
     "complete": ("complete FUNCTION", _NAME),
+    "from_shapes": ("from_shapes FUNCTION", _NAME),
+    "original_names": ("original_names FUNCTION", _NAME),
     "table": ("table FUNCTION", _NAME),
     # what decides
     "let": ("let NAME = EXPRESSION", r"(?P<name>\w+)\s*=\s*" + _VALUE),
@@ -85,6 +87,7 @@ FORMS: dict[str, tuple[str, str]] = {
     "same": ("same POINT POINT", r"(?P<first>\S+)\s+(?P<later>\S+)"),
     "pin": ("pin POINT: REASON", r"(?P<name>[\w.@]+)" + _REASON),
     "permuted_only": ("permuted_only: REASON", r"\s*:\s*(?P<why>.+)"),
+    "no_outputs": ("no_outputs", ""),
     "tie": ("tie TENSOR = TENSOR", r"(?P<name>\S+)\s*=\s*(?P<first>\S+)"),
     "output": ("output NAME = AXIS, or none", r"(?P<name>\S+)\s*=\s*(?P<point>\S+)"),
 }
@@ -106,7 +109,11 @@ _BLOCKS = frozenset(
 )
 """Words below which lines are indented."""
 _TOP = frozenset({"family", "fragment", "keys"})
+FUNCTIONS = frozenset({"arrange", "complete", "from_shapes", "original_names", "table"})
+"""Words followed by the name of a function."""
 _ASSIGNMENTS = frozenset({"sizes", "defaults"})
+VALUE_OF = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+"""``$name`` or ``${name}``: the value of a ``let``."""
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
@@ -226,7 +233,7 @@ def _formed(
 ) -> Statement:
     form, regex = FORMS[word]
     found = re.fullmatch(regex, rest.strip())
-    if found is None or (word in _BLOCKS and not below):
+    if found is None or (word in _BLOCKS - {"part"} and not below):
         wanted = f"'{form}'" + (" with indented lines below it" if found else "")
         _refuse(line.place, f"expected {wanted}, found '{line.text}'")
     parts, value, assigned = _given(found), None, {}
@@ -237,14 +244,14 @@ def _formed(
             value = Expression.parse(parts["value"], functions)
     except ValueError as error:
         _refuse(line.place, f"expected '{form}': {error}")
-    if word in ("arrange", "complete", "table") and parts["name"] not in functions:
+    if word in FUNCTIONS and parts["name"] not in functions:
         _refuse(line.place, f"there is no function {parts['name']}; known are {', '.join(sorted(functions))}")
     return Statement(word, parts, line.place, value, assigned, below)
 
 
 def _row(pattern: str, layout: str, line: _Line) -> Statement:
     try:
-        parse(re.sub(r"\$(\w+)", r"\1", layout.removeprefix("scale ").strip()))
+        parse(VALUE_OF.sub("x", layout.removeprefix("scale ").strip()))
     except LayoutError as error:
         raise ArchitectureError(
             f"{line.place}: expected a row 'TENSOR  LAYOUT' or one of {', '.join(sorted(FORMS))};"

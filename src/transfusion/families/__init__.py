@@ -6,7 +6,6 @@ An installed package may add modules with ``FAMILIES`` under the entry point ``t
 
 from __future__ import annotations
 
-import pkgutil
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -18,21 +17,21 @@ from transfusion.architecture.expressions import Functions
 from transfusion.architecture.family_library import Library
 from transfusion.architecture.table import Component, Config, Family
 from transfusion.errors import ArchitectureError
-from transfusion.families._shared import HARMLESS, NO_CONFIG
+from transfusion.families.functions import NO_CONFIG
 
 __all__ = [
     "ENTRY_POINT",
-    "HARMLESS",
     "NO_CONFIG",
     "all_families",
     "family_of_component",
+    "known_keys",
     "read_families",
     "register_file",
 ]
 
 ENTRY_POINT = "transfusion.families"
 SUFFIX = ".family"
-_FUNCTIONS = ("decoders",)
+_FUNCTIONS = ("functions", "inputs", "timm", "unet")
 """Modules whose functions the texts of this folder may call."""
 _registered: list[Family] = []
 
@@ -77,19 +76,19 @@ def _functions(*modules: ModuleType) -> Functions:
 
 @cache
 def _installed() -> tuple[Family, ...]:
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    ours = [
-        import_module(f"{__name__}.{name}")
-        for name in names
-        if not name.startswith("_") and name not in _FUNCTIONS
-    ]
     theirs = [point.load() for point in entry_points(group=ENTRY_POINT)]
-    text = library()[1]
-    done = {family.name for family in text}
-    return (
-        *(family for module in (*theirs, *ours) for family in module.FAMILIES if family.name not in done),
-        *text,
-    )
+    return (*(family for module in theirs for family in module.FAMILIES), *library()[1])
+
+
+def known_keys(name: str) -> frozenset[str]:
+    """Return a list of keys that the texts name, such as ``harmless``."""
+    return library()[0].keys[name]
+
+
+def __getattr__(name: str) -> frozenset[str]:
+    if name == "HARMLESS":  # in drafts of earlier releases
+        return known_keys("harmless")
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def read_families(text: str, file: str, functions: Functions | None = None) -> tuple[Family, ...]:

@@ -8,18 +8,16 @@ Attention has a stream of its own, from its first to its last projection, with a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
+from transfusion.architecture.family_library import placed_below
 from transfusion.architecture.naming import depth
-from transfusion.architecture.original_names import PREFIXES
-from transfusion.architecture.table import Axis, Config, Draw, Family, Shapes, Stack, Table, fixed
+from transfusion.architecture.table import Axis, Config, Shapes, Stack, Table, fixed
 from transfusion.errors import ArchitectureError
-from transfusion.families._diffusion import DIFFUSERS, FREQUENCY, LATENT, LATENT_OUT, TEXT
-from transfusion.families._shared import ATTENTION, CROSS, below, both_ends_below, needs_config
-from transfusion.families._unet_names import ORIGINAL
+from transfusion.families.functions import needs_config
 
 ENDS = """
 conv_in.*                           {first} <- latent above beside
@@ -73,6 +71,15 @@ CHANNELS = (
     fixed("cell", "group norms normalise neighbouring channels together", scope="layer"),
     Axis("channel", within="cell"),
 )
+ATTENTION = (
+    Axis("head"),
+    Axis("qk", within="head"),
+    Axis("vo", within="head", tied_with="qk"),
+    Axis("ffn"),
+    Axis("cross_head"),
+    Axis("cross_qk", within="cross_head"),
+    Axis("cross_vo", within="cross_head", tied_with="cross_qk"),
+)
 AXES = (
     Axis("time", scope="model"),
     Axis("clock", scope="model"),
@@ -81,10 +88,10 @@ AXES = (
     fixed("beside", "columns of pixels come in this order"),
     fixed("told", "what is known of an image comes in this order"),
     fixed("wish", "the sines of the guidance come in this order"),
-    FREQUENCY,
-    LATENT,
-    LATENT_OUT,
-    TEXT,
+    fixed("frequency", "the sines of the time step come in this order"),
+    fixed("latent", "the channels of the image come in this order"),
+    fixed("latent_out", "the channels of the image come in this order"),
+    fixed("text", "the text encoder's units come in this order"),
 )
 HEADS: dict[tuple[int, ...], int | list[int]] = {
     (320, 640, 1280, 1280, 768): 8,
@@ -138,24 +145,20 @@ class _Plan:
         rows = RESNET if plain else RESNET + SHORTCUT.strip()
         rows = rows.format(source=_concatenated(*sources), target=_channels(target))
         axes = (Axis("group"), Axis("unit", within="group"))
-        self.stacks.append(Stack(_stack(name), 1, below(f"{name}.", rows), axes, {"group": self.groups}))
+        self._add(name, Stack(_stack(name), 1, rows, axes, {"group": self.groups}))
         return target
 
     def attention(self, name: str, stream: str, depth: int, heads: int) -> None:
         """Add the transformer blocks of one place."""
         self.normalise(stream)
         rows = TRANSFORMER.format(stream=_channels(stream), pixels=self.pixels)
-        self.stacks.append(
-            Stack(
-                _stack(name),
-                depth,
-                below(f"{name}.", rows),
-                (*ATTENTION, *CROSS),
-                {"head": heads, "cross_head": heads},
-                both_ends_below(f"{name}.", SHORTCUTS),
-                points=("x", "y", "z"),
-            )
-        )
+        sizes = {"head": heads, "cross_head": heads}
+        points = ("x", "y", "z")
+        self._add(name, Stack(_stack(name), depth, rows, ATTENTION, sizes, SHORTCUTS, points))
+
+    def _add(self, name: str, stack: Stack) -> None:
+        """Add a stack whose modules stand below ``name``."""
+        self.stacks += placed_below(f"{name}.", Table((stack,))).stacks
 
     def resample(self, name: str, source: str) -> str:
         """Add a convolution between two resolutions."""
@@ -187,7 +190,7 @@ def _each(value: Any, count: int) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value] * count
 
 
-def table(config: Config, names: frozenset[str]) -> Table:
+def unet_table(config: Config, names: frozenset[str]) -> Table:
     channels = config["block_out_channels"]
     levels = len(channels)
     layers = _each(config["layers_per_block"], levels)
@@ -222,7 +225,7 @@ def table(config: Config, names: frozenset[str]) -> Table:
     return Table(stacks=(ends, *plan.stacks, *plan.channels()), axes=AXES, unrotated=PERMUTED)
 
 
-def from_shapes(shapes: Shapes) -> dict[str, Any]:
+def unet_from_shapes(shapes: Shapes) -> dict[str, Any]:
     """The configuration; the numbers of heads are those of the published model of these sizes."""
     levels = range(depth(shapes, "down_blocks.{}."))
     channels = [shapes[f"down_blocks.{level}.resnets.0.conv1.weight"][0] for level in levels]
@@ -261,82 +264,59 @@ def from_shapes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def draws(config: Config) -> dict[str, Draw]:
-    """Latents of four by six pixels at the lowest resolution, and five tokens of text each."""
-    side = 2 ** len(config["block_out_channels"])
-    inputs = {
-        "sample": Draw((config["in_channels"], side, side * 3 // 2)),
-        "timestep": Draw(low=0.0, high=1000.0),
-        "encoder_hidden_states": Draw((5, config["cross_attention_dim"])),
-    }
-    if config.get("time_cond_proj_dim"):
-        inputs["timestep_cond"] = Draw((config["time_cond_proj_dim"],))
-    if config.get("addition_embed_type") == "text_time":
-        pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-        inputs["text_embeds"] = Draw((pooled,))
-        inputs["time_ids"] = Draw((6,), low=0.0, high=1000.0)
-    return inputs
+# ── the names in files of Stable Diffusion as their authors distribute them ──────────────────
 
-
-def arrange(config: Config, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of an image comes in one argument."""
-    told = {name: inputs[name] for name in ("text_embeds", "time_ids") if name in inputs}
-    others = {name: one for name, one in inputs.items() if name not in told}
-    return {**others, **({"added_cond_kwargs": told} if told else {})}
-
-
-KNOWN = """
-addition_time_embed_dim attention_head_dim block_out_channels center_input_sample cross_attention_dim
-down_block_types downsample_padding dropout flip_sin_to_cos freq_shift in_channels layers_per_block
-mid_block_scale_factor norm_eps norm_num_groups num_attention_heads out_channels
-projection_class_embeddings_input_dim sample_size time_cond_proj_dim transformer_layers_per_block
-up_block_types upcast_attention use_linear_projection
+# Their blocks are numbered through: two layers and a change of resolution at a time, or three layers.
+RESNET_THERE = {
+    "in_layers.0": "norm1",
+    "in_layers.2": "conv1",
+    "emb_layers.1": "time_emb_proj",
+    "out_layers.0": "norm2",
+    "out_layers.3": "conv2",
+    "skip_connection": "conv_shortcut",
+}
+PLACES = {
+    **{f"input_blocks.{1 + 3 * i + j}": f"down_blocks.{i} {j}" for i in range(4) for j in range(2)},
+    **{f"output_blocks.{3 * i + j}": f"up_blocks.{i} {j}" for i in range(4) for j in range(3)},
+}
+TRANSFORMER_THERE = """
+norm proj_in proj_out
+transformer_blocks.{}.norm1 transformer_blocks.{}.norm2 transformer_blocks.{}.norm3
+transformer_blocks.{}.attn1.to_q transformer_blocks.{}.attn1.to_k transformer_blocks.{}.attn1.to_v
+transformer_blocks.{}.attn2.to_q transformer_blocks.{}.attn2.to_k transformer_blocks.{}.attn2.to_v
+transformer_blocks.{}.attn1.to_out.0 transformer_blocks.{}.attn2.to_out.0
+transformer_blocks.{}.ff.net.0.proj transformer_blocks.{}.ff.net.2
+"""
+ENDS_THERE = """
+input_blocks.0.0   conv_in
+time_embed.0       time_embedding.linear_1
+time_embed.2       time_embedding.linear_2
+label_emb.0.0      add_embedding.linear_1
+label_emb.0.2      add_embedding.linear_2
+out.0              conv_norm_out
+out.2              conv_out
 """
 
-FAMILIES = (
-    Family(
-        name="unet",
-        library="diffusers",
-        table=table,
-        signature=(
-            "conv_in.weight",
-            "time_embedding.linear_1.weight",
-            "down_blocks.0.resnets.0.time_emb_proj.weight",
-            "mid_block.attentions.0.proj_in.weight",
-            "conv_norm_out.weight",
-        ),
-        model_types=("UNet2DConditionModel",),
-        draws=draws,
-        arrange=arrange,
-        from_shapes=from_shapes,
-        prefixes=PREFIXES,
-        original=ORIGINAL,
-        known_keys=DIFFUSERS | frozenset(KNOWN.split()),
-        required={
-            "act_fn": ("silu", None),
-            "addition_embed_type": ("text_time", None),
-            "addition_embed_type_num_heads": (64, None),
-            "attention_type": ("default", None),
-            "class_embed_type": (None,),
-            "class_embeddings_concat": (False, None),
-            "cross_attention_norm": (None,),
-            "mid_block_only_cross_attention": (False, None),
-            "num_class_embeds": (None,),
-            "conv_in_kernel": (3,),
-            "conv_out_kernel": (3,),
-            "dual_cross_attention": (False, None),
-            "encoder_hid_dim": (None,),
-            "encoder_hid_dim_type": (None,),
-            "mid_block_type": ("UNetMidBlock2DCrossAttn",),
-            "only_cross_attention": (False, None),
-            "resnet_out_scale_factor": (1.0,),
-            "resnet_skip_time_act": (False, None),
-            "resnet_time_scale_shift": ("default",),
-            "reverse_transformer_layers_per_block": (None,),
-            "time_embedding_act_fn": (None,),
-            "time_embedding_dim": (None,),
-            "time_embedding_type": ("positional",),
-            "timestep_post_act": (None,),
-        },
-    ),
-)
+
+def _original_names() -> Iterator[str]:
+    """Yield the authors' name of every module, and ours."""
+    resnets = {"middle_block.0": "mid_block.resnets.0", "middle_block.2": "mid_block.resnets.1"}
+    attentions = {"middle_block.1": "mid_block.attentions.0"}
+    for there, here in PLACES.items():
+        block, layer = here.split()
+        resnets[f"{there}.0"] = f"{block}.resnets.{layer}"
+        attentions[f"{there}.1"] = f"{block}.attentions.{layer}"
+    for there, here in resnets.items():
+        yield from (f"{there}.{theirs}   {here}.{ours}" for theirs, ours in RESNET_THERE.items())
+    for there, here in attentions.items():
+        yield from (f"{there}.{name}   {here}.{name}" for name in TRANSFORMER_THERE.split())
+    for level in range(3):
+        yield f"input_blocks.{3 * level + 3}.0.op   down_blocks.{level}.downsamplers.0.conv"
+        for place in (1, 2):
+            yield f"output_blocks.{3 * level + 2}.{place}.conv   up_blocks.{level}.upsamplers.0.conv"
+    yield from ENDS_THERE.strip().splitlines()
+
+
+def unet_names() -> str:
+    """Return the authors' names of all modules, and ours."""
+    return "\n".join(_original_names())

@@ -19,7 +19,7 @@ from transfusion.architecture.config_schema import WRONG_FILE, settings_of
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
-from transfusion.families._shared import BOOKKEEPING
+from transfusion.families import known_keys
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.selected_rows import CheckpointView
 from transfusion.files.tensor_files import FLOATS, Rows, TensorInfo
@@ -377,7 +377,7 @@ def differing_settings(a: Model, b: Model) -> list[str]:
 
 def is_bookkeeping(key: str) -> bool:
     """Whether a setting cannot change what a model computes."""
-    return key in BOOKKEEPING or _BOOKKEEPING.fullmatch(key) is not None
+    return key in known_keys("bookkeeping") or _BOOKKEEPING.fullmatch(key) is not None
 
 
 def shared_tensors(a: Model, b: Model) -> list[str]:

@@ -15,8 +15,7 @@ from transfusion.architecture.config_schema import WRONG_FILE, require_sensible,
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Shapes
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
-from transfusion.families import all_families, family_of_component
-from transfusion.families._shared import NO_CONFIG
+from transfusion.families import NO_CONFIG, all_families, family_of_component
 from transfusion.files.checkpoint import Checkpoint
 
 CLASS_NAME = "_class_name"

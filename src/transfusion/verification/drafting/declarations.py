@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from transfusion.errors import ArchitectureError
-from transfusion.families._shared import HARMLESS
+from transfusion.families import known_keys
 from transfusion.verification.drafting.axis_labels import Count
 from transfusion.verification.drafting.draft import Draft
 
@@ -60,7 +60,7 @@ class Declaration:
 
     @property
     def known_keys(self) -> frozenset[str]:
-        return (HARMLESS if self.of_library else frozenset()) | set(self.keys)
+        return (known_keys("harmless") if self.of_library else frozenset()) | set(self.keys)
 
 
 def declare(
@@ -76,7 +76,7 @@ def declare(
     require_word(name)
     of_library = library == "transformers"
     known = of_library and set(inputs) <= set(PROBES)
-    own = sorted(set(config) - (HARMLESS if of_library else frozenset()) - {"model_type"})
+    own = sorted(set(config) - (known_keys("harmless") if of_library else frozenset()) - {"model_type"})
     required = {key: (config[key],) for key in own if _must_stay(key, config[key], draft)}
     if draft.ties and "tie_word_embeddings" in config:
         required["tie_word_embeddings"] = (config["tie_word_embeddings"],)

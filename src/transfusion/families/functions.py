@@ -1,0 +1,87 @@
+"""Functions that texts of families call: which blocks and units are rotated, and other facts of models."""
+
+from __future__ import annotations
+
+from transfusion.architecture.naming import depth
+from transfusion.architecture.table import Config, Shapes
+from transfusion.errors import ArchitectureError
+
+NO_CONFIG = (
+    "put the model's config.json (open_clip_config.json of an open_clip model) beside the weights, or give it"
+    " with `config`"
+)
+PUBLISHED = {"sd3": {1536: 24}, "wan": {1536: 12, 3072: 24, 5120: 40}}
+"""The number of heads in published models whose shapes do not tell it, by width."""
+
+
+def rope_blocks(config: Config) -> list[int]:
+    """Return the blocks with rotary positions, as ``no_rope_layers`` (1: rotary) or its interval says."""
+    depth, every = config["num_hidden_layers"], config.get("no_rope_layer_interval") or 4
+    listed = config.get("no_rope_layers") or [(i + 1) % every for i in range(depth)]
+    return [i for i, rotates in enumerate(listed) if rotates]
+
+
+def sliding_blocks(config: Config) -> list[int]:
+    """Return the blocks whose attention slides, as ``layer_types`` or the pattern of older files says."""
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 4
+    if not isinstance(every, int):
+        raise ArchitectureError(
+            f"sliding_window_pattern = {every!r:.40} does not tell which blocks slide without layer_types",
+            hint="save the model again with the installed transformers, which writes layer_types",
+        )
+    return [i for i in range(config["num_hidden_layers"]) if (i + 1) % every]
+
+
+def rotated(config: Config, head_size: int, default: float) -> int:
+    """Return the number of units of a head that rotary positions rotate."""
+    parameters = config.get("rope_parameters") or {}
+    share = parameters.get("partial_rotary_factor")
+    for key in ("partial_rotary_factor", "rotary_pct"):
+        share = config.get(key) if share is None else share
+    return int(head_size * (default if share is None else share))
+
+
+def stage_depths(shapes: Shapes) -> list[int]:
+    """Return the number of blocks of each stage of a Swin."""
+    stages = range(depth(shapes, "encoder.layers.{}."))
+    return [depth(shapes, f"encoder.layers.{i}.blocks.{{}}.") for i in stages]
+
+
+def points_read(layers: int | list[int], depth: int) -> str:
+    """Return the points of a tower that LLaVA's projection reads, side by side."""
+    several = layers if isinstance(layers, list) else [layers]
+    points = [f"vision.x@{layer % (depth + 1)}" for layer in several]
+    return points[0] if len(points) == 1 else f"[{'|'.join(points)}]"
+
+
+def from_block(first: int) -> str:
+    """Return the mark of the blocks from a number on, in the name of a row."""
+    return f"{{{first}+}}" if first else "{}"
+
+
+def dual_blocks(shapes: Shapes) -> list[int]:
+    """Return the blocks of a Stable Diffusion 3 that attend to the image a second time."""
+    blocks = range(depth(shapes, "transformer_blocks.{}."))
+    return [block for block in blocks if f"transformer_blocks.{block}.attn2.to_q.weight" in shapes]
+
+
+def patch_sizes(shapes: Shapes) -> tuple[int, int, int]:
+    """Return the side and the frames of Z-Image's patches, which stand in a name, and their inputs."""
+    first = next((name for name in shapes if name.startswith("all_x_embedder.")), "")
+    side, frames = (int(size) for size in first.split(".")[1].split("-"))
+    return side, frames, shapes[f"all_x_embedder.{side}-{frames}.weight"][1]
+
+
+def published_heads(family: str, width: int) -> int:
+    """Return the number of heads of the published model of a width."""
+    if width not in PUBLISHED[family]:
+        raise needs_config(family, f"the number of attention heads, at width {width},")
+    return PUBLISHED[family][width]
+
+
+def needs_config(family: str, what: str) -> ArchitectureError:
+    """Return the error for a model whose shapes leave something open."""
+    return ArchitectureError(f"{family}: {what} does not follow from the shapes", hint=NO_CONFIG)

@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
     """A, and B made from A by a random exact move of every free axis: ``shuffled("vit")``."""
     from transfusion.matching.alignment_run import align
-    from transfusion.transport.applied_model import apply
+    from transfusion.transport.apply import apply
 
     done: dict[str, tuple[Path, Path]] = {}
 

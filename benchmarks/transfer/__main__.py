@@ -48,8 +48,7 @@ from transfer.drawing import (
     draw_seconds,
 )
 from transfusion.matching.methods import preset
-from transfusion.transport.adapters.adapter_output import AdapterOutput
-from transfusion.transport.refinement.refinement_settings import RefinementSettings
+from transfusion.transport.refinement.settings import RefinementSettings
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def refined(
             output=Path(folder) / "refined",
             **choices,
         )
-        if isinstance(result, AdapterOutput):
+        if result.adapter is not None:
             return _with_adapter(case, Path(folder) / "refined")
         return case.pair.load(Path(folder) / "refined")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transfusion.report.inspect import inspect
     from transfusion.report.page import report
     from transfusion.runtime.resources import Resources
-    from transfusion.transport.applied_model import apply
+    from transfusion.transport.apply import apply
     from transfusion.transport.rerun import rerun
     from transfusion.transport.transport_run import merge, transport
     from transfusion.verification.verify import predict, verify
@@ -56,7 +56,7 @@ _HOMES = {
     "Resources": "runtime.resources",
     "TransfusionError": "errors",
     "align": "matching.alignment_run",
-    "apply": "transport.applied_model",
+    "apply": "transport.apply",
     "barrier": "evaluation.barrier",
     "evaluate": "evaluation.evaluate",
     "fewshot": "evaluation.fewshot",

@@ -23,7 +23,7 @@ from transfusion.evaluation.barrier import barrier
 from transfusion.files.publishing import write_json
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.verification.verify import verify
 from transfusion_demo.steps import (
     REFINED,

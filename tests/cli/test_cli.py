@@ -319,12 +319,12 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
     code = (
         "import os, signal, sys\n"
         "from transfusion.cli import main\n"
-        "from transfusion.transport.dense_transport import DenseTransport\n"
-        "compute = DenseTransport.rows\n"
+        "from transfusion.transport.output import Output\n"
+        "compute = Output.rows\n"
         "def stop(self, entry, rows):\n"
-        f"    if 'layer.2' in entry.name: os.kill(os.getpid(), signal.{name})\n"
+        f"    if 'layer.2' in entry: os.kill(os.getpid(), signal.{name})\n"
         "    return compute(self, entry, rows)\n"
-        "DenseTransport.rows = stop\n"
+        "Output.rows = stop\n"
         "main(sys.argv[1:])\n"
     )
     arguments = [

@@ -15,7 +15,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.random_inputs import run_model
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.verification.certify import certify
 
 

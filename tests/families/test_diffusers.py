@@ -16,7 +16,7 @@ from transfusion.files.references import resolve
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 
 

@@ -20,9 +20,9 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import in_dtype, run_model
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
 from transfusion.transport.adapters.module_settings import WRAPPED
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
+from transfusion.transport.output import Output
 from transfusion.transport.task_vector import TaskVector
 from transfusion.transport.transport_run import merge, transport
 
@@ -63,7 +63,7 @@ class TransportPlan:
     @cached_property
     def moved_adapter(self) -> Path:
         moved = transport(self.adapter, base=self.a, onto=self.b, via=self.pi)
-        assert isinstance(moved, AdapterTransport)
+        assert isinstance(moved, Output)
         moved.save(self.root / "moved-adapter")
         return self.root / "moved-adapter"
 

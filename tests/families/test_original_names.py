@@ -18,7 +18,7 @@ from transfusion.families import all_families, functions, unet
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 
 HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}

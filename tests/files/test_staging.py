@@ -26,7 +26,7 @@ from transfusion.files.staging import StagingFolder, open_staging
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.runtime.resources import Resources
-from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output import Output
 from transfusion.transport.output_record import PI_FILE
 from transfusion.transport.transport_run import transport
 
@@ -47,9 +47,9 @@ def inputs(made, tmp_path_factory) -> dict[str, Path]:
     return {"a": a, "b": b, "tuned": tuned}
 
 
-def prepared(inputs: dict[str, Path], **more: object) -> DenseTransport:
+def prepared(inputs: dict[str, Path], **more: object) -> Output:
     found = transport(inputs["tuned"], base=inputs["a"], onto=inputs["b"], method="random", **more)
-    assert isinstance(found, DenseTransport)
+    assert isinstance(found, Output)
     return found
 
 
@@ -238,13 +238,13 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int
 
 
 MOMENTS = [
-    *((DenseTransport, "rows", call, False) for call in (1, 2, 9, 20)),
+    *((Output, "rows", call, False) for call in (1, 2, 9, 20)),
     *((StagingFolder, "finish", call, after) for call in (1, 2, 4) for after in (False, True)),
     (StagingFolder, "begin", 1, True),
     (StagingFolder, "publish", 1, False),
     (StagingFolder, "publish", 1, True),
-    (DenseTransport, "keep_pi", 1, False),
-    (DenseTransport, "keep_pi", 1, True),
+    (Output, "keep_pi", 1, False),
+    (Output, "keep_pi", 1, True),
 ]
 
 
@@ -286,7 +286,7 @@ def test_what_was_finished_is_not_made_again(inputs, undisturbed, tmp_path, monk
     made: list[str] = []
     moved = prepared(inputs)
     moved.save(tmp_path / "moved", on_tensor=made.append)
-    assert 0 < len(made) < len(moved.entries)
+    assert 0 < len(made) < len(moved.tensors)
     assert content(tmp_path / "moved") == content(undisturbed)
     provenance = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     whole = json.loads((undisturbed / "transfusion.json").read_text())
@@ -507,13 +507,13 @@ def test_fifty_kills_at_random_moments(inputs, undisturbed, tmp_path):
     rng = random.Random(0)
     slow = (
         "import sys, time\n"
-        "from transfusion.transport.dense_transport import DenseTransport\n"
+        "from transfusion.transport.output import Output\n"
         "from transfusion.cli import main\n"
-        "real = DenseTransport.rows\n"
+        "real = Output.rows\n"
         "def rows(self, *args):\n"
         "    time.sleep(0.05)\n"
         "    return real(self, *args)\n"
-        "DenseTransport.rows = rows\n"
+        "Output.rows = rows\n"
         "print('ready', flush=True)\n"
         "main(sys.argv[1:])\n"
     )

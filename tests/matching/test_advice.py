@@ -23,7 +23,7 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.engines import LocalEngine, open_engine
 from transfusion.runtime.threads import Threads
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 192, "num_hidden_layers": 4}
 MODELS = {

@@ -42,9 +42,9 @@ from transfusion.running.activation_store import GRADIENT, HELD_OUT, OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.probed_model import Probes
 from transfusion.runtime import optional_libraries
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.norm_folding import NormFolding
+from transfusion.transport.output import Output
 from transfusion.transport.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore:Unsupported layer type")
@@ -304,7 +304,7 @@ def test_an_adapter_keeps_its_rank_and_does_on_b_what_it_did_on_a(name, plants, 
     planted = plants(name)
     adapter = adapted(planted.a, tmp_path / "adapter")
     moved = transport(adapter, base=planted.a, onto=planted.b, via=found(name))
-    assert isinstance(moved, AdapterTransport)
+    assert isinstance(moved, Output)
     moved.save(tmp_path / "moved")
     was, is_now = stored(adapter), stored(tmp_path / "moved")
     assert {key: value.shape for key, value in was.items()} == {k: v.shape for k, v in is_now.items()}

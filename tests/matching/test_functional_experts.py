@@ -19,7 +19,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")

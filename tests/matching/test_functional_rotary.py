@@ -21,7 +21,7 @@ from transfusion.matching.methods import preset
 from transfusion.model.model import Model
 from transfusion.running.activation_store import OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 from transfusion.verification.certify import EXACT, certify, free_axes, random_move
 

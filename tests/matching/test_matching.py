@@ -11,7 +11,7 @@ from transfusion.errors import MismatchError, SettingError
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 
 
 @pytest.mark.parametrize("case", PRINCIPAL)

@@ -30,7 +30,7 @@ from transfusion.matching.solvers.transport_plans import hard_plan, soft_plan
 from transfusion.model.model import Model
 from transfusion.report.inspect import inspect
 from transfusion.running.live_model import LiveModel
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 from transfusion.verification.verify import verify
 
@@ -305,7 +305,7 @@ def test_a_moved_adapter_is_the_moved_change(made, tmp_path):
     pi = fused(a, b)
     train_adapter(a, tmp_path / "adapter", ["q_proj"])
     prepared = transport(tmp_path / "adapter", base=a, onto=b, via=pi)
-    factors = {factor.layout.items: factor for factor in prepared.factors if ".0." in factor.key}
+    factors = {factor.layout.items: factor for factor in prepared.moved.factors if ".0." in factor.key}
     down, up = sorted(factors.values(), key=lambda factor: factor.part.name)
     change = prepared.adapter.read(up) @ prepared.adapter.read(down)
     layout = Model.open(a).under(FLAT).architecture.tensors[up.tensor]

@@ -40,7 +40,8 @@ from transfusion.running.probes.text_encoders import TextEncoder
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.rectangular.resampling import resampled_kernel, resampled_positions
-from transfusion.transport.refinement import refinement_inputs, refiner
+from transfusion.transport.refinement import inputs as refinement_inputs
+from transfusion.transport.refinement import training as refiner
 from vocabularies import rearranged, save_tokenizer, trained_tokenizer, with_rows
 
 LLAMA = {

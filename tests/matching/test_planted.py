@@ -17,7 +17,7 @@ from small_models import CASES, FIRST, OFTEN, Case, finetuned, often, transforme
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 200, "num_hidden_layers": 12}

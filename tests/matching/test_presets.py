@@ -26,7 +26,7 @@ from transfusion.matching.methods import (
     preset,
 )
 from transfusion.model.model import Model
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.norm_folding import NormFolding
 from transfusion.transport.transport_run import transport
 from transfusion.verification.verify import verify

@@ -23,7 +23,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AlignmentError, DataError
 from transfusion.matching.alignment_run import align
 from transfusion.running.activation_store import EXACT
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 from transfusion.verification.verify import predict
 

@@ -21,7 +21,7 @@ from transfusion.model.bases import open_bases
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.probes import synthetic_probes
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import merge, transport
 from transfusion.verification.verify import predict, verify
 from vocabularies import (

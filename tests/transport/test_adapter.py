@@ -16,8 +16,8 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import random_inputs, run_model
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
+from transfusion.transport.output import Output
 from transfusion.transport.transport_run import transport
 
 TARGETS = {
@@ -68,7 +68,7 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(case, residual, shuffled, al
     train_adapter(a, tmp_path / "adapter", TARGETS[case])
     pi = aligned(a, b, residual=residual)
     moved = transport(tmp_path / "adapter", base=a, onto=b, via=pi)
-    assert isinstance(moved, AdapterTransport)
+    assert isinstance(moved, Output)
     moved.save(tmp_path / "moved")
     under = Model.open(a).under(pi.provenance.policy)
     live = LiveModel.of(under)
@@ -191,7 +191,7 @@ def test_a_token_head_reads_the_stream_and_not_the_pooler(made, tmp_path):
     CASES["bert-tokens"].store(module, tmp_path / "with-head")
     train_adapter(tmp_path / "with-head", tmp_path / "adapter", ["query"], modules_to_save=["classifier"])
     moved = transport(tmp_path / "adapter", base=a, onto=b, anyway=True)
-    (weight,) = (factor for factor in moved.factors if factor.tensor == "classifier.weight")
+    (weight,) = (factor for factor in moved.moved.factors if factor.tensor == "classifier.weight")
     assert str(weight.layout) == "label <- layer.3.x"
 
 
@@ -298,9 +298,11 @@ def test_target_modules_that_only_other_models_have_do_not_matter(adapter, made)
 
 def test_another_revision_of_the_base_is_noted_and_not_refused(adapter, made, monkeypatch):
     edit(adapter, base_model_name_or_path="org/name", revision="v1")
-    moved = transport(adapter, base=made("llama", 1), onto=made("llama", 2), method="naive")
-    assert moved.notes == []
+    a, b = made("llama", 1), made("llama", 2)
+    pi = align(a, b, method="naive")
+    assert transport(adapter, base=a, onto=b, via=pi).notes == []
     monkeypatch.setattr(Model, "label", "org/name@v2")
+    moved = transport(adapter, base=a, onto=b, via=pi)
     assert moved.notes == [f"{adapter} was trained on revision v1 of org/name, and the base is v2"]
     assert moved.state_dict()
 

@@ -25,8 +25,8 @@ from transfusion.transport.adapters import adapter as adapter_module
 from transfusion.transport.adapters import adapter_drift as adapter_drift_module
 from transfusion.transport.adapters.adapter_drift import adapter_drift
 from transfusion.transport.adapters.adapter_targets import as_matrix
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
 from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.output import Output
 from transfusion.transport.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings(
@@ -211,7 +211,7 @@ def test_a_moved_adapter_does_on_b_what_it_did_on_a(name, aligned, adapters, tmp
     a, b, pi = aligned(ALL[name].case)
     adapter = adapters(name)
     moved = transport(adapter, base=a, onto=b, via=pi)
-    assert isinstance(moved, AdapterTransport)
+    assert isinstance(moved, Output)
     moved.save(tmp_path / "moved")
     live = LiveModel.of(Model.open(a).under(pi.provenance.policy))
     wanted = live.expected(pi, outputs(loaded(adapter, a), a))
@@ -300,14 +300,14 @@ def test_merging_gives_what_peft_merges_on_b(name, aligned, adapters, tmp_path):
     onto = Model.open(b)
     with in_double():
         peft_says = by_canonical_name(loaded(tmp_path / "moved", b).merge_and_unload(), onto)
-    assert FoldedAdapter(moved).changed
+    assert FoldedAdapter(moved.moved).changed
     for tensor in onto.architecture.tensors:
         ours = onto.read(tensor)
-        if tensor in FoldedAdapter(moved).changed:
-            weight, ours = ours, FoldedAdapter(moved).merged(tensor, ours)
+        if tensor in FoldedAdapter(moved.moved).changed:
+            weight, ours = ours, FoldedAdapter(moved.moved).merged(tensor, ours)
             assert ours.dtype is torch.float32
             assert (ours - weight).abs().max() > 1e-3, f"{tensor} is called changed, and is not"
-            assert torch.allclose(FoldedAdapter(moved).delta(tensor), ours - weight, atol=1e-5)
+            assert torch.allclose(FoldedAdapter(moved.moved).delta(tensor), ours - weight, atol=1e-5)
         assert torch.allclose(ours.double(), peft_says[tensor], atol=1e-5), tensor
 
 
@@ -352,7 +352,7 @@ LOW_RANK = [name for name in ON_WEIGHTS if "lora" in name and not name.startswit
 @pytest.mark.parametrize("name", LOW_RANK)
 def test_a_change_of_low_rank_is_the_product_of_its_factors(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
-    folded = FoldedAdapter(transport(adapters(name), base=a, onto=b, via=pi))
+    folded = FoldedAdapter(transport(adapters(name), base=a, onto=b, via=pi).moved)
     found = 0
     for tensor in folded.changed:
         layout = folded.moved.onto.architecture.tensors[tensor]
@@ -409,7 +409,7 @@ def test_adalora_whose_ranks_were_cut_is_the_same_adapter(aligned, tmp_path):
         peft_says = by_canonical_name(loaded(tmp_path / "moved", b).merge_and_unload(), Model.open(b))
     name = "layers.1.self_attn.q_proj.weight"
     assert torch.allclose(
-        FoldedAdapter(moved).merged(name, Model.open(b).read(name)).double(), peft_says[name], atol=1e-5
+        FoldedAdapter(moved.moved).merged(name, Model.open(b).read(name)).double(), peft_says[name], atol=1e-5
     )
 
 
@@ -434,11 +434,11 @@ def test_alpha_0_gives_b_back(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
     moved = transport(adapters(name), base=a, onto=b, via=pi, alpha=0.0)
     onto = Model.open(b)
-    for tensor in FoldedAdapter(moved).changed:
+    for tensor in FoldedAdapter(moved.moved).changed:
         assert torch.allclose(
-            FoldedAdapter(moved).merged(tensor, onto.read(tensor)), onto.read(tensor), atol=1e-6
+            FoldedAdapter(moved.moved).merged(tensor, onto.read(tensor)), onto.read(tensor), atol=1e-6
         ), tensor
-        assert FoldedAdapter(moved).delta(tensor).abs().max() < 1e-6
+        assert FoldedAdapter(moved.moved).delta(tensor).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("name", ["lora, transposed", "adalora", "loha", "delora", "hira", "ia3", "beft"])
@@ -446,9 +446,9 @@ def test_half_of_an_adapter_is_half_of_its_change(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
     adapter = adapters(name)
     whole, half = (transport(adapter, base=a, onto=b, via=pi, alpha=alpha) for alpha in (1.0, 0.5))
-    for tensor in FoldedAdapter(whole).changed:
+    for tensor in FoldedAdapter(whole.moved).changed:
         assert torch.allclose(
-            FoldedAdapter(half).delta(tensor), 0.5 * FoldedAdapter(whole).delta(tensor), atol=1e-6
+            FoldedAdapter(half.moved).delta(tensor), 0.5 * FoldedAdapter(whole.moved).delta(tensor), atol=1e-6
         ), tensor
 
 
@@ -523,9 +523,9 @@ def test_prompts_cannot_be_merged(name, aligned, adapters):
     a, b, pi = aligned(ALL[name].case)
     moved = transport(adapters(name), base=a, onto=b, via=pi)
     with pytest.raises(AdapterError, match=r"adapters of kind P\w+ cannot be merged: they change the"):
-        _ = FoldedAdapter(moved).changed
+        _ = FoldedAdapter(moved.moved).changed
     with pytest.raises(AdapterError, match="cannot be merged"):
-        FoldedAdapter(moved).merged("embed_tokens.weight", torch.zeros(2))
+        FoldedAdapter(moved.moved).merged("embed_tokens.weight", torch.zeros(2))
 
 
 def test_a_new_bias_cannot_be_merged(aligned, tmp_path):
@@ -536,7 +536,7 @@ def test_a_new_bias_cannot_be_merged(aligned, tmp_path):
     with pytest.raises(
         AdapterError, match="q_proj gets a bias, and in .* it has none: this cannot be merged"
     ):
-        _ = FoldedAdapter(moved).changed
+        _ = FoldedAdapter(moved.moved).changed
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_adapters_on_a_head_need_that_head(settings, reason, made, tmp_path):
     base = made("bert-classifier")
     adapter = make(lora("bert-classifier", ["classifier"], **settings), base, tmp_path / "a")
     with pytest.raises(AdapterError, match=reason):
-        _ = FoldedAdapter(transport(adapter, base=base, onto=made("bert", 2), method="naive")).changed
+        _ = FoldedAdapter(transport(adapter, base=base, onto=made("bert", 2), method="naive").moved).changed
 
 
 def test_a_prefix_needs_keys_and_values_that_can_be_told(made, tmp_path):

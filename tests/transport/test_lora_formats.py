@@ -28,7 +28,7 @@ from transfusion.errors import (
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import random_inputs, run_model
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.output import Output
 from transfusion.transport.rerun import rerun
 from transfusion.transport.transport_run import merge, transport
 
@@ -491,7 +491,7 @@ def test_a_file_of_differences_alone_is_a_lora_file(shuffled, aligned, tmp_path)
     names = {f"diffusion_model.{key}": name for key, name in DIFFERENCES.items()}
     save_file({key: drawn(*weights[name].shape, seed=len(key)) for key, name in names.items()}, lora)
     moved = transport(lora, base=a, onto=b, via=aligned(a, b), output=tmp_path / "moved.safetensors")
-    assert isinstance(moved, AdapterTransport)
+    assert isinstance(moved, Output)
 
     def changed(file: Path, folder: Path) -> dict[str, Tensor]:
         tensors = load_file(file)
@@ -616,7 +616,7 @@ def test_two_loras_become_one_of_their_format(kohya, made, aligned, tmp_path):
     other = rewritten(kohya, lambda tensors: {key: 0.7 * one for key, one in tensors.items()}, "other")
     merged = merge([kohya, other], base=a, onto=a, via=pi, output=tmp_path / "merged.safetensors")
     now = load_file(tmp_path / "merged.safetensors")
-    assert merged.ranks().popitem()[1] == 2 * RANK
+    assert merged.metadata()["rank"] == 2 * RANK
     assert {key: one.dtype for key, one in now.items()} == {k: v.dtype for k, v in load_file(kohya).items()}
     for stem in map(naming.stem, FLUX):
         assert float(now[stem + ".alpha"]) == 2 * RANK, "a scale of 1"

@@ -105,7 +105,7 @@ def test_dare_keeps_a_random_share_and_the_expectation(inputs, changes):
 @pytest.mark.parametrize(("how", "density"), [("sum", None), ("ties", 0.4)])
 def test_how_much_is_made_at_a_time_does_not_matter(how, density, inputs, monkeypatch):
     whole = merged(inputs, how=how, density=density)
-    monkeypatch.setattr(import_module("transfusion.transport.output_model"), "BLOCK", 100)
+    monkeypatch.setattr(import_module("transfusion.transport.output"), "BLOCK", 100)
     same(merged(inputs, how=how, density=density), whole)
 
 
@@ -258,8 +258,6 @@ def test_adapters_are_factored_to_a_smaller_rank_as_well_as_can_be(adapters, inp
         u, s, v = torch.linalg.svd(wanted)
         best = u[:, :2] * s[:2] @ v[:2]
         assert torch.allclose(found[name] - b.read(name).double(), best, atol=1e-5)
-        share = float(s[:2].square().sum() / s.square().sum())
-        assert abs(output.kept[name.removesuffix(".weight")] - share) < 1e-5
 
 
 @pytest.mark.parametrize("how", ["ties", "dare"])
@@ -268,7 +266,7 @@ def test_what_is_no_product_any_more_is_factored(how, adapters, inputs, tmp_path
     one = {"base": inputs["a"], "onto": inputs["b"], "via": inputs["pi"], "how": how, "density": 0.5}
     output = merge(adapters, **one, rank=64)
     found = weights_with(output.save(tmp_path / "joined"), inputs["b"])
-    assert min(output.kept.values()) > 1 - 1e-9
+    assert output.metadata()["kept"] > 1 - 1e-9
     if how == "ties":  # draws of dare belong to tensors and matrices of other shapes
         full = merge(adapters, **one, full=True, dtype="float64").state_dict()
         for name in full:

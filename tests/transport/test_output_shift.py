@@ -254,8 +254,7 @@ def test_own_inputs_are_for_the_alignment_too(shuffled, tuned, tmp_path):
     assert moved.alignment.provenance.options["functional"]["calibrate"] == str(own)
     assert "own.safetensors" in moved.alignment.provenance.advice["probes"]
     assert (
-        "without training and without labels"
-        in moved.output_record.texts({**moved.metadata(), "files": {}})["README.md"]
+        "without training and without labels" in moved.texts({**moved.metadata(), "files": {}})["README.md"]
     )
     held_out = predict(a, b, via=moved.alignment, calibrate=own)
     advice = moved.alignment.provenance.advice

@@ -23,11 +23,12 @@ from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.output_shift import AlphaSearch, OutputShift
-from transfusion.transport.refinement import refinement_inputs, refiner
-from transfusion.transport.refinement.output_targets import OutputTargets, with_similarities
-from transfusion.transport.refinement.refinement_inputs import RefinementInputs
-from transfusion.transport.refinement.refinement_settings import describe_refinement
-from transfusion.transport.refinement.training_state import TrainingState
+from transfusion.transport.refinement import inputs as refinement_inputs
+from transfusion.transport.refinement import training as refiner
+from transfusion.transport.refinement.answers import OutputTargets, with_similarities
+from transfusion.transport.refinement.inputs import RefinementInputs
+from transfusion.transport.refinement.settings import describe_refinement
+from transfusion.transport.refinement.training import TrainingState
 from transfusion.transport.transport_plan import TransportPlan
 
 VIT = "vit-classifier"
@@ -231,9 +232,7 @@ def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing
     transport(**given, output=tmp_path / "out", progress=again)
     first = Phases()
     transport(**given, output=tmp_path / "whole", progress=first)
-    assert {"reading", "building the models", "comparing starts with the fine-tune", "refining"} <= {
-        *first.done
-    }
+    assert {"building the models", "comparing starts with the fine-tune", "refining"} <= {*first.done}
     assert first.done[preparing] >= first.totals[preparing] > 0
     assert preparing not in again.done, "nothing is prepared twice"
     assert equal(tmp_path / "whole", tmp_path / "out")

@@ -22,8 +22,8 @@ from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import open_finetune
+from transfusion.transport.output import Output
 
 
 class Noted(Progress):
@@ -53,17 +53,17 @@ def test_an_alignment_is_written_and_recorded(made, tmp_path):
 
 
 def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):
-    rows = DenseTransport.rows
+    rows = Output.rows
 
     def stop(self, entry, rows_):
-        if "layer.2" in entry.name:
+        if "layer.2" in entry:
             raise KeyboardInterrupt
         return rows(self, entry, rows_)
 
-    monkeypatch.setattr(DenseTransport, "rows", stop)
+    monkeypatch.setattr(Output, "rows", stop)
     with pytest.raises(KeyboardInterrupt):
         transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
-    monkeypatch.setattr(DenseTransport, "rows", rows)
+    monkeypatch.setattr(Output, "rows", rows)
     noted = Noted()
     transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True, progress=noted)
     assert noted.notes[0] == "note: going on with the π that an interrupted run had found"
@@ -82,7 +82,7 @@ def test_a_run_that_is_refused_leaves_nothing(inputs, tmp_path, monkeypatch):
         kept.extend((tmp_path / ".moved.partial" / "kept").iterdir())
         raise MismatchError("the inputs are at fault", hint="give others")
 
-    monkeypatch.setattr(DenseTransport, "rows", refuse)
+    monkeypatch.setattr(Output, "rows", refuse)
     with pytest.raises(MismatchError, match="at fault"):
         transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
     assert kept

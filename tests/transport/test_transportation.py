@@ -20,8 +20,8 @@ from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.applied_model import apply
-from transfusion.transport.dense_transport import Action
+from transfusion.transport.apply import apply
+from transfusion.transport.output import Action
 from transfusion.transport.rectangular.rectangular_plan import RectangularPlan
 from transfusion.transport.task_vector import TaskVector, added, wide
 from transfusion.transport.transport_run import merge, transport
@@ -148,7 +148,7 @@ def test_a_fine_tune_without_heads_leaves_those_of_b_in_place(made, tmp_path):
     save_file(state, tuned / "model.safetensors", {"format": "pt"})
     moved = transport(tuned, base=a, onto=b, method="random")
     assert "cls.predictions.transform.dense.weight" in moved.names(Action.KEPT)
-    assert moved.config()["architectures"] == ["BertForPreTraining"]
+    assert moved.config["architectures"] == ["BertForPreTraining"]
 
 
 def test_a_tied_language_model_of_a_bare_base_says_what_it_is(made, tmp_path):
@@ -161,7 +161,7 @@ def test_a_tied_language_model_of_a_bare_base_says_what_it_is(made, tmp_path):
         folders.append(tmp_path / f"base-{seed}")
     tuned = finetuned(CASES["gpt2"], folders[0], tmp_path / "tuned")
     moved = transport(tuned, base=folders[0], onto=folders[1], method="random")
-    assert moved.config()["architectures"] == ["GPT2LMHeadModel"]
+    assert moved.config["architectures"] == ["GPT2LMHeadModel"]
 
 
 @pytest.mark.parametrize("residual", ["untied", "tied"])
@@ -268,9 +268,9 @@ def test_settings_that_b_has_otherwise_are_refused_and_lengths_are_kept(shuffled
         transport(one, base=a, onto=other, via=aligned(a, b))
     longer = with_settings(b, tmp_path / "longer", max_position_embeddings=96)
     moved = transport(one, base=a, onto=longer, via=aligned(a, b))
-    assert moved.config()["max_position_embeddings"] == 96
+    assert moved.config["max_position_embeddings"] == 96
     assert moved.metadata()["changed_settings"]["kept"] == {"max_position_embeddings": 96}
-    assert moved.config()["rms_norm_eps"] == 0.3
+    assert moved.config["rms_norm_eps"] == 0.3
     with pytest.raises(MismatchError, match="different settings in config.json: rms_norm_eps"):
         merge([one, with_settings(changed, tmp_path / "two")], base=a, onto=b, via=aligned(a, b))
 
@@ -279,7 +279,7 @@ def test_settings_that_the_library_does_not_accept_are_compared_as_they_are(shuf
     a, b = shuffled("llama")
     changed = finetuned(CASES["llama"], a, tmp_path / "changed")
     tuned = with_settings(changed, tmp_path / "tuned", pretraining_tp={"x": 2})
-    assert transport(tuned, base=a, onto=b, via=aligned(a, b)).config()["pretraining_tp"] == {"x": 2}
+    assert transport(tuned, base=a, onto=b, via=aligned(a, b)).config["pretraining_tp"] == {"x": 2}
 
 
 def test_a_fine_tune_with_another_number_of_heads_is_refused(shuffled, aligned, tmp_path):
@@ -558,7 +558,7 @@ def test_force_does_not_replace_what_is_neither_a_file_nor_a_folder(occupied, tm
         moved.save(pipe, force=True)
     assert pipe.is_fifo()
     with pytest.raises(OutputError, match="not a regular file"):
-        moved.alignment.save("/dev/null", force=True)
+        moved.pi.save("/dev/null", force=True)
 
 
 def test_an_interrupted_run_leaves_the_old_output_whole(occupied, tmp_path):

@@ -15,7 +15,7 @@ from transfusion.cli import main
 from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
-from transfusion.transport.applied_model import apply
+from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 from transfusion.verification.certify import certify_file, randomise
 

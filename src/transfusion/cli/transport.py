@@ -37,8 +37,7 @@ from transfusion.runtime.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from transfusion.runtime.resources import Resources
-    from transfusion.transport.adapters.adapter_output import AdapterOutput
-    from transfusion.transport.dense_transport import DenseTransport
+    from transfusion.transport.output import Output as MovedOutput
 
 
 @given(aligning=aligning, resources=computing)
@@ -182,7 +181,7 @@ def show_rerun(
     show_output(moved, common["output"], common["dry_run"], as_json)
 
 
-def show_output(moved: DenseTransport | AdapterOutput, output: Path, dry_run: bool, as_json: bool) -> None:
+def show_output(moved: MovedOutput, output: Path, dry_run: bool, as_json: bool) -> None:
     """Print what was written; or, in a dry run, what would be."""
     if dry_run:
         _show_plan(moved.plan(), output, as_json)
@@ -211,7 +210,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     from transfusion.model.vocabulary_map import describe_vocabulary
     from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
     from transfusion.transport.alpha import Alpha
-    from transfusion.transport.refinement.refinement_settings import BASE, describe_refinement
+    from transfusion.transport.refinement.settings import BASE, describe_refinement
 
     moved, onto = metadata["moved"], metadata["onto"]["name"]
     if metadata.get("fits_as_it_is"):

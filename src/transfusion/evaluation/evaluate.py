@@ -24,7 +24,7 @@ from transfusion.runtime.progress import Advance
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
-from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output import Output
 from transfusion.transport.transport_plan import TransportPlan
 
 _Compared = TypeVar("_Compared")
@@ -245,7 +245,6 @@ def names_adapter(reference: Model | Reference) -> TypeGuard[str | Path]:
 def fold(adapter: str | Path, base: Model, *, trust_base: bool = False) -> Model:
     """Return the base with an adapter folded into its weights: in memory, with the base's tokenizer."""
     folded = TransportPlan.planned(base, base).transport(adapter, full=True, trust_base=trust_base)
-    assert isinstance(folded, DenseTransport)
     model = hold(folded.module(), folded)
     model.checkpoint.label = str(adapter)
     root = base.checkpoint.root
@@ -253,6 +252,6 @@ def fold(adapter: str | Path, base: Model, *, trust_base: bool = False) -> Model
     return model
 
 
-def hold(module: nn.Module, output: DenseTransport) -> Model:
+def hold(module: nn.Module, output: Output) -> Model:
     """Return the model of an output's module; modules of some libraries do not keep their configuration."""
-    return Model.open(module, config=None if hasattr(module, "config") else output.config())
+    return Model.open(module, config=None if hasattr(module, "config") else output.config)

@@ -30,8 +30,8 @@ from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import as_precision, require_device
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune, open_finetune
+from transfusion.transport.output import Output
 from transfusion.transport.output_run import calibrated, refuse_beside_via
 from transfusion.transport.transport_plan import Base, TransportPlan
 
@@ -225,8 +225,8 @@ def _canonical_names(module: nn.Module, family: Family) -> dict[nn.Parameter, li
     return calls
 
 
-def _transport(plan: TransportPlan, finetuned: Finetune, **options: Any) -> DenseTransport:
+def _transport(plan: TransportPlan, finetuned: Finetune, **options: Any) -> Output:
     """Prepare a transport as a whole model; an adapter is folded in."""
     made = plan.transport(finetuned, full=names_adapter(finetuned), **options)
-    assert isinstance(made, DenseTransport)
+    assert isinstance(made, Output)
     return made

@@ -22,7 +22,7 @@ def all_finite(tensor: Tensor, stored_as: torch.dtype | None = None) -> bool:
     if tensor.dtype.itemsize == 1:  # of float8, torch knows no minimum
         tensor = tensor.float()
     ends = torch.stack(torch.aminmax(tensor))
-    return bool(torch.isfinite(ends if stored_as is None else ends.to(stored_as)).all())
+    return bool(torch.isfinite(ends if stored_as is None else ends.to(stored_as).double()).all())
 
 
 def row_blocks(shape: Sequence[int], limit: int | None = BLOCK) -> Iterator[slice]:

@@ -56,7 +56,7 @@ from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.output_record import FILE
-from transfusion.transport.refinement.refinement_settings import describe_refinement
+from transfusion.transport.refinement.settings import describe_refinement
 
 NOTABLE = 0.25
 """The least end of the scale for cosines, so that tiny cosines look tiny."""

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfusion.transport.adapters.adapter_merging import MergedAdapters
 from transfusion.transport.adapters.adapter_opening import is_adapter
 from transfusion.transport.alpha import AlphaArgument
-from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
+from transfusion.transport.output import Output
 from transfusion.transport.output_record import OutputRecord
 from transfusion.transport.output_shift import AlphaSearch
 from transfusion.transport.runnable_finetune import RunnableFinetune
@@ -32,17 +31,17 @@ def checked_merge(
     anyway: bool = False,
     output_record: OutputRecord,
     **asked: Any,
-) -> DenseTransport | MergedAdapters:
+) -> Output:
     """Prepare a merge; choose α as `transport` does, by the combined change of all fine-tunes.
 
     ``asked`` are further parameters of `TransportPlan.merge`.
     """
-    merged = plan.merge(finetuned, merging=merging, head=head, **asked)
     search = partial(merged_search, plan, finetuned, merging, head, calibrate)
     chosen, record = plan.choose_alpha(
         alpha, finetuned, search, output_record, anyway=anyway, refinable=False
     )
-    return replace(merged, merging=replace(merging, alpha=chosen), output_record=record)
+    merging = replace(merging, alpha=chosen)
+    return plan.merge(finetuned, merging=merging, head=head, output_record=record, **asked)
 
 
 def merged_search(
@@ -78,7 +77,6 @@ def _combined(
         new_tokens=NewTokens.DROP,
         trust_base=True,
     )
-    assert isinstance(merged, DenseTransport)
     return RunnableFinetune(merged, plan.resources)
 
 

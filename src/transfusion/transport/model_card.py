@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
-from transfusion.transport.refinement.refinement_settings import describe_refinement
+from transfusion.transport.refinement.settings import describe_refinement
 
 Metadata: TypeAlias = Mapping[str, Any]
 

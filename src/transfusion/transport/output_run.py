@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any
+
+import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError, UselessResultError
@@ -23,16 +25,15 @@ from transfusion.model.model import Model
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import COMMAND
-from transfusion.transport.adapters.adapter_merging import MergedAdapters
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_opening import is_adapter
+from transfusion.transport.alpha import Alpha
 from transfusion.transport.choose_plan import assumed_plan, plan_through
-from transfusion.transport.dense_transport import DenseTransport
-from transfusion.transport.rectangular.rectangular_lora import RectangularLora
-from transfusion.transport.refinement.refined_output import RefinedLora
+from transfusion.transport.finetunes import Finetune
+from transfusion.transport.output import Output
+from transfusion.transport.rectangular.rectangular_plan import RectangularPlan
+from transfusion.transport.refinement.refine import refine
+from transfusion.transport.refinement.settings import RefinementSettings
 from transfusion.transport.transport_plan import TransportPlan
-
-Output: TypeAlias = DenseTransport | AdapterTransport | MergedAdapters | RefinedLora | RectangularLora
-OutputT = TypeVar("OutputT", bound=Output)
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,23 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class OutputRun(Generic[OutputT]):
+class OutputRun:
     """One run of `transport` or `merge`."""
 
     a: Model
     b: Model
     via: Alignment | None
-    prepare: Callable[[TransportPlan], OutputT]
+    prepare: Callable[[TransportPlan], Output]
     """Prepare the output of a plan. It is also called early, with assumed maps, for refusals and sizes."""
     to: Destination
     aligning: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of `align`, if there is no π."""
-    refine: Callable[[TransportPlan, OutputT, Path | None], OutputT] | None = None
-    """Refines what was prepared; the path is a file from which an interrupted refinement goes on."""
+    refine: Callable[[TransportPlan, Path | None], Output] | None = None
+    """Prepares an output and refines it; the path is a file from which an interrupted refinement goes on."""
     refinable: bool = False
     """Whether the same run could be asked to refine its output."""
 
-    def run(self) -> OutputT:
+    def run(self) -> Output:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
         if self.to.dry_run:
             moved = self.prepare(assumed_plan(self.a, self.b, self.via))
@@ -101,14 +102,12 @@ class OutputRun(Generic[OutputT]):
                 self.to.write(moved, staging)
         return moved
 
-    def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> OutputT:
+    def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> Output:
         plan = plan_through(self.a, self.b, alignment)
-        if self.refine is None:
-            warn_of_doubt(alignment, self.to.progress)
-        moved = self.prepare(plan)
-        if self.refine is None:
-            return moved
-        return self.refine(plan, moved, staging.keep("refinement.safetensors") if staging else None)
+        if self.refine is not None:
+            return self.refine(plan, staging.keep("refinement.safetensors") if staging else None)
+        warn_of_doubt(alignment, self.to.progress)
+        return self.prepare(plan)
 
     def _align(self) -> Alignment:
         from transfusion.matching.alignment_run import align
@@ -165,6 +164,49 @@ class OutputRun(Generic[OutputT]):
         vocabulary = self.a.vocabulary and [self.a.vocabulary.source, self.a.vocabulary.target]
         text = json.dumps([asked, self.a.fingerprint, self.b.fingerprint, *(vocabulary or ())], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def refined_output(
+    plan: TransportPlan,
+    finetuned: Finetune,
+    settings: RefinementSettings,
+    prepare: Callable[..., Output],
+    checkpoint: Path | None = None,
+    progress: Progress = SILENT,
+) -> Output:
+    """Return the output of a plan after its refinement."""
+    adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+    targets = None
+    full: dict[str, bool] = {}
+    output = prepare(plan)
+    if isinstance(plan, RectangularPlan) and adapter and output.adapter is not None:
+        if settings.rank is not None:
+            raise SettingError(
+                "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
+            )
+        assert isinstance(finetuned, str | Path)
+        _, rank, targets, _ = plan.lora(finetuned, Alpha(), trust_base=True)
+        settings, full = replace(settings, rank=rank), {"full": True}
+        output = prepare(plan, **full)
+    scalable = output.moved is None or output.moved.adapter.kind.scalable
+    brings = output.moved is not None and output.moved.carried
+    whole = (
+        plan.transport(finetuned, alpha=0.0, full=True, trust_base=True, dtype=torch.float32)
+        if brings
+        else None
+    )
+    return refine(
+        output,
+        plan.teacher(finetuned),
+        plan.b,
+        settings,
+        unmoved=prepare(plan, 0.0, **full) if scalable else None,
+        whole=whole,
+        targets=targets,
+        checkpoint=checkpoint,
+        jobs=plan.resources.jobs,
+        progress=progress,
+    )
 
 
 def warn_of_doubt(alignment: Alignment, progress: Progress) -> None:

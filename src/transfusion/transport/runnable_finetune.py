@@ -11,14 +11,14 @@ from torch import nn
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transport.dense_transport import DenseTransport
+from transfusion.transport.output import Output
 
 
 @dataclass(frozen=True)
 class RunnableFinetune:
     """A model, or what computes one."""
 
-    made: Model | DenseTransport
+    made: Model | Output
     resources: Resources = LOCAL
 
     def module(self) -> nn.Module:

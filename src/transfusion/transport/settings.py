@@ -168,8 +168,8 @@ class ApplySettings:
     )
     resources: Resources = setting(
         LOCAL,
-        "Engine, threads and memory.",
+        "Threads and memory.",
         kind=Resources,
-        only=("jobs", "engine", "address", "memory"),
+        only=("jobs", "memory"),
     )
     progress: Progress = setting(SILENT, "Follows the run.", typed=False)

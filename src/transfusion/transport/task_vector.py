@@ -72,20 +72,13 @@ class TaskVector:
         return max(0, now[0] - was[0]) if by_tokens else 0
 
     def difference(self, name: str, rows: Rows | None = None) -> Tensor:
-        """Return τ of one tensor, or of some rows, in a dtype wider than the stored one.
-
-        NaN and infinite values pass; `require_finite` refuses them.
+        """Return τ of one tensor, or of some rows, in a dtype wider than the stored one; NaN and infinite
+        values pass.
         """
         if rows is None and self.added(name):
             rows = slice(0, self.base.info(name).shape[0])
         tuned, base = self.finetuned.raw(name, rows), self.base.raw(name, rows)
         return wide(tuned) - wide(base) if tuned.dtype != base.dtype else added(tuned, base, -1)
-
-    def require_finite(self, name: str) -> None:
-        """Refuse a tensor with NaN or infinite values."""
-        self.finetuned.read(name)
-        if name in self.base.architecture.tensors:
-            self.base.read(name)
 
     def _require_one_architecture(self) -> None:
         tuned, base = self.finetuned, self.base

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment, NormFold
 from transfusion.architecture.layouts import Layout
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.staging import TensorShape
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.norm_folding import NormFolding
-from transfusion.transport.output_model import OutputShape
 from transfusion.transport.task_vector import NewTokens, TaskVector
 
 
@@ -48,11 +48,6 @@ class TaskVectorSource(ABC):
     @abstractmethod
     def checkpoint(self) -> Checkpoint:
         """Its files."""
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        """The models that it consists of, apart from the base."""
-        return ()
 
     @property
     def root(self) -> Path:
@@ -84,7 +79,7 @@ class TaskVectorSource(ABC):
         """Whether it has a tensor of this name to carry over if B has none to add a change to."""
 
     @abstractmethod
-    def shape(self, name: str) -> OutputShape:
+    def shape(self, name: str) -> TensorShape:
         """Return the shape of one of its own tensors."""
 
     @abstractmethod
@@ -102,18 +97,6 @@ class TaskVectorSource(ABC):
     @abstractmethod
     def own(self, name: str, rows: slice) -> Tensor:
         """Return some rows of π of one of its own tensors."""
-
-    @abstractmethod
-    def require_finite(self, name: str) -> None:
-        """Refuse a tensor with NaN or infinite values."""
-
-    @abstractmethod
-    def read_bytes(self) -> int:
-        """Return the number of bytes to read."""
-
-    def held_bytes(self) -> int:
-        """Return the bytes in memory while a change is computed, independent of the number of rows."""
-        return 0
 
     def added(self, name: str) -> int:
         """Return the number of rows to append to B's, for new tokens."""
@@ -164,10 +147,6 @@ class DenseSource(TaskVectorSource):
     def checkpoint(self) -> Checkpoint:
         return self.model.checkpoint
 
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (self.model,)
-
     @cached_property
     def names(self) -> Mapping[str, TensorPieces]:
         known = self.model.architecture
@@ -188,9 +167,9 @@ class DenseSource(TaskVectorSource):
     def owns(self, name: str) -> bool:
         return name in self.model.architecture.tensors
 
-    def shape(self, name: str) -> OutputShape:
+    def shape(self, name: str) -> TensorShape:
         info = self.model.info(name)
-        return OutputShape(info.shape, info.dtype)
+        return info.shape, info.dtype
 
     def changes(self, name: str) -> bool:
         return self.vector.covers(name) and self._fits(name)
@@ -206,7 +185,7 @@ class DenseSource(TaskVectorSource):
 
     def by_rows(self, name: str) -> bool:
         if name not in self._by_rows:
-            whole = not self.shape(name).extents or self._is_special(name)
+            whole = not self.shape(name)[0] or self._is_special(name)
             self._by_rows[name] = not whole and self.alignment.moves_by_rows(self._layout(name))
         return self._by_rows[name]
 
@@ -239,7 +218,7 @@ class DenseSource(TaskVectorSource):
         if not fold.is_part(name):
             return alpha * fold.move_scale(self.vector.difference(name), layout)
         if name in self.model.architecture.scales:
-            return torch.zeros(self.shape(name).extents)
+            return torch.zeros(self.shape(name)[0])
         difference = fold.shift(self.model, name) - fold.shift(self.vector.base, name)
         return alpha * fold.scale(self.onto, name) * self.alignment.rotate(difference, layout)
 
@@ -255,9 +234,6 @@ class DenseSource(TaskVectorSource):
             return self.alignment.move_rows(read, self._layout(name), rows)
         return self.alignment.move(read(None), self._layout(name))
 
-    def require_finite(self, name: str) -> None:
-        self.vector.require_finite(name)
-
     def added(self, name: str) -> int:
         return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
 
@@ -271,10 +247,6 @@ class DenseSource(TaskVectorSource):
 
     def auxiliary_files(self) -> list[Path]:
         return self.model.checkpoint.auxiliary_files()
-
-    def read_bytes(self) -> int:
-        base = sum(self.vector.base.info(name).nbytes for name in self._covered)
-        return self.model.checkpoint.nbytes + base
 
     def _layout(self, name: str) -> Layout:
         return self.model.architecture.tensors[name]

@@ -19,26 +19,29 @@ from transfusion.files.tensor_files import as_dtype
 from transfusion.model.bases import open_bases, require_rows_of, with_common_tokens
 from transfusion.model.model import Model, Reference, untied_config
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.running.building import build
 from transfusion.running.live_model import expected_outputs
 from transfusion.running.probes.input_translation import InputTranslation, SameInputs
 from transfusion.running.running import HowToRun
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transport.adapters.adapter_drift import with_drift
-from transfusion.transport.adapters.adapter_merging import MergedAdapters
+from transfusion.transport.adapters.adapter_drift import adapter_drift, strength_alpha
+from transfusion.transport.adapters.adapter_merging import merged_adapter_output
 from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_output import adapter_output
+from transfusion.transport.adapters.adapter_transport import MovedAdapter
 from transfusion.transport.adapters.adapter_vocabulary import adapter_in_vocabulary
 from transfusion.transport.adapters.folded_adapter import FoldedAdapter
 from transfusion.transport.adapters.lora_file import OtherParts
 from transfusion.transport.alpha import Alpha, AlphaArgument
 from transfusion.transport.alpha_chooser import AlphaChooser
 from transfusion.transport.balanced_alpha import AUTO, balanced_alpha
-from transfusion.transport.changed_settings import ChangedSettings
-from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
+from transfusion.transport.move import dense_output
+from transfusion.transport.output import Output
 from transfusion.transport.output_record import OutputRecord, recorded_base
 from transfusion.transport.output_shift import AlphaSearch
+from transfusion.transport.refinement.training import Teacher
 from transfusion.transport.runnable_finetune import RunnableFinetune
 from transfusion.transport.task_vector import NewTokens, TaskVector, added_tokens
 from transfusion.transport.task_vector_sources import DenseSource, TaskVectorSource
@@ -184,13 +187,11 @@ class TransportPlan:
         self,
         reference: str | Path,
         alpha: Alpha,
-        dtype: torch.dtype | None = None,
-        output_record: OutputRecord | None = None,
         *,
         trust_base: bool = False,
         exact: bool = False,
-    ) -> AdapterTransport:
-        """Prepare the transport of an adapter; ``exact``, if it becomes part of a model."""
+    ) -> MovedAdapter:
+        """Return an adapter in B's basis; ``exact``, if it becomes part of a model."""
         adapter = open_adapter(reference, self.other_parts, exact=exact)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
@@ -198,7 +199,27 @@ class TransportPlan:
             require_rows_of(self.a, adapter.label, adapter.checkpoint.root)
         adapter = adapter_in_vocabulary(adapter, self.a)
         a, b = (self.a.untied(), self.b.untied()) if self.b.writes_tokens else (self.a, self.b)
-        return AdapterTransport(adapter, a, b, self.alignment, alpha, dtype, output_record or OutputRecord())
+        return MovedAdapter(adapter, a, b, self.alignment, alpha)
+
+    def adapter_output(
+        self,
+        reference: str | Path,
+        alpha: Alpha,
+        dtype: torch.dtype | None,
+        record: OutputRecord,
+        *,
+        trust_base: bool = False,
+        by_weights: bool = False,
+    ) -> Output:
+        """Return a moved adapter, with what B changed where it acts in its record.
+
+        ``by_weights`` chooses the α that keeps its strength relative to what the base makes of the inputs.
+        """
+        moved = self.adapter(reference, alpha, trust_base=trust_base)
+        if self._compares_weights and (drift := adapter_drift(moved, self.resources.jobs)) is not None:
+            record = replace(record, drift=drift)
+            moved = replace(moved, alpha=strength_alpha(drift)) if by_weights else moved
+        return adapter_output(moved, dtype=dtype, record=record)
 
     def _require_named_base(self, label: str, root: Path) -> None:
         """Refuse a fine-tune whose own metadata names a base with other weights."""
@@ -223,7 +244,7 @@ class TransportPlan:
         calibrate: str | Path | None = None,
         output_record: OutputRecord | None = None,
         anyway: bool = False,
-    ) -> DenseTransport | AdapterTransport:
+    ) -> Output:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model.
 
         Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
@@ -237,14 +258,20 @@ class TransportPlan:
         if full and not adapter:
             raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
         if isinstance(finetuned, str | Path) and adapter and not full:
-            moved = self.adapter(finetuned, chosen, as_dtype(dtype), output_record, trust_base=trust_base)
             by_weights = alpha == AUTO and "not_tried" in (output_record.output_shift or {})
-            if not self._compares_weights:
-                return moved
-            return with_drift(moved, keep_strength=by_weights, jobs=self.resources.jobs)
+            return self.adapter_output(
+                finetuned,
+                chosen,
+                as_dtype(dtype),
+                output_record,
+                trust_base=trust_base,
+                by_weights=by_weights,
+            )
         plan = self.untied_for((finetuned,))
         source = plan.source(finetuned, chosen, trust_base=trust_base, new_tokens=new_tokens)
-        return plan._output((source,), MergeRule(), dtype, output_record)
+        return dense_output(
+            (source,), plan.a, plan.b, plan.alignment, dtype=as_dtype(dtype), record=output_record
+        )
 
     def alpha_search(
         self,
@@ -258,7 +285,6 @@ class TransportPlan:
 
         def moved() -> RunnableFinetune:
             whole = self.transport(finetuned, full=adapter, trust_base=True, new_tokens=new_tokens)
-            assert isinstance(whole, DenseTransport)
             return RunnableFinetune(whole, self.resources)
 
         return self.search_between(partial(self.tuned, finetuned), moved, calibrate)
@@ -332,9 +358,16 @@ class TransportPlan:
             folded = replace(own, other_parts=self.other_parts).transport(
                 finetuned, full=True, trust_base=True
             )
-            assert isinstance(folded, DenseTransport)
             return RunnableFinetune(folded, self.resources)
         return RunnableFinetune(self.running(self.opened(finetuned)), self.resources)
+
+    def teacher(self, finetuned: Finetune) -> Teacher:
+        """Return the fine-tune beside A, as the teacher of a refinement."""
+        a = self.running(self.a)
+        tuned = self.running(self.opened(finetuned)) if isinstance(finetuned, Model) else a
+        expected = partial(self.expected, tuned.architecture)
+        whole = self.tuned(finetuned).module()
+        return Teacher(a, build(a, torch.float32), tuned, whole, expected, self.translation)
 
     def merge(
         self,
@@ -348,7 +381,7 @@ class TransportPlan:
         dtype: torch.dtype | str | None = None,
         trust_base: bool = False,
         output_record: OutputRecord | None = None,
-    ) -> DenseTransport | MergedAdapters:
+    ) -> Output:
         """Prepare B + α·(the combined changes); of adapters alone, an adapter."""
         if not finetuned:
             raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
@@ -359,7 +392,9 @@ class TransportPlan:
         adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
         if len(adapters) == len(finetuned) and not full:
             moved = tuple(self.adapter(one, Alpha(), trust_base=trust_base) for one in adapters)
-            return MergedAdapters(moved, merging, rank, head, as_dtype(dtype), info)
+            return merged_adapter_output(
+                moved, merging, rank=rank, head=head, dtype=as_dtype(dtype), record=info
+            )
         if rank is not None:
             raise SettingError("`rank`: the result is a model", hint="only merged adapters have a rank")
         if full and not adapters:
@@ -368,19 +403,15 @@ class TransportPlan:
         sources = tuple(
             plan.source(one, Alpha(), trust_base=trust_base, new_tokens=new_tokens) for one in finetuned
         )
-        return plan._output(sources, merging, dtype, info, head)
-
-    def _output(
-        self,
-        sources: tuple[TaskVectorSource, ...],
-        merging: MergeRule,
-        dtype: torch.dtype | str | None,
-        output_record: OutputRecord,
-        head: int | None = None,
-    ) -> DenseTransport:
-        settings = ChangedSettings.of(sources, self.a, self.b)
-        return DenseTransport(
-            sources, self.a, self.b, self.alignment, merging, as_dtype(dtype), head, output_record, settings
+        return dense_output(
+            sources,
+            plan.a,
+            plan.b,
+            plan.alignment,
+            merging=merging,
+            dtype=as_dtype(dtype),
+            head=head,
+            record=info,
         )
 
 

@@ -1,17 +1,16 @@
 """The functions `transport` and `merge`: B + α·π(τ), a checkpoint that loads where B does, or an adapter.
 
 A `TransportPlan` holds two bases and the alignment between them. A `TaskVectorSource` is a fine-tune's
-change in B's basis. A `DenseTransport` is B with one or several changes added, an `AdapterTransport` an
-adapter for B. Tensors are computed when they are asked for.
+change in B's basis. An `Output` is B with one or several changes added, or an adapter for B. Tensors are
+computed when they are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -22,33 +21,27 @@ from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transport.adapters.adapter_merging import MergedAdapters
-from transfusion.transport.adapters.adapter_opening import is_adapter, is_lora_file
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_opening import is_lora_file
 from transfusion.transport.adapters.lora_file import OtherParts
 from transfusion.transport.alpha import AlphaArgument
 from transfusion.transport.balanced_alpha import AUTO
-from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.merge_rules import MergeMethod, MergeRule
+from transfusion.transport.output import Output
 from transfusion.transport.output_record import OutputRecord
 from transfusion.transport.output_run import (
     Destination,
     OutputRun,
     accepts_shapes,
     calibrated,
+    refined_output,
     refuse_beside_via,
 )
-from transfusion.transport.rectangular.rectangular_lora import RectangularLora
-from transfusion.transport.refinement.refined_output import RefinedLora
-from transfusion.transport.refinement.refinement_settings import refinement_settings
+from transfusion.transport.refinement.settings import refinement_settings
 from transfusion.transport.task_vector import NewTokens
 from transfusion.transport.transport_plan import Base, TransportPlan
 
 __all__ = ["merge", "transport"]
-
-Transported: TypeAlias = DenseTransport | AdapterTransport | RefinedLora | RectangularLora
-"""A moved fine-tune: a model, an adapter, or a model that became an adapter."""
 
 
 @followed
@@ -80,7 +73,7 @@ def transport(
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
     **aligning: Any,
-) -> Transported:
+) -> Output:
     """Move a fine-tune of A onto B: B + α·π(τ). An adapter becomes an adapter for B.
 
     The result computes tensors when asked: ``save`` writes them as a model or adapter for B, ``state_dict``
@@ -174,9 +167,7 @@ def transport(
     )
     output_record = OutputRecord("transport", command=record.command, settings=settings, record=record)
 
-    def prepare(
-        plan: TransportPlan, alpha: AlphaArgument | None = alpha
-    ) -> DenseTransport | AdapterTransport | RectangularLora:
+    def prepare(plan: TransportPlan, alpha: AlphaArgument | None = alpha, full: bool = full) -> Output:
         return replace(plan, resources=resources, other_parts=parts).transport(
             tuned,
             alpha=alpha,
@@ -190,21 +181,16 @@ def transport(
             anyway=anyway,
         )
 
-    def refined(plan: TransportPlan, moved: Transported, checkpoint: Path | None) -> Transported:
-        from transfusion.transport.refinement.refine_transport import RefineTransport
-
+    def refined(plan: TransportPlan, checkpoint: Path | None) -> Output:
         assert refinement is not None
-        assert not isinstance(moved, RefinedLora)
-        unmoved = partial(prepare, plan, 0.0)
+        limited = replace(plan, resources=resources, other_parts=parts)
         with resources.in_process():
-            limited = replace(plan, resources=resources, other_parts=parts)
-            return RefineTransport(limited, tuned, refinement, unmoved, progress).run(moved, checkpoint)
+            return refined_output(limited, tuned, refinement, prepare, checkpoint, progress)
 
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
     refinable = _is_refinable(finetuned, resources)
-    run: OutputRun[Transported] = OutputRun(a, b, pi, prepare, to, aligning, refining, refinable)
-    return run.run()
+    return OutputRun(a, b, pi, prepare, to, aligning, refining, refinable).run()
 
 
 @followed
@@ -237,7 +223,7 @@ def merge(
     resources: Resources = LOCAL,
     progress: Progress = SILENT,
     **aligning: Any,
-) -> DenseTransport | MergedAdapters:
+) -> Output:
     """Move several fine-tunes of A onto B by one π, and combine them there.
 
     Adapters alone come out as an adapter. With ``full``, or if any fine-tune is a model, the result is a
@@ -288,7 +274,7 @@ def merge(
     )
     output_record = OutputRecord("merge", command=record.command, settings=settings, record=record)
 
-    def prepare(plan: TransportPlan) -> DenseTransport | MergedAdapters:
+    def prepare(plan: TransportPlan) -> Output:
         return checked_merge(
             replace(plan, resources=resources, other_parts=parts),
             tuned,
@@ -307,10 +293,6 @@ def merge(
 
     aligning |= {"seed": seed, "anyway": anyway}
     return OutputRun(a, b, pi, prepare, to, aligning).run()
-
-
-def _trains_adapter(finetuned: Finetune, full: bool) -> bool:
-    return isinstance(finetuned, str | Path) and is_adapter(finetuned) and not full
 
 
 def _is_refinable(finetuned: Finetune, resources: Resources) -> bool:

@@ -26,7 +26,7 @@ from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
 from transfusion.runtime.progress import phase
 from transfusion.runtime.threads import Threads
 from transfusion.transport.adapters.adapter_targets import as_matrix
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_transport import MovedAdapter
 from transfusion.transport.adapters.folded_adapter import FoldedAdapter
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.task_vector import working
@@ -72,18 +72,7 @@ class DriftSums:
         }
 
 
-def with_drift(
-    moved: AdapterTransport, *, keep_strength: bool = False, jobs: int | None = None
-) -> AdapterTransport:
-    """Return a moved adapter with B's changes in its record; with the α that keeps its strength, if asked."""
-    drift = adapter_drift(moved, jobs)
-    if drift is None:
-        return moved
-    alpha = strength_alpha(drift) if keep_strength else moved.alpha
-    return replace(moved, alpha=alpha, output_record=replace(moved.output_record, drift=drift))
-
-
-def adapter_drift(moved: AdapterTransport, jobs: int | None = None) -> dict[str, Any] | None:
+def adapter_drift(moved: MovedAdapter, jobs: int | None = None) -> dict[str, Any] | None:
     """Return how far B moved from A where an adapter acts, in all and in every block.
 
     None for adapters that change no weights, or cannot be folded into them.

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -19,22 +19,14 @@ from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.files.staging import StagingFolder
 from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.transport.adapters.adapter_config import CONFIG, WEIGHTS
-from transfusion.transport.output_record import HEADER, OutputRecord
+from transfusion.transport.output import Output
+from transfusion.transport.output_record import HEADER
 
 SINGLE = ".safetensors"
 HASHES = ("sshs_model_hash", "sshs_legacy_hash")
 """Hashes of the file that kohya's programs keep in its header."""
 _STALE = "modelspec.hash_sha256"
 """An entry of a header that is false for other tensors."""
-
-
-class WrittenAdapter(Protocol):
-    """An adapter to be written."""
-
-    output_record: OutputRecord
-
-    def config(self) -> dict[str, Any]: ...
-    def metadata(self) -> dict[str, Any]: ...
 
 
 class AdapterFiles(ABC):
@@ -45,7 +37,7 @@ class AdapterFiles(ABC):
         """Refuse a path that cannot hold these files."""
 
     @abstractmethod
-    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: WrittenAdapter) -> None:
+    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
         """Write all files into a staging folder."""
 
 
@@ -59,9 +51,9 @@ class PeftFiles(AdapterFiles):
                 hint="give a name without .safetensors",
             )
 
-    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: WrittenAdapter) -> None:
+    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
         write_shard(staging.output / WEIGHTS[0], _lazy(tensors))
-        write_json(staging.output / CONFIG, output.config())
+        write_json(staging.output / CONFIG, output.config or {})
         _write_texts(staging, output, output.metadata())
 
 
@@ -77,7 +69,7 @@ class LoraFiles(AdapterFiles):
     def require_path(self, path: Path) -> None:
         pass
 
-    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: WrittenAdapter) -> None:
+    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
         single = staging.path.suffix == SINGLE
         ordered = {name: tensors[name] for name in sorted(tensors)}
         metadata = output.metadata()
@@ -120,6 +112,6 @@ def _lazy(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     return {name: LazyTensor.of(tensor) for name, tensor in tensors.items()}
 
 
-def _write_texts(staging: StagingFolder, output: WrittenAdapter, metadata: Mapping[str, Any]) -> None:
-    for name, text in output.output_record.texts(metadata).items():
+def _write_texts(staging: StagingFolder, output: Output, metadata: Mapping[str, Any]) -> None:
+    for name, text in output.texts(metadata).items():
         write_text(staging.output / name, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, SettingError, listing
-from transfusion.model.model import Model
-from transfusion.transport.adapters.adapter_files import AdapterFiles
 from transfusion.transport.adapters.adapter_formulas import lora_added
-from transfusion.transport.adapters.adapter_output import AdapterOutput
+from transfusion.transport.adapters.adapter_output import config_for
 from transfusion.transport.adapters.adapter_tensor import AdapterTensor
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_transport import MovedAdapter
 from transfusion.transport.adapters.module_settings import ModuleSettings, config_name
 from transfusion.transport.merge_rules import MergeMethod, MergeRule, magnitude_histogram
+from transfusion.transport.output import Action, Output, OutputTensor
 from transfusion.transport.output_record import OutputRecord
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
@@ -39,20 +37,60 @@ class LowRankPair:
     settings: ModuleSettings
 
 
+def merged_adapter_output(
+    adapters: Sequence[MovedAdapter],
+    merging: MergeRule,
+    *,
+    rank: int | None = None,
+    head: int | None = None,
+    dtype: torch.dtype | None = None,
+    record: OutputRecord | None = None,
+) -> Output:
+    """Return several moved LoRAs as one LoRA for B; refuse adapters that cannot become one."""
+    record = record or OutputRecord("merge")
+    merged, first = MergedAdapters(tuple(adapters), merging, rank, head), adapters[0]
+    ranks = merged.ranks()
+
+    def metadata() -> dict[str, Any]:
+        return {
+            **record.of(adapters, first.base, first.onto, first.alignment, merging),
+            "kind": "adapter",
+            "peft_type": "LORA",
+            **first.adapter.stated_format,
+            "dtype": dtype and str(dtype).removeprefix("torch."),
+            "rank": max(ranks.values()),
+            "kept": min(merged.kept.values()) if merged.kept else None,
+            "moved": 2 * len(merged.modules),
+            "carried": sorted(merged.wholes()),
+        }
+
+    stored = [one.adapter for one in adapters]
+    return Output(
+        f"{listing(one.adapter.label for one in adapters)}, moved onto {first.onto.label}",
+        first.onto,
+        {name: one.in_dtype(dtype) for name, one in merged.tensors().items()},
+        config_for(first.onto, merged.settings()),
+        metadata,
+        record.texts,
+        inputs=[*(one.checkpoint for one in stored), first.base.checkpoint, first.onto.checkpoint],
+        adapter=first.adapter.merged_files(stored, set(ranks.values())),
+        pi=first.alignment if record.keeps_pi else None,
+        prepare=lambda threads: merged.prepare(),
+    )
+
+
 @dataclass
-class MergedAdapters(AdapterOutput):
+class MergedAdapters:
     """LoRA adapters for B, merged into one LoRA adapter.
 
     Sums and means are exact at the sum of the ranks. The result of TIES and DARE has full rank: it is
     approximated by the nearest product of the wanted rank, and ``kept`` records the share that this keeps.
     """
 
-    adapters: tuple[AdapterTransport, ...]
+    adapters: tuple[MovedAdapter, ...]
     merging: MergeRule
     rank: int | None = None
     head: int | None = None
-    dtype: torch.dtype | None = None
-    output_record: OutputRecord = field(default_factory=lambda: OutputRecord("merge"))
     kept: dict[str, float] = field(default_factory=dict)
     """For every module that was factored again, the share of the squared norm that was kept."""
     _last: tuple[str, tuple[Tensor, Tensor]] | None = None
@@ -61,13 +99,6 @@ class MergedAdapters(AdapterOutput):
         for one in self.adapters:
             _require_plain(one)
         self.adapters[0].adapter.require_mergeable([one.adapter for one in self.adapters])
-
-    def __repr__(self) -> str:
-        return f"<{listing(one.adapter.label for one in self.adapters)}, moved onto {self.onto.label}>"
-
-    @property
-    def onto(self) -> Model:  # type: ignore[override]
-        return self.adapters[0].onto
 
     @cached_property
     def modules(self) -> dict[str, list[LowRankPair]]:
@@ -103,31 +134,31 @@ class MergedAdapters(AdapterOutput):
 
     # ── tensors ──────────────────────────────────────────────────────────────────────────────
 
-    def tensors(self) -> dict[str, Callable[[], Tensor]]:
-        made: dict[str, Callable[[], Tensor]] = {}
+    def tensors(self) -> dict[str, OutputTensor]:
+        """Return every tensor of the result, by its key."""
+        made: dict[str, OutputTensor] = {}
         for module, pairs in self.modules.items():
-            for side, factor in ((0, pairs[0].a), (1, pairs[0].b)):
-                made[factor.key] = partial(self._factor, module, side)
+            stored = self.adapters[pairs[0].number].adapter.checkpoint.tensors
+            rank, (outputs, inputs) = self._rank(pairs), self._extents(pairs[0])
+            dtype = stored[pairs[0].a.key].dtype
+            for side, factor, shape in ((0, pairs[0].a, (rank, inputs)), (1, pairs[0].b, (outputs, rank))):
+                compute = partial(self._factor, module, side)
+                made[factor.key] = OutputTensor(shape, dtype, compute, by_rows=False)
             for factor in self._alphas(module):
-                made[factor.key] = partial(self._alpha, module, factor.key)
-        return made | self._wholes()
+                info = stored[factor.key]
+                full = torch.full(info.shape, rank, dtype=info.dtype)  # makes the scale of the module 1
+                made[factor.key] = OutputTensor(info.shape, info.dtype, partial(_same, full), by_rows=False)
+        return made | self.wholes()
 
     def _alphas(self, module: str) -> list[AdapterTensor]:
         """Return the stored alpha of a module, if the adapter whose names it has stores one."""
         factors = self.adapters[self.modules[module][0].number].modules[module]
         return [factor for factor in factors if factor.part.name == _ALPHA]
 
-    def _alpha(self, module: str, key: str) -> Tensor:
-        """Return an alpha that makes the scale of a module 1: its rank."""
-        stored = self.adapters[self.modules[module][0].number].adapter.checkpoint.tensors[key]
-        return torch.full(stored.shape, self._rank(self.modules[module]), dtype=self.dtype or stored.dtype)
-
-    def _factor(self, module: str, side: int) -> Tensor:
+    def _factor(self, module: str, side: int, _: slice) -> Tensor:
         if self._last is None or self._last[0] != module:
             self._last = (module, self._factors(module))
-        pair = self.modules[module][0]
-        stored = self.adapters[pair.number].adapter.checkpoint.tensors[pair.a.key].dtype
-        return self._last[1][side].to(self.dtype or stored).contiguous()
+        return self._last[1][side]
 
     def _factors(self, module: str) -> tuple[Tensor, Tensor]:
         """Return lora_A and lora_B of a module, for a scale of 1."""
@@ -187,7 +218,7 @@ class MergedAdapters(AdapterOutput):
         """Let the merge rule read every change if it needs a threshold (TIES)."""
         self.merging.prepare([partial(_counts, one) for one in self.adapters])
 
-    def _wholes(self) -> dict[str, Callable[[], Tensor]]:
+    def wholes(self) -> dict[str, OutputTensor]:
         """Return the tensors that are stored as a whole: those of one adapter, or of the chosen ``head``."""
         found: dict[str, dict[int, AdapterTensor]] = {}
         for number, one in enumerate(self.adapters):
@@ -201,11 +232,17 @@ class MergedAdapters(AdapterOutput):
                 hint="choose which one to keep: `head=1` for that of the first adapter, and so on",
             )
         return {
-            factor.key: partial(self.adapters[number].tensor, factor)
+            factor.key: self._whole(self.adapters[number], factor)
             for owners in found.values()
             for number, factor in owners.items()
             if len(owners) == 1 or number == self.head
         }
+
+    @staticmethod
+    def _whole(moved: MovedAdapter, factor: AdapterTensor) -> OutputTensor:
+        info = moved.adapter.checkpoint.tensors[factor.key]
+        compute = lambda _: moved.moved(factor)  # noqa: E731
+        return OutputTensor(info.shape, info.dtype, compute, action=Action.CARRIED, by_rows=False)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
 
@@ -228,60 +265,17 @@ class MergedAdapters(AdapterOutput):
             "modules_to_save": sorted(saved) or None,
         }
 
-    @property
-    def files(self) -> AdapterFiles:
-        ranks = set(self.ranks().values())
-        return self.adapters[0].adapter.merged_files([one.adapter for one in self.adapters], ranks)
 
-    @property
-    def pi(self) -> Alignment:
-        return self.adapters[0].alignment
-
-    def amounts(self) -> dict[str, int]:
-        infos = [
-            one.adapter.checkpoint.tensors[factor.key] for one in self.adapters for factor in one.factors
-        ]
-        ranks, size = self.ranks(), sum(info.nbytes for info in infos)
-        grown = sum(sum(self._extents(pairs[0])) * ranks[module] for module, pairs in self.modules.items())
-        width = self.dtype.itemsize if self.dtype else max(info.dtype.itemsize for info in infos)
-        return {
-            "tensors": len(self.tensors()),
-            "moved": 2 * len(self.modules),
-            "carried": len(self._wholes()),
-            "bytes_to_read": size,
-            "bytes_to_write": grown * width,
-        }
-
-    def metadata(self) -> dict[str, Any]:
-        first = self.adapters[0]
-        ranks = self.ranks()
-        return {
-            **self.output_record.of(self.adapters, first.base, first.onto, first.alignment, self.merging),
-            "kind": "adapter",
-            "peft_type": "LORA",
-            **first.adapter.stated_format,
-            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
-            "rank": max(ranks.values()),
-            "kept": min(self.kept.values()) if self.kept else None,
-            "moved": 2 * len(self.modules),
-            "carried": sorted(self._wholes()),
-        }
-
-    def write(self, *arguments: Any) -> None:
-        self.prepare()
-        super().write(*arguments)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        self.prepare()
-        return super().state_dict()
+def _same(tensor: Tensor, _: slice) -> Tensor:
+    return tensor
 
 
-def _product(one: AdapterTransport, factors: Sequence[AdapterTensor], settings: ModuleSettings) -> Tensor:
+def _product(one: MovedAdapter, factors: Sequence[AdapterTensor], settings: ModuleSettings) -> Tensor:
     """Return the change of one module by an adapter, as a matrix."""
     return lora_added({factor.part.name: one.moved(factor) for factor in factors}, settings)
 
 
-def _counts(one: AdapterTransport, high: int | None) -> Tensor:
+def _counts(one: MovedAdapter, high: int | None) -> Tensor:
     modules = one.modules.items()
     changes = (_product(one, factors, one.adapter.settings(module)) for module, factors in modules)
     return magnitude_histogram(changes, high)
@@ -293,7 +287,7 @@ def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return root[:, None] * v, u * root
 
 
-def _require_plain(one: AdapterTransport) -> None:
+def _require_plain(one: MovedAdapter) -> None:
     odd = sorted({factor.part.name for factor in one.factors if factor.module} - {*_FACTORS, _ALPHA})
     kind = one.adapter.kind.name
     if kind != "LORA" or odd:

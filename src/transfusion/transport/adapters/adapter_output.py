@@ -1,111 +1,114 @@
-"""Adapters computed on demand, in memory or in the files that they are loaded from."""
+"""Adapters for B as outputs: a moved adapter, or a LoRA whose tensors are known."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transfusion.alignment.alignment import Alignment
-from transfusion.errors import AdapterError, OutputError
-from transfusion.files.staging import StagingFolder
-from transfusion.files.tensor_content import all_finite
 from transfusion.model.model import Model
-from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transport.adapters.adapter_files import AdapterFiles, PeftFiles
+from transfusion.transport.adapters.adapter_files import PeftFiles
+from transfusion.transport.adapters.adapter_transport import MovedAdapter
+from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
 from transfusion.transport.output_record import OutputRecord
-from transfusion.transport.saved_output import SavedOutput, ignore_tensor
 
 
-class AdapterOutput(SavedOutput):
-    """An adapter whose tensors are computed on demand."""
-
-    onto: Model
-    dtype: torch.dtype | None
-    output_record: OutputRecord
-
-    @property
-    def files(self) -> AdapterFiles:
-        """How the adapter is stored."""
-        return PeftFiles()
-
-    @property
-    @abstractmethod
-    def pi(self) -> Alignment:
-        """The alignment that it was moved by."""
-
-    @property
-    def unsaved_pi(self) -> Alignment | None:
-        return self.pi if self.output_record.keeps_pi else None
-
-    @abstractmethod
-    def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
-        """Return, for the key of every stored tensor, the function that computes it."""
-
-    @abstractmethod
-    def amounts(self) -> dict[str, int]:
-        """Return counts of tensors, and bytes to read and write, from headers alone."""
-
-    def plan(self) -> dict[str, int]:
-        """Return counts of tensors, and bytes to read and write, from headers alone."""
-        return self.amounts()
-
-    def within_memory(self, resources: Resources) -> Resources:
-        """Refuse a memory that is too small for the adapter, which is computed whole, on one thread."""
-        return resources.within_memory(3 * self.amounts()["bytes_to_write"], "the adapter")
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return the adapter's configuration without its base."""
-
-    @abstractmethod
-    def metadata(self) -> dict[str, Any]:
-        """Return the run record."""
-
-    def config(self) -> dict[str, Any]:
-        """Return the adapter's configuration, with B as its base: as the user named it, as PEFT does."""
-        reference, _, revision = self.onto.label.partition("@")
-        local = Path(self.onto.label).expanduser()
-        return {
-            **self.settings(),
-            "base_model_name_or_path": str(local) if local.exists() else reference,
-            "revision": None if local.exists() else revision or None,
-        }
-
-    def module(self) -> Any:
-        """Refuse: an adapter is not a module."""
-        raise AdapterError(
-            "an adapter is not a module",
-            hint="full=True returns a model; or save the adapter, and load it on B with PEFT",
+def adapter_output(
+    moved: MovedAdapter, *, dtype: torch.dtype | None = None, record: OutputRecord | None = None
+) -> Output:
+    """Return a moved adapter as an output: of the same kind and rank, for B."""
+    adapter, record = moved.adapter, record or OutputRecord()
+    stored, carried = adapter.checkpoint.tensors, moved.carried
+    tensors = {
+        factor.key: OutputTensor(
+            stored[factor.key].shape,
+            dtype or stored[factor.key].dtype,
+            partial(_whole, partial(moved.moved, factor)),
+            action=Action.CARRIED if factor.tensor in carried else Action.MOVED,
+            by_rows=False,
+        )
+        for factor in moved.factors
+    }
+    for key in adapter.kept(moved.base):  # those of another model, as they are
+        read = partial(_whole, partial(adapter.checkpoint.read_finite, key))
+        tensors[key] = OutputTensor(
+            stored[key].shape, stored[key].dtype, read, action=Action.KEPT, by_rows=False
         )
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Compute the adapter in memory, under its keys."""
-        return {key: get() for key, get in self.tensors().items()}
+    def metadata() -> dict[str, Any]:
+        return {
+            **record.of((moved,), moved.base, moved.onto, moved.alignment),
+            "kind": "adapter",
+            "peft_type": adapter.kind.name,
+            **adapter.stated_format,
+            **adapter.converted,
+            "dtype": dtype and str(dtype).removeprefix("torch."),
+            "moved": len(moved.factors) - len(carried),
+            "carried": carried,
+            "fits_as_it_is": moved.fits_as_it_is(dtype),
+        }
 
-    def write(
-        self,
-        staging: StagingFolder,
-        on_tensor: Callable[[str], None] = ignore_tensor,
-        resources: Resources = LOCAL,
-    ) -> None:
-        """Write the adapter into a staging folder, on one thread."""
-        self.within_memory(replace(resources, engine="local"))
-        self.files.require_path(staging.path)
-        staging.begin()
-        made: dict[str, Tensor] = {}
-        for key, get in self.tensors().items():
-            on_tensor(key)
-            made[key] = tensor = get()
-            if tensor.is_floating_point() and not all_finite(tensor):
-                raise OutputError(
-                    f"{key} has values that {str(tensor.dtype).removeprefix('torch.')} cannot hold",
-                    hint="choose a wider `dtype`, or a smaller `alpha`",
-                )
-        staging.planned = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in made.items()}
-        self.files.write(staging, made, self)
+    return Output(
+        f"{adapter.label}, moved onto {moved.onto.label}",
+        moved.onto,
+        tensors,
+        config_for(moved.onto, adapter.config),
+        metadata,
+        record.texts,
+        recipe=partial(recipe_of, (moved,), moved.base, moved.onto, moved.alignment),
+        inputs=[adapter.checkpoint, moved.base.checkpoint, moved.onto.checkpoint],
+        adapter=adapter.files,
+        pi=moved.alignment if record.keeps_pi else None,
+        notes=adapter.notes(moved.base),
+        moved=moved,
+    )
+
+
+def lora_output(
+    label: str,
+    dense: Output,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    metadata: Callable[[], dict[str, Any]],
+    dtype: torch.dtype | None = None,
+) -> Output:
+    """Return a LoRA in place of a model's changed weights, by the keys of its file."""
+    made = {
+        key: OutputTensor(
+            tuple(one.shape),
+            dtype or torch.float32,
+            partial(_whole, partial(tensors.__getitem__, key)),
+            by_rows=False,
+        )
+        for key, one in tensors.items()
+    }
+    return Output(
+        label,
+        dense.onto,
+        made,
+        config_for(dense.onto, settings),
+        metadata,
+        dense.texts,
+        inputs=dense.inputs,
+        adapter=PeftFiles(),
+        pi=dense.pi,
+    )
+
+
+def config_for(onto: Model, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an adapter's configuration with B as its base: as the user named it, as PEFT does."""
+    reference, _, revision = onto.label.partition("@")
+    local = Path(onto.label).expanduser()
+    return {
+        **settings,
+        "base_model_name_or_path": str(local) if local.exists() else reference,
+        "revision": None if local.exists() else revision or None,
+    }
+
+
+def _whole(compute: Callable[[], Tensor], _: slice) -> Tensor:
+    return compute()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +13,12 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, SettingError
 from transfusion.model.model import Model
 from transfusion.transport.adapters.adapter import LABEL, Adapter
-from transfusion.transport.adapters.adapter_files import AdapterFiles
 from transfusion.transport.adapters.adapter_formulas import row_norms
 from transfusion.transport.adapters.adapter_kinds import TOKENS, WHOLE, WeightReference
-from transfusion.transport.adapters.adapter_output import AdapterOutput
 from transfusion.transport.adapters.adapter_targets import TensorSlice, as_matrix, share_of
 from transfusion.transport.adapters.adapter_tensor import AdapterTensor
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.norm_folding import NormFolding, safe, scale_of
-from transfusion.transport.output_record import OutputRecord
 from transfusion.transport.task_vector import working
 
 _CACHED_STACKS = 16
@@ -31,7 +26,7 @@ _CACHED_STACKS = 16
 
 
 @dataclass
-class AdapterTransport(AdapterOutput):
+class MovedAdapter:
     """A moved adapter. Its tensors are computed on demand.
 
     A stored tensor that α scales is r(A) + change, where the reference r(A) is 0 for a factor of a sum, 1 for
@@ -44,17 +39,8 @@ class AdapterTransport(AdapterOutput):
     onto: Model
     alignment: Alignment
     alpha: Alpha = field(default_factory=Alpha)
-    dtype: torch.dtype | None = None
-    output_record: OutputRecord = field(default_factory=OutputRecord)
     _stacks: dict[tuple[str, ...], Tensor] = field(default_factory=dict, init=False, repr=False)
     """A cache of moved stacks, whose members are requested one by one."""
-
-    def __repr__(self) -> str:
-        return f"<{self.adapter.label}, moved onto {self.onto.label}>"
-
-    @property
-    def files(self) -> AdapterFiles:
-        return self.adapter.files
 
     @cached_property
     def factors(self) -> list[AdapterTensor]:
@@ -95,42 +81,7 @@ class AdapterTransport(AdapterOutput):
         alike = parts[0].keys() == parts[1].keys() <= {WHOLE, TOKENS}
         return not (alike and all(torch.equal(parts[0][part], parts[1][part]) for part in parts[0]))
 
-    @property
-    def notes(self) -> list[str]:
-        """Warnings for the user."""
-        return self.adapter.notes(self.base)
-
-    @property
-    def pi(self) -> Alignment:
-        return self.alignment
-
-    def amounts(self) -> dict[str, int]:
-        infos = [self.adapter.checkpoint.tensors[factor.key] for factor in self.factors]
-        return {
-            "tensors": len(infos),
-            "moved": len(infos) - len(self.carried),
-            "carried": len(self.carried),
-            "bytes_to_read": sum(info.nbytes for info in infos)
-            + sum(model.checkpoint.nbytes for model in (self.base, self.onto)),
-            "bytes_to_write": sum(
-                info.nbytes // info.dtype.itemsize * (self.dtype or info.dtype).itemsize for info in infos
-            ),
-        }
-
     # ── tensors ──────────────────────────────────────────────────────────────────────────────
-
-    def tensor(self, factor: AdapterTensor) -> Tensor:
-        """Return one moved tensor in its stored dtype, or in ``dtype``."""
-        dtype = self.dtype or self.adapter.checkpoint.tensors[factor.key].dtype
-        return self.moved(factor).to(dtype).contiguous()
-
-    def tensors(self) -> dict[str, Callable[[], Tensor]]:
-        moved = {factor.key: partial(self.tensor, factor) for factor in self.factors}
-        return {**moved, **{key: partial(self._kept, key) for key in self.adapter.kept(self.base)}}
-
-    def _kept(self, key: str) -> Tensor:
-        """Return a tensor that belongs to another model, as it is."""
-        return self.adapter.checkpoint.read_finite(key)
 
     def moved(self, factor: AdapterTensor) -> Tensor:
         """Return one moved tensor in float32 or float64. A member of a stack is the one at its new place."""
@@ -207,33 +158,16 @@ class AdapterTransport(AdapterOutput):
             for model in (self.base, self.onto)
         )
 
-    # ── files ────────────────────────────────────────────────────────────────────────────────
+    # ── records ──────────────────────────────────────────────────────────────────────────────
 
-    def settings(self) -> dict[str, Any]:
-        return dict(self.adapter.config)
-
-    @cached_property
-    def fits_as_it_is(self) -> bool:
+    def fits_as_it_is(self, dtype: torch.dtype | None = None) -> bool:
         """Whether every tensor is the stored one: B has A's units in A's places."""
         stored = self.adapter.checkpoint
         return self.adapter.original is None and all(
-            self.dtype in (None, stored.tensors[factor.key].dtype)
-            and torch.equal(self.tensor(factor), stored.read(factor.key))
+            dtype in (None, stored.tensors[factor.key].dtype)
+            and torch.equal(self.moved(factor).to(stored.tensors[factor.key].dtype), stored.read(factor.key))
             for factor in self.factors
         )
-
-    def metadata(self) -> dict[str, Any]:
-        return {
-            **self.output_record.of((self,), self.base, self.onto, self.alignment),
-            "kind": "adapter",
-            "peft_type": self.adapter.kind.name,
-            **self.adapter.stated_format,
-            **self.adapter.converted,
-            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
-            "moved": len(self.factors) - len(self.carried),
-            "carried": self.carried,
-            "fits_as_it_is": self.fits_as_it_is,
-        }
 
     @property
     def label(self) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from transfusion.architecture.layouts import ANONYMOUS, Name
 from transfusion.errors import AdapterError, listing
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.staging import TensorShape
 from transfusion.files.tensor_files import TensorInfo
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.adapters.adapter import LABEL
@@ -28,10 +27,9 @@ from transfusion.transport.adapters.adapter_formulas import Factors
 from transfusion.transport.adapters.adapter_kinds import WeightReference
 from transfusion.transport.adapters.adapter_targets import TensorSlice, as_matrix, as_stored
 from transfusion.transport.adapters.adapter_tensor import AdapterTensor
-from transfusion.transport.adapters.adapter_transport import AdapterTransport
+from transfusion.transport.adapters.adapter_transport import MovedAdapter
 from transfusion.transport.adapters.module_settings import WRAPPED
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.output_model import OutputShape
 from transfusion.transport.task_vector import working
 from transfusion.transport.task_vector_sources import TaskVectorSource
 
@@ -40,15 +38,9 @@ from transfusion.transport.task_vector_sources import TaskVectorSource
 class FoldedAdapter(TaskVectorSource):
     """A moved adapter as changes to B's weights, equal to PEFT's ``merge_and_unload`` on B."""
 
-    moved: AdapterTransport
+    moved: MovedAdapter
     _last: tuple[str, Tensor] | None = field(default=None, repr=False)
     """The latest change: it is computed as a whole, and read in blocks of rows."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without caches."""
-        moved = copy(self.moved)
-        moved._stacks = {}
-        return {**self.__dict__, "_last": None, "moved": moved}
 
     @property
     def alpha(self) -> Alpha:  # type: ignore[override]
@@ -96,7 +88,7 @@ class FoldedAdapter(TaskVectorSource):
             return base
         heads = (one for one in self.moved.factors if one.layout.items[:1] == (Name(LABEL),))
         carried = (one.tensor for one in heads if self.owns(one.tensor))
-        labels = next((self.shape(name).extents[0] for name in carried), None)
+        labels = next((self.shape(name)[0][0] for name in carried), None)
         named = {} if labels is None else _numbered(labels, base)
         kept = {key: value for key, value in base.items() if key not in ("num_labels", "problem_type")}
         return {**kept, **named, "architectures": [self.class_name]}
@@ -145,9 +137,9 @@ class FoldedAdapter(TaskVectorSource):
     def owns(self, name: str) -> bool:
         return name in self.moved.carried
 
-    def shape(self, name: str) -> OutputShape:
+    def shape(self, name: str) -> TensorShape:
         info = self._info(name)
-        return OutputShape(info.shape, info.dtype)
+        return info.shape, info.dtype
 
     def own(self, name: str, rows: slice) -> Tensor:
         return self.moved.moved(self._wholes[name])[rows]
@@ -304,21 +296,6 @@ class FoldedAdapter(TaskVectorSource):
                 " inputs, and no weight",
                 hint="leave the adapter an adapter",
             )
-
-    def require_finite(self, name: str) -> None:
-        base = self.moved.base
-        base.read(name) if name in base.names else self.moved.moved(self._wholes[name])
-
-    # ── costs ────────────────────────────────────────────────────────────────────────────────
-
-    def held_bytes(self) -> int:
-        """Return the bytes of a whole change: the product, the weight, and two intermediate results."""
-        onto, floats = self.moved.onto, 8
-        largest = max((prod(onto.info(name).shape) for name in self.changed), default=0)
-        return 4 * floats * largest + self.read_bytes()
-
-    def read_bytes(self) -> int:
-        return self.moved.amounts()["bytes_to_read"]
 
 
 def _spot(factors: list[AdapterTensor]) -> TensorSlice:

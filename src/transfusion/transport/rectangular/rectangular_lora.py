@@ -2,93 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.provenance import PLANNED
 from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
-from transfusion.transport.adapters.adapter_output import AdapterOutput
-from transfusion.transport.dense_transport import Action, DenseTransport
-from transfusion.transport.output_record import OutputRecord
-from transfusion.transport.refinement.peft_students import adapter_tensors, lora_config, with_lora
+from transfusion.transport.adapters.adapter_output import lora_output
+from transfusion.transport.output import Action, Output
+from transfusion.transport.output_record import OutputRecord, RecordedFinetune
+from transfusion.transport.refinement.refine import adapter_tensors, lora_config, with_lora
 
 
-@dataclass(repr=False)
-class RectangularLora(AdapterOutput):
-    """An adapter for B whose products are the nearest of their rank to the moved changes."""
+def rectangular_lora(
+    dense: Output,
+    unmoved: Output,
+    sources: Sequence[RecordedFinetune],
+    base: Model,
+    alignment: Alignment,
+    *,
+    rank: int,
+    targets: Collection[str],
+    wholes: Collection[str],
+    dtype: torch.dtype | None = None,
+    record: OutputRecord,
+) -> Output:
+    """Return an adapter for B whose products are the nearest of their rank to the moved changes.
 
-    dense: DenseTransport
-    """B with all of the moved change."""
-    unmoved: DenseTransport
-    """The same with α = 0."""
-    rank: int
-    targets: frozenset[str]
-    """The tensors of B that the adapter changes."""
-    wholes: frozenset[str]
-    """The tensors of B that the adapter replaces."""
-    dtype: torch.dtype | None = None
-    output_record: OutputRecord = field(default_factory=OutputRecord)
+    ``dense`` is B with all of the moved change, ``unmoved`` the same with α = 0. The adapter changes the
+    tensors ``targets`` of B, and replaces ``wholes``.
+    """
+    onto = dense.onto
+    if alignment.provenance.method == PLANNED:  # for a dry run: shapes alone
+        made: dict[str, torch.Tensor] = {}
+        for name in targets:
+            if len(shape := onto.info(name).shape) == 2:
+                made |= {
+                    f"{name}.{side}": torch.empty(rank, size) for side, size in zip("AB", shape, strict=True)
+                }
+        made |= {name: torch.empty(dense.tensors[name].shape, device="meta") for name in wholes}
+        settings: dict[str, Any] = {}
+        share = 1.0
+    else:
+        moved, kept = (one.in_dtype(torch.float32).module() for one in (dense, unmoved))
+        naming = Naming(onto.family, live=True)
+        student, shares = with_lora(moved, rank, kept, sorted(wholes), naming=naming, targets=targets)
+        made, settings, share = adapter_tensors(student), lora_config(student), min(shares.values())
 
-    def __repr__(self) -> str:
-        return f"<{self.dense.lead.label}, moved onto {self.onto.label} as an adapter>"
-
-    @property
-    def onto(self) -> Model:  # type: ignore[override]
-        return self.dense.onto
-
-    @cached_property
-    def _made(self) -> tuple[dict[str, Tensor], dict[str, Any], float]:
-        """Return the tensors, the configuration, and the least share of a change that the rank holds."""
-        moved, kept = (
-            replace(one, dtype=torch.float32, changed=set()).module() for one in (self.dense, self.unmoved)
-        )
-        naming = Naming(self.onto.family, live=True)
-        student, shares = with_lora(
-            moved, self.rank, kept, sorted(self.wholes), naming=naming, targets=self.targets
-        )
-        return adapter_tensors(student), lora_config(student), min(shares.values())
-
-    def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
-        return {key: partial(self._tensor, key) for key in self._made[0]}
-
-    def _tensor(self, key: str) -> Tensor:
-        return self._made[0][key].to(self.dtype or torch.float32).contiguous()
-
-    @property
-    def pi(self) -> Alignment:
-        return self.dense.alignment
-
-    def amounts(self) -> dict[str, int]:
-        size = (self.dtype or torch.float32).itemsize
-        shapes = [self.onto.info(name).shape for name in self.targets]
-        wholes = [entry.shape.nbytes for entry in self.dense.entries if entry.name in self.wholes]
-        weights = [shape for shape in shapes if len(shape) == 2]
+    def metadata() -> dict[str, Any]:
         return {
-            "tensors": 2 * len(weights) + len(wholes),
-            "moved": 2 * len(weights),
-            "carried": len(self.dense.names(Action.CARRIED)),
-            "bytes_to_read": self.dense.plan()["bytes_to_read"],
-            "bytes_to_write": sum(self.rank * sum(shape) * size for shape in weights) + sum(wholes),
-        }
-
-    def settings(self) -> dict[str, Any]:
-        return self._made[1]
-
-    def metadata(self) -> dict[str, Any]:
-        lead = self.dense.lead
-        return {
-            **self.output_record.of((lead,), self.dense.base, self.onto, self.dense.alignment),
+            **record.of(sources, base, onto, alignment),
             "kind": "adapter",
             "peft_type": "LORA",
-            "dtype": self.dtype and str(self.dtype).removeprefix("torch."),
-            "moved": len(self._made[0]),
-            "carried": self.dense.names(Action.CARRIED),
-            "rank": self.rank,
-            "kept": self._made[2],
+            "dtype": dtype and str(dtype).removeprefix("torch."),
+            "moved": len(made),
+            "carried": dense.names(Action.CARRIED),
+            "rank": rank,
+            "kept": share,
         }
+
+    label = f"{sources[0].label}, moved onto {onto.label} as an adapter"
+    return lora_output(label, dense, made, settings, metadata, dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from transfusion.alignment.provenance import PLANNED, Provenance
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.layouts import size_of
 from transfusion.errors import AdapterError, MismatchError, SettingError, listing
-from transfusion.files.tensor_files import as_dtype
 from transfusion.matching.other_shapes import even_paths
 from transfusion.model.bases import open_bases
 from transfusion.model.model import Model
@@ -32,10 +30,11 @@ from transfusion.transport.adapters.lora_file import LoraFile
 from transfusion.transport.alpha import Alpha, AlphaArgument
 from transfusion.transport.alpha_chooser import AlphaChooser
 from transfusion.transport.balanced_alpha import AUTO
-from transfusion.transport.dense_transport import DenseTransport
 from transfusion.transport.finetunes import Finetune
+from transfusion.transport.move import dense_output
+from transfusion.transport.output import Output
 from transfusion.transport.output_record import OutputRecord
-from transfusion.transport.rectangular.rectangular_lora import RectangularLora
+from transfusion.transport.rectangular.rectangular_lora import rectangular_lora
 from transfusion.transport.rectangular.rectangular_source import RectangularSource
 from transfusion.transport.task_vector import NewTokens, TaskVector
 from transfusion.transport.transport_plan import Base, TransportPlan
@@ -177,35 +176,48 @@ class RectangularPlan(TransportPlan):
             )
         return super().merge(finetuned, full=full, **asked)
 
-    def adapter(  # type: ignore[override]
-        self,
-        reference: str | Path,
-        alpha: Alpha,
-        dtype: torch.dtype | None = None,
-        output_record: OutputRecord | None = None,
-        *,
-        trust_base: bool = False,
-    ) -> RectangularLora:
-        """Prepare the transport of a LoRA; other kinds have no counterpart on a model of another shape."""
+    def lora(
+        self, reference: str | Path, alpha: Alpha, *, trust_base: bool = False
+    ) -> tuple[RectangularSource, int, frozenset[str], frozenset[str]]:
+        """Return the moved change of a LoRA, its rank, and the tensors of B that it changes and replaces."""
         adapter = open_adapter(reference)
         if not trust_base:
             self._require_named_base(adapter.label, adapter.checkpoint.root)
-        record = output_record or OutputRecord()
         source = self.source(reference, alpha, trust_base=True)
         changed, wholes = set[str](), set[str]()
         for factor in adapter.factors(self.running(self.a)):
             (wholes if factor.whole else changed).add(factor.tensor)
         theirs = {name: set(source.moved.sources(name)) for name in source.moved.parts_b}
         kept = frozenset(name for name, sources in theirs.items() if sources & wholes)
-        output = partial(DenseTransport, base=self.a, onto=self.b, alignment=self.alignment)
-        return RectangularLora(
-            output((source,)),
-            output((replace(source, alpha=Alpha(0.0)),)),
-            _rank(adapter),
-            frozenset(name for name, sources in theirs.items() if sources & changed),
-            kept | source.carried.keys(),
-            as_dtype(dtype),
-            record,
+        targets = frozenset(name for name, sources in theirs.items() if sources & changed)
+        return source, _rank(adapter), targets, kept | source.carried.keys()
+
+    def adapter_output(
+        self,
+        reference: str | Path,
+        alpha: Alpha,
+        dtype: torch.dtype | None,
+        record: OutputRecord,
+        *,
+        trust_base: bool = False,
+        by_weights: bool = False,
+    ) -> Output:
+        source, rank, targets, wholes = self.lora(reference, alpha, trust_base=trust_base)
+        dense, unmoved = (
+            dense_output((one,), self.a, self.b, self.alignment, record=record)
+            for one in (source, replace(source, alpha=Alpha(0.0)))
+        )
+        return rectangular_lora(
+            dense,
+            unmoved,
+            (source,),
+            self.a,
+            self.alignment,
+            rank=rank,
+            targets=targets,
+            wholes=wholes,
+            dtype=dtype,
+            record=record,
         )
 
 

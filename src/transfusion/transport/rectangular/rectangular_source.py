@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
@@ -16,13 +15,13 @@ from transfusion.alignment.part_pairs import block_behind
 from transfusion.architecture.layouts import Name
 from transfusion.errors import MismatchError
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.staging import TensorShape
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, moves, place_of, tensor_parts
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.transport.adapters.adapter_classes import class_prefix, named_in, with_prefix
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.output_model import OutputShape
 from transfusion.transport.rectangular.rectangular_change import CarriedHead, RectangularChange
 from transfusion.transport.task_vector import TaskVector
 from transfusion.transport.task_vector_sources import TaskVectorSource
@@ -60,10 +59,6 @@ class RectangularSource(TaskVectorSource):
     @property
     def checkpoint(self) -> Checkpoint:
         return self.origin or self.model.checkpoint
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (self.model,)
 
     @cached_property
     def moved(self) -> RectangularChange:
@@ -175,13 +170,13 @@ class RectangularSource(TaskVectorSource):
     def owns(self, name: str) -> bool:
         return name in self.carried
 
-    def shape(self, name: str) -> OutputShape:
+    def shape(self, name: str) -> TensorShape:
         head = self.carried[name]
         info = self.model.info(head.part.tensor)
         items = zip(head.layout.items, head.part.layout.items, strict=True)
         maps = [self.alignment.map_between(target, source) for target, source in items]
         extents = (one.size if one else extent for one, extent in zip(maps, info.shape, strict=True))
-        return OutputShape(tuple(extents), info.dtype)
+        return tuple(extents), info.dtype
 
     def own(self, name: str, rows: slice) -> Tensor:
         return self._whole(f"own {name}", lambda: self._own(name))[rows]
@@ -215,28 +210,6 @@ class RectangularSource(TaskVectorSource):
         if last is None or last[0] != key:
             self._last = last = (key, compute())
         return last[1]
-
-    def require_finite(self, name: str) -> None:
-        sources = self.moved.sources(name) if self.changes(name) else []
-        sources += [self.carried[name].part.tensor] if self.owns(name) else []
-        for source in sources:
-            self.vector.require_finite(source)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without caches."""
-        return {**self.__dict__, "_last": None}
-
-    # ── costs ────────────────────────────────────────────────────────────────────────────────
-
-    def read_bytes(self) -> int:
-        return self.model.checkpoint.nbytes + self.vector.base.checkpoint.nbytes
-
-    def held_bytes(self) -> int:
-        """Return the bytes of a whole change, and of what it is computed from."""
-        largest = max(
-            (torch.Size(self.onto.info(name).shape).numel() for name in self.moved.parts_b), default=0
-        )
-        return 6 * 8 * largest
 
     def auxiliary_files(self) -> list[Path]:
         return self.model.checkpoint.auxiliary_files()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,71 +15,51 @@ from transfusion.errors import AlignmentError, listing
 from transfusion.files.publishing import require_writable
 from transfusion.model.bases import input_files, open_model
 from transfusion.model.model import Model
-from transfusion.runtime.resources import Resources
 from transfusion.runtime.settings import verb
-from transfusion.transport.output_model import COPIES, OutputModel, OutputShape, OutputTensor
+from transfusion.transport.output import Output, OutputTensor
+from transfusion.transport.output_record import FILE
 from transfusion.transport.settings import ApplySettings
 
 
-@dataclass
-class AppliedModel(OutputModel[OutputTensor]):
-    """π(A): A's tensors in B's order of units."""
+def applied_output(alignment: Alignment, model: Model) -> Output:
+    """Return π(A): A's tensors in B's order of units."""
+    tensors = {
+        name: OutputTensor(info.shape, info.dtype, partial(_rows, alignment, model, name), stored)
+        for name, stored in model.names.items()
+        for info in (model.info(name),)
+    }
 
-    alignment: Alignment
-    model: Model
-
-    @property
-    def like(self) -> Model:
-        return self.model
-
-    @cached_property
-    def entries(self) -> list[OutputTensor]:
-        infos = {name: self.model.info(name) for name in self.model.names}
-        return [
-            OutputTensor(name, self.model.names[name], OutputShape(info.shape, info.dtype))
-            for name, info in infos.items()
-        ]
-
-    def by_rows(self, entry: OutputTensor) -> bool:
-        return bool(entry.shape.extents)
-
-    def rows(self, entry: OutputTensor, rows: slice) -> Tensor:
-        read = partial(self.model.raw, entry.name)
-        layout = self.model.architecture.tensors.get(entry.name)
-        if layout is None or not entry.shape.extents:
-            return read(rows if entry.shape.extents else None)
-        return self.alignment.move_rows(read, layout, rows)
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (self.model,)
-
-    def within_memory(self, resources: Resources) -> Resources:
-        fixed = 2 * self.alignment.nbytes + self.held_bytes()
-        return resources.within_memory(COPIES * self.block_bytes(), "one thread", fixed)
-
-    def conclude(self) -> None:
-        """Refuse inputs that have changed on the way."""
-        self.require_unchanged()
-
-    def require_finite_inputs(self, entry: OutputTensor) -> None:
-        self.model.read(entry.name)
-
-    def recipe(self) -> dict[str, Any]:
-        return {"alignment": self.alignment.digest, "to": self.model.fingerprint}
-
-    def texts(self) -> dict[str, str]:
-        details = {
+    def metadata() -> dict[str, Any]:
+        return {
             "transfusion": __version__,
             "verb": "apply",
-            "applied": self.alignment.digest,
-            "to": {"name": self.model.label, "fingerprint": self.model.fingerprint},
+            "applied": alignment.digest,
+            "to": {"name": model.label, "fingerprint": model.fingerprint},
         }
-        return {"transfusion.json": json.dumps(details, indent=2, ensure_ascii=False) + "\n"}
+
+    return Output(
+        f"π({model.label})",
+        model,
+        tensors,
+        model.checkpoint.config,
+        metadata,
+        lambda metadata: {FILE: json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"},
+        recipe=lambda: {"alignment": alignment.digest, "to": model.fingerprint},
+        inputs=[model.checkpoint],
+        copied=model.checkpoint.auxiliary_files(),
+    )
+
+
+def _rows(alignment: Alignment, model: Model, name: str, rows: slice) -> Tensor:
+    read = partial(model.raw, name)
+    layout, shape = model.architecture.tensors.get(name), model.info(name).shape
+    if layout is None or not shape:
+        return read(rows if shape else None)
+    return alignment.move_rows(read, layout, rows)
 
 
 @verb(ApplySettings)
-def apply(settings: ApplySettings) -> AppliedModel:
+def apply(settings: ApplySettings) -> Output:
     """Return π(A): the same function as A, with its units in B's order.
 
     A π that mixes units, or that needs other shortcuts than A has, is refused.
@@ -112,8 +91,8 @@ def apply(settings: ApplySettings) -> AppliedModel:
             " the other",
             hint='align with `residual="tied"`; transport needs no shortcuts and takes this π as it is',
         )
-    moved = AppliedModel(alignment, model)
+    moved = applied_output(alignment, model)
     if to is not None:
-        with settings.progress.bar(len(moved.entries)) as advance:
+        with settings.progress.bar(len(moved.tensors)) as advance:
             moved.save(to, force=settings.force, resources=settings.resources, on_tensor=advance)
     return moved

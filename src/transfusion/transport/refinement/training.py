@@ -1,8 +1,14 @@
-"""The refiner: a student learns to answer like the fine-tune of A, and to keep the answers of B."""
+"""Training: a student learns to answer like the fine-tune of A, and to keep the answers of B.
+
+The state of a training (parameters, Adam's moments, the best parameters so far) can be saved and loaded
+again, and the steps after that are the same bit for bit.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,19 +17,26 @@ from statistics import fmean
 from typing import NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError
+from transfusion.files.publishing import write_tensors
 from transfusion.model.model import Model
-from transfusion.running.probes.input_translation import InputTranslation, SameInputs
+from transfusion.running.probes.input_translation import InputTranslation
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.random_inputs import run_model
 from transfusion.runtime.progress import SILENT, Progress, phase
 from transfusion.runtime.threads import fitting_threads
-from transfusion.transport.refinement.kept_features import KeptFeatures, problem_of
-from transfusion.transport.refinement.output_targets import Outputs, OutputTargets, with_similarities
-from transfusion.transport.refinement.refinement_inputs import (
+from transfusion.transport.refinement.answers import (
+    KeptFeatures,
+    Outputs,
+    OutputTargets,
+    problem_of,
+    with_similarities,
+)
+from transfusion.transport.refinement.inputs import (
     BLENDED,
     CORRUPTED,
     OWN,
@@ -35,8 +48,115 @@ from transfusion.transport.refinement.refinement_inputs import (
     invert_inputs,
     own_inputs,
 )
-from transfusion.transport.refinement.refinement_settings import RefinementRecord, RefinementSettings
-from transfusion.transport.refinement.training_state import TrainingState
+from transfusion.transport.refinement.settings import RefinementRecord, RefinementSettings
+
+WARM_UP = 0.15
+"""The share of the steps in which the learning rate rises."""
+CLIP = 1.0
+"""The largest norm of a gradient."""
+PATIENCE = 6
+"""The number of checks without an improvement after which a training is settled."""
+_NOW, _BEST, _FIRST, _SECOND = "now/", "best/", "first/", "second/"
+
+
+@dataclass
+class TrainingState:
+    """Trainable parameters on their way."""
+
+    parameters: Mapping[str, nn.Parameter]
+    rate: float
+    steps: int
+    best_value: float
+    """The smallest divergence on held-out inputs."""
+    best_step: int = 0
+    step: int = 0
+    checks_since: int = 0
+    """The number of checks since the best one."""
+    best: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.best = self._copied()
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=self.rate)
+
+    @property
+    def settled(self) -> bool:
+        """Whether further steps have stopped to help."""
+        return self.checks_since >= PATIENCE
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * _share_of_rate((self.step + 1) / (self.steps + 1))
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.parameters.values(), CLIP)
+        self.optimizer.step()
+        self.step += 1
+
+    def check(self, value: float) -> None:
+        """Compare a held-out divergence with the best one, and remember the better state."""
+        if value < self.best_value:
+            self.best_value, self.best_step, self.best = value, self.step, self._copied()
+            self.checks_since = 0
+        else:
+            self.checks_since += 1
+
+    def restore(self) -> None:
+        """Go back to the best parameters."""
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(self.best[name])
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: one.detach().clone() for name, one in self.parameters.items()}
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, file: Path) -> None:
+        """Write everything that the next step depends on."""
+        moments = {name: self.optimizer.state[one] for name, one in self.parameters.items()}
+        tensors = {
+            **{_NOW + name: one.detach() for name, one in self.parameters.items()},
+            **{_BEST + name: one for name, one in self.best.items()},
+            **{_FIRST + name: one["exp_avg"] for name, one in moments.items() if one},
+            **{_SECOND + name: one["exp_avg_sq"] for name, one in moments.items() if one},
+        }
+        numbers = {
+            "step": self.step,
+            "best_step": self.best_step,
+            "best_value": self.best_value,
+            "checks_since": self.checks_since,
+        }
+        staged = file.with_suffix(".new")
+        held = {name: one.cpu().contiguous() for name, one in tensors.items()}
+        write_tensors(staged, held, {"state": json.dumps(numbers)})
+        os.replace(staged, file)
+
+    def load(self, file: Path) -> bool:
+        """Go on from a file that `save` has written; return whether there is one."""
+        if not file.exists():
+            return False
+        with safe_open(file, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            numbers = json.loads((opened.metadata() or {})["state"])
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(tensors[_NOW + name])
+            self.best[name].copy_(tensors[_BEST + name])
+            if _FIRST + name in tensors:
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(float(numbers["step"])),
+                    "exp_avg": tensors[_FIRST + name].to(parameter),
+                    "exp_avg_sq": tensors[_SECOND + name].to(parameter),
+                }
+        self.step, self.best_step = numbers["step"], numbers["best_step"]
+        self.best_value, self.checks_since = numbers["best_value"], numbers["checks_since"]
+        return True
+
+
+def _share_of_rate(done: float) -> float:
+    """Return the learning rate when this share of the steps is done: it rises, then falls, along cosines."""
+    part = done / WARM_UP if done < WARM_UP else (1 - done) / (1 - WARM_UP)
+    return (1 - math.cos(math.pi * part)) / 2
+
 
 BATCH = 64
 """The number of inputs of a step that the fine-tune answers."""
@@ -74,37 +194,49 @@ class Agreement(NamedTuple):
     """The loss."""
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """The fine-tune of A that a student learns from, beside A itself."""
+
+    a: Model
+    of_a: nn.Module
+    tuned: Model
+    """The fine-tune; A, if the fine-tune is an adapter."""
+    module: nn.Module
+    """The fine-tune's module."""
+    expected: Callable[[Outputs], Outputs]
+    """Rewrites outputs of the fine-tune as those that a student should have."""
+    translation: Callable[[nn.Module, nn.Module], InputTranslation]
+    """Returns what rewrites inputs of A as inputs of B."""
+
+
 @dataclass
 class Refiner:
     """The fine-tune of A as the teacher, B to be kept, and the inputs that both answer."""
 
-    a: Model
+    teacher: Teacher
     b: Model
-    tuned: Model
-    expected: Callable[[Outputs], Outputs]
-    """Rewrites outputs of the fine-tune as those that a student should have."""
-    teacher: nn.Module
-    of_a: nn.Module
     of_b: nn.Module
-    translation: InputTranslation = field(default_factory=SameInputs)
-    """Rewrites inputs of the fine-tune as inputs of a student."""
     settings: RefinementSettings = field(default_factory=RefinementSettings)
     same_class: bool = True
     """Whether a student has the heads of B, and no others."""
     progress: Progress = SILENT
     kept: Path | None = None
     """A path beside which prepared inputs are kept, for a run that goes on after an interruption."""
+    translation: InputTranslation = field(init=False)
+    """Rewrites inputs of the fine-tune as inputs of a student."""
     _example: nn.Module | None = field(default=None, init=False)
     """A student, for the outputs that it has."""
 
     def __post_init__(self) -> None:
-        for module in (self.teacher, self.of_a, self.of_b):
+        for module in (self.teacher.module, self.teacher.of_a, self.of_b):
             module.eval().requires_grad_(False)
+        self.translation = self.teacher.translation(self.teacher.of_a, self.of_b)
 
     def fitting_threads(self, most: int) -> int:
         """Return how many threads answer a batch of random inputs fastest."""
-        inputs = ProbedModel(self.tuned, self.teacher).template(TOKEN_BATCH)
-        return fitting_threads(lambda: self._run(self.tuned, self.teacher, inputs), most)
+        inputs = ProbedModel(self.teacher.tuned, self.teacher.module).template(TOKEN_BATCH)
+        return fitting_threads(lambda: self._run(self.teacher.tuned, self.teacher.module, inputs), most)
 
     def choose(self, starts: Mapping[str, nn.Module]) -> str:
         """Return the name of the start whose answers to held-out inputs are nearest to the fine-tune's."""
@@ -198,10 +330,10 @@ class Refiner:
     @cached_property
     def rate(self) -> float:
         """The learning rate, from how far the fine-tune moved the weights of A."""
-        naming = Naming(self.a.family, live=True)
-        own = {naming.canonical(name): one for name, one in self.of_a.named_parameters()}
+        naming = Naming(self.teacher.a.family, live=True)
+        own = {naming.canonical(name): one for name, one in self.teacher.of_a.named_parameters()}
         squares, count = 0.0, 0
-        for name, parameter in self.teacher.named_parameters():
+        for name, parameter in self.teacher.module.named_parameters():
             other = own.get(naming.canonical(name))
             if other is not None and other.ndim >= 2 and other.shape == parameter.shape:
                 squares += float((parameter - other).square().sum())
@@ -214,12 +346,16 @@ class Refiner:
     @cached_property
     def inputs(self) -> RefinementInputs:
         """The inputs that the fine-tune answers."""
-        plain = RefinementInputs(self.tuned, self.teacher, 2 * self.settings.seed, self._prepared("of-a"))
-        inverted = self._inverted(plain, self.teacher, self.of_a)
+        plain = RefinementInputs(
+            self.teacher.tuned, self.teacher.module, 2 * self.settings.seed, self._prepared("of-a")
+        )
+        inverted = self._inverted(plain, self.teacher.module, self.teacher.of_a)
         if self.settings.calibrate is None:
             return plain.extended(inverted)
         path = Path(self.settings.calibrate)
-        return plain.extended(inverted, *own_inputs(path, self.tuned, self.teacher, OWN_INPUTS, 0))
+        return plain.extended(
+            inverted, *own_inputs(path, self.teacher.tuned, self.teacher.module, OWN_INPUTS, 0)
+        )
 
     @cached_property
     def inputs_of_b(self) -> RefinementInputs:
@@ -268,13 +404,15 @@ class Refiner:
         self, model: Model, module: nn.Module, inputs: Inputs, *, gradients: bool = False
     ) -> dict[str, Tensor]:
         outputs = run_model(module, model.family, inputs, double=False, gradients=gradients)
-        if self.a.vocabulary is not None:
-            outputs = self.a.vocabulary.shared_logits(outputs)
+        if self.teacher.a.vocabulary is not None:
+            outputs = self.teacher.a.vocabulary.shared_logits(outputs)
         return with_similarities(outputs)
 
     def wanted(self, inputs: Inputs, *, gradients: bool = False) -> Outputs:
         """Return the fine-tune's outputs; vectors in B's basis."""
-        return self.expected(self._run(self.tuned, self.teacher, inputs, gradients=gradients))
+        return self.teacher.expected(
+            self._run(self.teacher.tuned, self.teacher.module, inputs, gradients=gradients)
+        )
 
     def answers(self, student: nn.Module, inputs: Inputs, *, gradients: bool = False) -> Outputs:
         """Return a student's outputs on inputs of the fine-tune."""
@@ -294,10 +432,10 @@ class Refiner:
         theirs = outputs if self._example is None else self.answers(self._example, inputs)
         if not self.translation.same_places:
             outputs = {name: one for name, one in outputs.items() if one.ndim == 2}
-        found = OutputTargets.between(outputs, theirs, problem_of(self.teacher))
+        found = OutputTargets.between(outputs, theirs, problem_of(self.teacher.module))
         if not found.names:
             raise ArchitectureError(
-                f"{self.tuned.label}: the model has no outputs that could be compared with those of"
+                f"{self.teacher.tuned.label}: the model has no outputs that could be compared with those of"
                 f" {self.b.label}",
                 hint="leave out `refine`",
             )

@@ -1,75 +1,26 @@
-"""The verb ``align``."""
+"""What the verb ``align`` prints."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfusion import __version__
-from transfusion.cli.console import Messages, results_apart, show
-from transfusion.cli.option_checks import given
-from transfusion.cli.options import (
-    Anyway,
-    ArchitectureFile,
-    BaseArgument,
-    Config,
-    DryRun,
-    Dtype,
-    Force,
-    Json,
-    NewBaseArgument,
-    Output,
-    Quiet,
-    Verbose,
-    VocabularyShare,
-    computing,
-)
-from transfusion.cli.search_options import AdviceOption, InnerOption, ResidualOption, Seed, chosen_method
-from transfusion.matching.methods import Method
+from transfusion.cli.console import show
 from transfusion.runtime.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from transfusion.alignment.alignment import Alignment
-    from transfusion.runtime.resources import Resources
 
 
-@given(method=chosen_method, resources=computing)
-def align(
-    a: BaseArgument,
-    b: NewBaseArgument,
-    output: Output,
-    method: Method,
-    resources: Resources,
-    residual: ResidualOption = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    inner: InnerOption = None,
-    advice: AdviceOption = True,
-    seed: Seed = 0,
-    vocabulary_share: VocabularyShare = None,
-    anyway: Anyway = False,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    dtype: Dtype = "float32",
-) -> None:
-    """Find how the units of A correspond to those of B, and write it as a file of π."""
-    from transfusion.matching.alignment_run import align as run
-    from transfusion.matching.alignment_run import plan_align
-
-    common: dict[str, Any] = {"method": method, "residual": residual, "inner": inner, "dtype": dtype}
-    common |= {"vocabulary_share": vocabulary_share}
-    common |= {"config": config, "output": output, "force": force, "resources": resources}
-    common |= {"progress": Messages(quiet=quiet, verbose=verbose)}
-    if dry_run:
-        _show_plan(plan_align(a, b, **common), output, as_json)
-        return
-    with results_apart():
-        pi = run(a, b, seed=seed, advice=advice, anyway=anyway, **common)
-    _show(pi, output, as_json, verbose)
+def show_align(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print what was found, or what would be done."""
+    if values["dry_run"]:
+        _show_plan(result, values["output"], as_json)
+    else:
+        _show(result, values["output"], as_json, values["verbose"])
 
 
 def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:

@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from transfusion import __version__
-from transfusion.cli.align import align
 from transfusion.cli.command import Verb, command
 from transfusion.cli.demo import demo
 from transfusion.cli.inspect import inspect
@@ -21,7 +20,7 @@ from transfusion.cli.merge import merge
 from transfusion.cli.option_checks import checked
 from transfusion.cli.report import report
 from transfusion.cli.transport import transport
-from transfusion.cli.verbs import APPLY, BARRIER, EVALUATE, FEWSHOT, SWEEP
+from transfusion.cli.verbs import ALIGN, APPLY, BARRIER, EVALUATE, FEWSHOT, SWEEP
 from transfusion.cli.verify import verify
 
 
@@ -70,7 +69,7 @@ def _common(
 
 
 for verb in (
-    *(inspect, align, APPLY, verify, transport, merge),
+    *(inspect, ALIGN, APPLY, verify, transport, merge),
     *(EVALUATE, SWEEP, BARRIER, FEWSHOT, report, demo),
 ):
     app.command(cls=_Verb)(command(verb) if isinstance(verb, Verb) else checked(verb))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
 from inspect import Parameter, Signature
 from math import isfinite
 from typing import Annotated, Any, Protocol
@@ -40,12 +41,15 @@ class Verb:
     help: str
     show: Show
     console: tuple[str, ...] = ("as_json", "quiet", "verbose")
+    dry: str | None = None
+    """The module of its function ``plan_…``, which says what would be done."""
     written: bool = False
     """Whether the command line must be told where to write: in Python the result may stay in memory."""
 
 
 _CONSOLE = {
     "as_json": ("--json", "Print the result as JSON."),
+    "dry_run": ("--dry-run", "Say what would be done, and do nothing."),
     "quiet": ("--quiet,-q", "Print only errors, warnings and results."),
     "verbose": ("--verbose,-v", "Print details."),
 }
@@ -69,9 +73,12 @@ def command(verb: Verb) -> Callable[..., None]:
             from transfusion.families import register_file
 
             register_file(file)
+        function = getattr(transfusion, verb.name)
+        if verb.dry and values["dry_run"]:
+            function = getattr(import_module(verb.dry), f"plan_{verb.name}")
         with results_apart():
-            result = getattr(transfusion, verb.name)(**_grouped(verb.settings, given), progress=messages)
-        verb.show(result, given, as_json)
+            result = function(**_grouped(verb.settings, given), progress=messages)
+        verb.show(result, values, as_json)
 
     run.__name__, run.__doc__ = verb.name, verb.help
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transfusion.cli.align import show_align
 from transfusion.cli.command import Verb
 from transfusion.cli.console import show, show_result
 from transfusion.evaluation.settings import (
@@ -14,6 +15,7 @@ from transfusion.evaluation.settings import (
     FewShotSettings,
     SweepSettings,
 )
+from transfusion.matching.settings import AlignSettings
 from transfusion.transport.settings import ApplySettings
 
 Values = Mapping[str, Any]
@@ -58,6 +60,15 @@ def _written(record: Values, files: Any, view: Any, as_json: bool) -> None:
 
 _FEW = ("as_json", "quiet")
 
+ALIGN = Verb(
+    "align",
+    AlignSettings,
+    "Find how the units of A correspond to those of B, and write it as a file of π.",
+    show_align,
+    console=("dry_run", "as_json", "quiet", "verbose"),
+    dry="transfusion.matching.alignment_run",
+    written=True,
+)
 APPLY = Verb(
     "apply",
     ApplySettings,

@@ -19,7 +19,7 @@ import torch
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
-from transfusion.architecture.architecture import InnerPolicy, Policy, Residual
+from transfusion.architecture.architecture import Policy
 from transfusion.errors import SettingError
 from transfusion.files.publishing import require_writable
 from transfusion.matching.activations.probed_pair import running_within_memory
@@ -27,30 +27,31 @@ from transfusion.matching.advice import Advice, Verdict, advise
 from transfusion.matching.base_drift import base_drift
 from transfusion.matching.blocks import block_bytes, blocks
 from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
-from transfusion.matching.methods import DEFAULT, FusionOptions, Method, MovesKind, preset
+from transfusion.matching.methods import FusionOptions, Method, MovesKind
 from transfusion.matching.objective import Objective
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.other_shapes import align_shapes, count_axes
 from transfusion.matching.search import Search
+from transfusion.matching.settings import AlignSettings
 from transfusion.matching.sweeps import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.bases import (
-    ConfigArgument,
     compare_vocabularies,
     differing_shape,
     input_files,
     open_bases,
     with_common_tokens,
 )
-from transfusion.model.model import Model, Reference
+from transfusion.model.model import Model
 from transfusion.running.running import HowToRun
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine
-from transfusion.runtime.progress import SILENT, Progress, followed
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.progress import Progress
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once, keep_blocks_only
+from transfusion.runtime.settings import verb
 
 __all__ = ["Advice", "Step", "Verdict", "align", "plan_align"]
 
@@ -59,84 +60,54 @@ MUCH = 2**32
 costs a share of the time that falls with the size, and would come to gigabytes."""
 
 
-@followed
-def align(
-    a: Model | Reference,
-    b: Model | Reference,
-    *,
-    method: str | Method = DEFAULT,
-    residual: Residual | str | None = None,
-    inner: InnerPolicy | str | None = None,
-    seed: int = 0,
-    dtype: torch.dtype | str = torch.float32,
-    advice: bool = True,
-    vocabulary_share: float | None = None,
-    anyway: bool = False,
-    config: ConfigArgument = None,
-    output: str | Path | None = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-    on_step: Callable[[Step], None] = lambda step: None,
-) -> Alignment:
+@verb(AlignSettings)
+def align(settings: AlignSettings) -> Alignment:
     """Find how the units of A correspond to those of B.
 
     The result serves every fine-tune of A. With the methods ``"functional"`` and ``"auto"``, A and B may have
-    different widths, depths, heads, patches, tokenizers or families; the result is then a
-    `Alignment`.
-
-    ``a`` is the base that was fine-tuned, ``b`` the new release: each a path, a hub id, a module or a
-    state dict.
-    ``method`` is the name of a preset, or a changed preset, such as
-    ``preset("transfusion").changed(outputs=True, order="random", restarts=3)``.
-    ``residual`` and ``inner`` replace the method's own choice of maps for the residual stream and inside
-    heads.
-    ``seed`` is for everything that is drawn at random.
-    ``dtype`` is the type to compute in: float32 or float64.
-    ``advice`` compares the result with a null, and says whether to move a task vector by it.
-    ``vocabulary_share`` is the least share of tokens that both vocabularies must have, if they differ; the
-    default is 0.5.
-    ``anyway`` accepts models of different shapes whose activations have nothing to do with each other.
-    ``config`` is the configuration of weights that come without one.
-    ``output`` is a file to write π to; with ``force``, an existing file is replaced.
-    ``resources`` are engine, threads, memory and device; they do not change the result.
-    ``progress`` follows the run; ``on_step`` is called after every block of the search.
+    different widths, depths, heads, patches, tokenizers or families; the result is then of
+    other shapes on both sides.
 
     >>> pi = transfusion.align("models/a", "models/b", residual="tied", output="tied.safetensors")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
     alignable: the units of A were found again in B
     """
-    record = RunRecord("align")
-    chosen = method if isinstance(method, Method) else preset(method)
-    chosen = chosen.changed(residual=residual, inner=inner)
-    if seed < 0:
-        raise SettingError(f"seed = {seed}: a seed cannot be negative", hint="give 0 or more")
-    dtype = as_precision(dtype)
-    runs = chosen.functional is not None
-    models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
+    record, chosen, resources = RunRecord("align"), settings.chosen, settings.resources
+    models = _open(settings)
+    vocabulary = _compared_vocabulary(*models)
+    with _followed(settings.on_step, settings.progress) as following:
+        if differing_shape(*models) is not None:
+            found = _between_shapes(*models, chosen, settings, vocabulary, following)
+        else:
+            a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
+            dtype = as_precision(settings.dtype)
+            weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
+            found = _align(weights, chosen, settings, following, vocabulary)
+            if summary := weights.clock.summary():
+                settings.progress.detail(summary)
+    found = replace(found, provenance=replace(found.provenance, run=record.run()))
+    if settings.output is not None:
+        found.save(settings.output, force=settings.force)
+    return found
+
+
+def _open(settings: AlignSettings) -> tuple[Model, Model]:
+    """Open the bases, and refuse what can be refused from their headers."""
+    chosen, output = settings.chosen, settings.output
+    models = open_bases(
+        settings.a,
+        settings.b,
+        settings.config,
+        settings.progress,
+        settings.vocabulary_share,
+        other_shapes=chosen.functional is not None,
+    )
     _refuse_rotation(chosen, models)
     if output is not None:
-        output = Path(output)
-        require_writable(output, force=force, inputs=input_files(*models), folder=False)
-    vocabulary = _compared_vocabulary(*models)
+        require_writable(Path(output), force=settings.force, inputs=input_files(*models), folder=False)
     if differing_shape(*models) is not None:
-        _refuse_limits(chosen, resources)
-        with _followed(on_step, progress) as following:
-            between = _between_shapes(*models, chosen, seed, vocabulary, following, anyway)
-        between = replace(between, provenance=replace(between.provenance, run=record.run()))
-        if output is not None:
-            between.save(output, force=force)
-        return between
-    a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
-    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
-    with _followed(on_step, progress) as following:
-        found = _align(weights, chosen, seed, advice, resources, following, vocabulary, progress)
-    if summary := weights.clock.summary():
-        progress.detail(summary)
-    found = replace(found, provenance=replace(found.provenance, run=record.run()))
-    if output is not None:
-        found.save(output, force=force)
-    return found
+        _refuse_limits(chosen, settings.resources)
+    return models
 
 
 def _refuse_rotation(chosen: Method, models: tuple[Model, Model]) -> None:
@@ -150,69 +121,45 @@ def _between_shapes(
     a: Model,
     b: Model,
     chosen: Method,
-    seed: int,
+    settings: AlignSettings,
     vocabulary: Mapping[str, Any],
     on_step: Callable[[Step], None],
-    anyway: bool,
 ) -> Alignment:
     """Align two models of different shapes, by activations alone."""
     assert chosen.functional is not None
-    provenance = replace(_provenance(a, b, chosen, torch.float64, seed, vocabulary), policy=Policy())
+    made = _provenance(a, b, chosen, torch.float64, settings.seed, vocabulary)
     done = count(1)
 
     def on_axis(name: str, total: int) -> None:
         on_step(Step("pass", 0, next(done), total, name, None))
 
+    provenance, anyway = replace(made, policy=Policy()), settings.anyway
     return align_shapes(a, b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
 
 
-def plan_align(
-    a: Model | Reference,
-    b: Model | Reference,
-    *,
-    method: str | Method = DEFAULT,
-    residual: Residual | str | None = None,
-    inner: InnerPolicy | str | None = None,
-    dtype: torch.dtype | str = torch.float32,
-    vocabulary_share: float | None = None,
-    config: ConfigArgument = None,
-    output: str | Path | None = None,
-    force: bool = False,
-    resources: Resources = LOCAL,
-    progress: Progress = SILENT,
-) -> dict[str, int]:
+@verb(AlignSettings)
+def plan_align(settings: AlignSettings) -> dict[str, int]:
     """Return how much `align` would read, from headers alone; refuse what it would refuse."""
-    chosen = method if isinstance(method, Method) else preset(method)
-    runs = chosen.functional is not None
-    models = open_bases(a, b, config, progress, vocabulary_share, other_shapes=runs)
-    _refuse_rotation(chosen, models)
-    if output is not None:
-        require_writable(Path(output), force=force, inputs=input_files(*models), folder=False)
-    if differing_shape(*models) is not None:
-        _refuse_limits(chosen, resources)
-        read = sum(model.checkpoint.nbytes for model in models)
-        return {"axes": count_axes(*models), "bytes_to_read": read}
-    chosen = chosen.changed(residual=residual, inner=inner)
-    a, b = (model.under(chosen.policy) for model in models)
-    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=as_precision(dtype))
-    _within_memory(weights, chosen, resources)
+    models, chosen = _open(settings), settings.chosen
     read = sum(model.checkpoint.nbytes for model in models)
+    if differing_shape(*models) is not None:
+        return {"axes": count_axes(*models), "bytes_to_read": read}
+    a, b = (model.under(chosen.policy) for model in models)
+    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=as_precision(settings.dtype))
+    _within_memory(weights, chosen, settings.resources)
     return {"axes": len(a.architecture.free()), "bytes_to_read": read}
 
 
 def _align(
     weights: WeightPair,
     chosen: Method,
-    seed: int,
-    advice: bool,
-    resources: Resources,
+    settings: AlignSettings,
     on_step: Callable[[Step], None],
     vocabulary: Mapping[str, Any],
-    progress: Progress,
 ) -> Alignment:
     """Align two models by a method."""
-    a, b, dtype = weights.a, weights.b, weights.place["dtype"]
-    resources, kept = _within_memory(weights, chosen, resources)
+    a, b, dtype, seed = weights.a, weights.b, weights.place["dtype"], settings.seed
+    resources, kept = _within_memory(weights, chosen, settings.resources)
     if resources.memory is not None:
         give_back_at_once()
     elif weights.nbytes > MUCH:
@@ -223,7 +170,7 @@ def _align(
         device=resources.device,
         limit=resources.memory,
         shared=resources.shared,
-        note=progress.note,
+        note=settings.progress.note,
     )
     with resources.opened() as hands:
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
@@ -242,7 +189,7 @@ def _align(
             on_step=on_step,
         )
         trial = search.run()
-        info = advise(search, trial) if advice or chosen.follows_advice else None
+        info = advise(search, trial) if settings.advice or chosen.follows_advice else None
         drift = base_drift(weights, trial.maps, hands) if info and info.verdict is Verdict.ADD else None
         metadata = replace(
             metadata,

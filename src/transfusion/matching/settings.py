@@ -81,7 +81,7 @@ class MatchingSettings:
         shown="0.5",
         panel=MODELS,
     )
-    force_unrelated: bool = setting(
+    anyway: bool = setting(
         False,
         "Insist where A and B have so little in common that the result would be of no use.",
         kind=bool,
@@ -126,7 +126,6 @@ class AlignSettings(MatchingSettings):
         None, "The file of π to write.", kind=Path, flag="--output,-o", recorded=False
     )
     force: bool = setting(False, "Replace an existing output.", kind=bool, recorded=False)
-    dry_run: bool = setting(False, "Say what would be done, and do nothing.", kind=bool, recorded=False)
     dtype: torch.dtype | str = setting(
         "float32", f"The type to compute in: {', '.join(PRECISE)}.", choices=PRECISE, panel=MODELS, shown=True
     )

@@ -80,12 +80,14 @@ class Library:
             elif one.word == "fragment":
                 self.fragments[one.name] = one.block
             elif one.word == "family":
-                if one.name in self.own:
+                if one.name in names:
                     raise ArchitectureError(
                         f"{one.place}: the family {one.name} is there already", hint="give it another name"
                     )
                 names.append(one.name)
                 self.own[one.name] = []
+                self.made.pop(one.name, None)
+                self.parents.pop(one.name, None)
                 if parent := one.parts.get("parent"):
                     self.parents[one.name] = parent
             elif names:

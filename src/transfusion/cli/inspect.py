@@ -67,7 +67,7 @@ def inspect(
 
 def _propose(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
     """Print the draft of a table, if it is not written, and its certificate."""
-    from transfusion.verification.drafting.draft_from_folder import propose_for
+    from transfusion.verification.drafting.propose import propose_for
 
     proposal = propose_for(model, config=config, output=output, force=force)
     checks = proposal.certificate.checks

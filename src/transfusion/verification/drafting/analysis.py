@@ -16,8 +16,7 @@ from transfusion.verification.drafting.attention_layout import (
     heads_in,
 )
 from transfusion.verification.drafting.dependency_groups import DependencyGroup, dependency_group, is_folded
-from transfusion.verification.drafting.module_parts import ModulePart, PartKind, Slot
-from transfusion.verification.drafting.probe_model import ProbeModel, same
+from transfusion.verification.drafting.probe_model import ModulePart, PartKind, ProbeModel, Slot, same
 
 OWN_BASIS = ("hidden", "pool")
 """Outputs with these words in their names lie on an internal axis, by the convention of libraries.

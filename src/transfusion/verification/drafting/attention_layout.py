@@ -15,8 +15,7 @@ from torch import Tensor
 
 from transfusion.architecture.layouts import Index, Item, index_map, parse, solve_sizes
 from transfusion.errors import LayoutError
-from transfusion.verification.drafting.module_parts import ModulePart, PartKind, Slot
-from transfusion.verification.drafting.probe_model import ProbeModel, same
+from transfusion.verification.drafting.probe_model import ModulePart, PartKind, ProbeModel, Slot, same
 
 SEPARATE = {
     "head": ("(head qk)", "(head qk)", "(head vo)", "(head vo)"),

@@ -44,24 +44,23 @@ def commands() -> Mapping[str, Any]:
 def verbs() -> str:
     """Return the reference of all verbs: each with its own options, and a table of those that many share."""
     rows = {name: list(_rows(command)) for name, command in commands().items()}
-    count = Counter(
-        row for found in rows.values() for row in found if row[0].startswith("`-") and row[1] != _NEEDED
-    )
-    shared = [row for row, verbs in count.items() if verbs >= SHARED]
+    count = Counter(row for found in rows.values() for row in found if row[0].startswith("`-"))
+    shared: dict[str, Row] = {}
+    for row, verbs in count.most_common():
+        if verbs > 1:
+            shared.setdefault(row[0], row)  # its most common meaning; others stand with their verbs
     parts = [_verb(name, command.help, rows[name], shared) for name, command in commands().items()]
-    return "\n".join([*parts, "## Shared options\n", _table(_HEAD, sorted(shared))])
+    return "\n".join([*parts, "## Shared options\n", _table(_HEAD, sorted(shared.values()))])
 
 
-SHARED = 3
-"""An option that so many verbs have, with one meaning, is explained once."""
 _HEAD = ("", "default", "meaning")
 _NEEDED = "**required**"
 
 
-def _verb(verb: str, about: str, rows: Sequence[Row], shared: Sequence[Row]) -> str:
-    own = [row for row in rows if row not in shared]
-    others = ", ".join(row[0].split(",")[0] for row in rows if row in shared)
-    names = [row[0].split("`")[1] for row in own if row[1] == _NEEDED or not row[0].startswith("`-")]
+def _verb(verb: str, about: str, rows: Sequence[Row], shared: Mapping[str, Row]) -> str:
+    own = [row for row in rows if shared.get(row[0]) != row]
+    others = ", ".join(row[0].split(",")[0] for row in rows if row not in own)
+    names = [row[0].split("`")[1] for row in rows if row[1] == _NEEDED or not row[0].startswith("`-")]
     needed = [f"{name} {name[2:].upper()}" if name.startswith("-") else name for name in names]
     text = "\n\n".join(" ".join(part.split()) for part in about.split("\n\n"))
     usage = " ".join(["transfusion", verb, *needed])

@@ -90,8 +90,8 @@ def _forked(command: str, folder: Path) -> str:
     """Run a command of this program in a copy of this process, in which the libraries are loaded already."""
     import transformers  # noqa: F401
 
+    from transfusion import align, transport  # noqa: F401
     from transfusion.cli import main
-    from transfusion.transport import transport_run  # noqa: F401
 
     with tempfile.TemporaryFile() as printed:
         if (child := os.fork()) == 0:

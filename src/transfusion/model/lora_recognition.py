@@ -32,11 +32,18 @@ _MOST = 0.5
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+class _AnySize(int):
+    """A number where a table asks for one, and a list of numbers where it asks for an item."""
+
+    def __getitem__(self, place: int) -> int:
+        return self
+
+
 class _AnySizes(dict[str, Any]):
     """A configuration for tables of which only the names are asked: any number will do."""
 
-    def __missing__(self, key: str) -> int:
-        return 24
+    def __missing__(self, key: str) -> _AnySize:
+        return _AnySize(24)
 
 
 def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:

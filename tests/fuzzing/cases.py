@@ -116,15 +116,6 @@ class Place:
         line = _words("transport", tuned or seed("tuned"), *where, "-o", output, "--jobs", 1, *more)
         return Command(line, output, tensors or self.world.names, refused, done, loads)
 
-    def merge(
-        self, *tuned: object, base: object = None, onto: object = None, more: Sequence[object] = ()
-    ) -> Command:
-        output = self.outputs / "merged"
-        seed = self.world.seed
-        where = ("--base", base or seed("a"), "--onto", onto or seed("b"), "--via", seed("pi"))
-        line = _words("merge", *tuned, *where, "-o", output, "--jobs", 1, *more)
-        return Command(line, output, self.world.names)
-
     def verify(self, a: object = None, via: object = None, *more: object) -> Command:
         a, via = a or self.world.seed("a"), via or self.world.seed("pi")
         return Command(_words("verify", a, "--via", via, *more))

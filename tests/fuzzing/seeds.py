@@ -63,29 +63,6 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 
-OPEN_CLIP: dict[str, Any] = {
-    "model_cfg": {
-        "embed_dim": 5,
-        "vision_cfg": {
-            "layers": 1,
-            "width": 8,
-            "head_width": 4,
-            "patch_size": 2,
-            "image_size": 4,
-            "mlp_ratio": 1.5,
-        },
-        "text_cfg": {
-            "context_length": 6,
-            "vocab_size": 11,
-            "width": 6,
-            "heads": 2,
-            "layers": 1,
-            "mlp_ratio": 1.5,
-        },
-    },
-    "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
-}
-
 BERT: dict[str, Any] = {
     "architectures": ["BertForSequenceClassification"],
     "model_type": "bert",
@@ -164,34 +141,6 @@ def llama_shapes() -> dict[str, tuple[int, ...]]:
         shapes |= {f"{block}mlp.{one}_proj.weight": (6, 8) for one in ("gate", "up")}
         shapes |= {f"{block}{one}_layernorm.weight": (8,) for one in ("input", "post_attention")}
     return shapes | {"model.norm.weight": (8,), "lm_head.weight": (11, 8)}
-
-
-def open_clip_shapes() -> dict[str, tuple[int, ...]]:
-    """The tensors of a tiny model of open_clip."""
-
-    def blocks(prefix: str, width: int, ffn: int) -> dict[str, tuple[int, ...]]:
-        block = f"{prefix}transformer.resblocks.0."
-        shapes: dict[str, tuple[int, ...]] = {}
-        for norm in ("ln_1", "ln_2"):
-            shapes |= {f"{block}{norm}.weight": (width,), f"{block}{norm}.bias": (width,)}
-        shapes |= {
-            f"{block}attn.in_proj_weight": (3 * width, width),
-            f"{block}attn.in_proj_bias": (3 * width,),
-        }
-        shapes |= {f"{block}attn.out_proj.weight": (width, width), f"{block}attn.out_proj.bias": (width,)}
-        shapes |= {f"{block}mlp.c_fc.weight": (ffn, width), f"{block}mlp.c_fc.bias": (ffn,)}
-        return shapes | {f"{block}mlp.c_proj.weight": (width, ffn), f"{block}mlp.c_proj.bias": (width,)}
-
-    shapes: dict[str, tuple[int, ...]] = {
-        "positional_embedding": (6, 6),
-        "text_projection": (6, 5),
-        "logit_scale": (),
-    }
-    shapes |= {"visual.class_embedding": (8,), "visual.positional_embedding": (5, 8), "visual.proj": (8, 5)}
-    shapes |= {"visual.conv1.weight": (8, 3, 2, 2), "token_embedding.weight": (11, 6)}
-    for norm, width in (("visual.ln_pre", 8), ("visual.ln_post", 8), ("ln_final", 6)):
-        shapes |= {f"{norm}.weight": (width,), f"{norm}.bias": (width,)}
-    return shapes | blocks("visual.", 8, 12) | blocks("", 6, 9)
 
 
 def bert_shapes() -> dict[str, tuple[int, ...]]:
@@ -285,12 +234,10 @@ def run(*arguments: object) -> None:
 def _model(
     shapes: Callable[[], dict[str, tuple[int, ...]]], config: dict[str, Any], seed: int
 ) -> Callable[..., None]:
-    names = ("open_clip_model", "open_clip_config") if "model_cfg" in config else ("model", "config")
-
     def make(world: World, path: Path) -> None:
         path.mkdir()
-        save_file(drawn(shapes(), seed), path / f"{names[0]}.safetensors", {"format": "pt"})
-        (path / f"{names[1]}.json").write_text(as_json(config))
+        save_file(drawn(shapes(), seed), path / "model.safetensors", {"format": "pt"})
+        (path / "config.json").write_text(as_json(config))
 
     return make
 
@@ -395,7 +342,6 @@ SEEDS: dict[str, tuple[Callable[[World, Path], None], str]] = {
     "b": (_other, "b"),
     "tuned": (_tuned, "tuned"),
     "llama": (_model(llama_shapes, LLAMA, 1), "llama"),
-    "open_clip": (_model(open_clip_shapes, OPEN_CLIP, 1), "open_clip"),
     "reader": (_reader, "reader"),
     "pi": (_pi, "pi.safetensors"),
     "turned": (_turned, "turned.safetensors"),

@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 
 from fuzzing import FORMATS, MUTANTS, Case, Command, Place, Runner, cases
 from fuzzing.checking import Ran, faults, state
-from fuzzing.formats import WITNESS
-from fuzzing.formats.witnesses import DEEDS
+from fuzzing.formats import DEEDS, WITNESS
 from fuzzing.seeds import MARK, World
 
 SAMPLE = [case for format in FORMATS for case in cases(format) if case.quick or case.number == MUTANTS]

@@ -19,8 +19,7 @@ from tests.evaluation.test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATE
 from transfusion.cli import views
 from transfusion.evaluation.classes import Classes
 from transfusion.evaluation.evaluate import evaluate
-from transfusion.evaluation.fewshot import alpha_of, derivatives, fewshot, groups_of
-from transfusion.evaluation.line import Lines
+from transfusion.evaluation.fewshot import fewshot
 from transfusion.evaluation.settings import alphas
 from transfusion.evaluation.sweep import sweep
 from transfusion.evaluation.task import EvaluationData
@@ -83,11 +82,6 @@ def test_sweep_in_a_table_a_file_and_a_figure(run, job, tmp_path):
     assert [point["alpha"] for point in result["curves"][0]["points"]] == [0, 0.5, 1]
     for curve in result["curves"]:
         assert curve["points"][0]["gain"] == {"task": 0, "support": 0}
-    saved = transport(job[0], base=job[1], onto=job[2], via=job[3]).save(tmp_path / "moved")
-    found = evaluate(saved, data=job[4], against=job[2])
-    moved = result["curves"][1]["points"][2]
-    assert moved["task"]["loss"] == pytest.approx(found.rows[1].task.loss, abs=1e-6)
-    assert moved["gain"]["task"] == pytest.approx(found.gains(found.rows[1])["task"])
     drawn = "".join(ElementTree.parse(figure).getroot().itertext())
     assert "B + α·τ, naive" in drawn
     assert "B + α·π(τ), guarded" in drawn
@@ -147,14 +141,6 @@ def test_a_start_that_is_not_b_is_shown_beside_it():
     assert re.search(r"│ 0 │ +40\.0 │ -10\.0", info)
 
 
-def test_coefficients_outside_of_blocks_are_said_to_be():
-    from transfusion.cli.views import _coefficients
-
-    info = {"default": 1.55, "layer.0.*": 0.73, "layer.1.*": 0.57}
-    assert _coefficients(info) == "0.73 0.57, outside blocks 1.55"
-    assert _coefficients({"default": 1.55}) == "outside blocks 1.55"
-
-
 def test_sweep_refusals(run, job, tmp_path):
     for text in ("1:2", "0:1:1", "0:1:1001", "0:1:99999999999", "much"):
         assert run("sweep", "--alphas", text)[0] == 2
@@ -200,11 +186,6 @@ def test_fewshot_writes_what_transport_takes(run, cli, job, tmp_path):
         *("-o", tmp_path / "moved", "-q"),
     )
     assert (code, err) == (0, "")
-    line = Lines.of(tuned, a, b)
-    evaluator = EvaluationData.of(data).evaluator(line.input_model, line.live)
-    with line.along(align(a, b, advice=False)).at(Alpha.of(files["alpha.json"])):
-        held = evaluator.measure()
-    assert evaluate(tmp_path / "moved", data=data).rows[0].task.loss == pytest.approx(held.loss, abs=1e-6)
     drawn = "".join(ElementTree.parse(files["all.svg"]).getroot().itertext())
     assert "encoder.layer" in drawn
     assert "Learned from 14 examples of data.safetensors" in drawn
@@ -272,28 +253,6 @@ def test_zero_shot_along_the_line(clip, pets, tmp_path):
         put_tokenizer(saved)
         score = evaluate(saved, data=data).rows[0].task
         assert point.scores.task.loss == pytest.approx(score.loss, abs=1e-5)
-
-
-def test_slopes_of_zero_shot(clip, pets):
-    tuned, a, b = clip
-    data = EvaluationData(pets, classes=Classes("pets", PETS, TEMPLATES))
-    lines = Lines.of(tuned, a, b, data=data, dtype=torch.float64)
-    line, evaluator = (
-        lines.along(align(a, b, advice=False)),
-        data.evaluator(lines.input_model, lines.live, batch=5),
-    )
-    groups = groups_of(line)
-    assert all(one == "default" or one.startswith("vision_model.") for one in groups)
-    here = {pattern: 0.3 + 0.2 * place for place, pattern in enumerate(groups)}
-    _, found = derivatives(line, evaluator, alpha_of(here), groups)
-    step = 1e-5
-    for pattern, slope in zip(groups, found.tolist(), strict=True):
-        ends = []
-        for value in (here[pattern] + step, here[pattern] - step):
-            with line.at(alpha_of({**here, pattern: value})):
-                ends.append(evaluator.measure().loss)
-        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4, abs=1e-8)
-    assert all(parameter.requires_grad for parameter in lines.live.module.parameters())
 
 
 def test_few_shots_of_pictures(clip, pets):

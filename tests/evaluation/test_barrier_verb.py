@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transfusion.evaluation.barrier import VANILLA, Shortcuts
-from transfusion.evaluation.line import labels_of
+from transfusion.evaluation.barrier import Shortcuts
 from transfusion.evaluation.settings import SHORTCUTS
 from transfusion.matching.alignment_run import align
 
@@ -141,10 +140,6 @@ def test_bad_data_is_one_line_and_a_hint(cli, job, tmp_path):
     assert len(err.strip().splitlines()) == 2
     assert "no labels in it" in err
     assert cli("barrier", a, b)[0] == 2
-
-
-def test_labels_without_any_pi():
-    assert labels_of([None], VANILLA) == ["vanilla"]
 
 
 def test_the_choices_on_the_command_line_are_all_there_are():

@@ -71,16 +71,6 @@ def test_slopes_are_finite_differences(job):
         assert abs(slope) > 1e-4
 
 
-def test_batches_do_not_matter(job):
-    lines = Lines.of(job["finetuned"], job["base"], job["onto"], dtype=torch.float64)
-    line = lines.along(job["via"])
-    groups, results = groups_of(line), []
-    for batch in (70, 13):
-        loss, found = derivatives(line, evaluator_of(lines, job["data"], batch), Alpha(0.5), groups)
-        results.append((loss, *found.tolist()))
-    assert results[0] == pytest.approx(results[1], abs=1e-12)
-
-
 def test_losses_are_those_of_texts_too(made, tmp_path):
     """Texts of other lengths: tokens count, and not batches."""
     a = made("llama", 1)

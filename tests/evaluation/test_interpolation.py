@@ -10,13 +10,11 @@ import torch
 
 from small_models import CASES, often
 from transfusion.alignment.maps import Map
-from transfusion.architecture.architecture import HeadPolicy, Policy
 from transfusion.data.dataset import Dataset
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
 from transfusion.evaluation.barrier import Shortcuts, one_barrier
 from transfusion.evaluation.scorers import PredictionKind
 from transfusion.matching.alignment_run import align
-from transfusion.matching.methods import Method
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.probes.random_inputs import random_inputs, run_model
@@ -63,23 +61,6 @@ def test_the_ends_are_a_and_b(case, residual, made, aligned):
     rough = one_barrier(a, b, via=pi, data=data, points=3)
     for one, other in zip(found.points, rough.points, strict=True):
         assert one.loss == pytest.approx(other.loss, abs=1e-4)
-
-
-def test_at_1_it_is_exactly_b(made, aligned):
-    a, b = made("vit-classifier", 1), made("vit-classifier", 2)
-    data = examples(a)
-    back = one_barrier(b, b, via=None, data=data, points=2)
-    for via in (None, aligned(a, b)):
-        assert one_barrier(a, b, via=via, data=data, points=2).points[-1].loss == back.points[0].loss
-
-
-def test_without_heads_in_mind_the_function_of_a_is_lost(made):
-    a, b = made("vit-classifier", 1), made("vit-classifier", 2)
-    data = examples(a)
-    flat = align(a, b, method=Method("flat", "", policy=Policy(heads=HeadPolicy.FLAT)), advice=False)
-    found = one_barrier(a, b, via=flat, data=data, points=2, dtype=torch.float64)
-    assert abs(found.points[0].loss - plain_loss(a, data)[0]) > 1e-3
-    assert found.points[-1].loss == pytest.approx(plain_loss(b, data)[0], abs=1e-9)
 
 
 def test_shortcuts_interpolated_plain_and_rounded(made, aligned):

@@ -10,7 +10,7 @@ import torch
 from small_models import CASES, finetuned
 from transfusion.data.dataset import Dataset
 from transfusion.errors import MismatchError, SettingError
-from transfusion.evaluation.line import Lines, labels_of
+from transfusion.evaluation.line import Lines
 from transfusion.evaluation.sweep import ALPHAS, SweepCurve, TaskAndSupport, asked_alphas, point_of, sweep
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
@@ -155,17 +155,6 @@ def test_the_usual_alphas_are_the_papers_range():
     assert (len(ALPHAS), ALPHAS[0], ALPHAS[-1]) == (12, 0.01, 2.0)
     assert 1.0 in ALPHAS
     assert asked_alphas([2, 0.5, 2]) == [0.5, 2]
-
-
-def test_labels_tell_curves_apart(made):
-    a, b = made("vit-classifier", 1), made("vit-classifier", 2)
-    untied, tied = (align(a, b, residual=one, advice=False) for one in ("untied", "tied"))
-    assert labels_of([None, untied, untied, tied], "naive") == [
-        "naive",
-        "guarded (untied) 1",
-        "guarded (untied) 2",
-        "guarded (tied)",
-    ]
 
 
 def test_refusals(made, tmp_path):

@@ -25,21 +25,20 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import experiments.__main__ as program
-from experiments import barriers, documents, making, results, running, work
+from experiments import documents, making, results, running, work
 from experiments.bases import Released
 from experiments.full import FULL, image_task
 from experiments.making import Maker
 from experiments.pairs import passages
 from experiments.pairs.clips import Saved
 from experiments.pairs.data import Examples as Images
-from experiments.pairs.images import Seen
 from experiments.pairs.passages import KINDS, Review
 from experiments.pairs.training import Told
-from experiments.paper import FEW_SHOTS, HEADS, LANGUAGE, VISUAL, ZERO
+from experiments.paper import LANGUAGE, VISUAL, ZERO
 from experiments.recipes import RECIPES, Kind, recipe
 from experiments.settings import ImageTask, Scale, TextTask
 from experiments.small import SMALL, shown
-from experiments.tuning import Schedule, follow
+from experiments.tuning import Schedule
 from transfusion.data.dataset import Dataset
 from transfusion.errors import CheckpointError, SettingError
 from transfusion.evaluation.task import EvaluationData
@@ -136,18 +135,6 @@ def test_the_paper_has_a_number_for_every_row_and_task(name: str) -> None:
     assert chosen.table.cell("functional", chosen.tasks[0]) is None
 
 
-def test_tables_that_share_rows_agree() -> None:
-    for task in HEADS.tasks:
-        for row in (ZERO, "transfusion"):
-            assert HEADS.cell(row, task) == VISUAL.cell(row, task)
-        zero = VISUAL.cell(ZERO, task)
-        assert zero is not None
-        assert FEW_SHOTS.cell(ZERO, task) == (zero[0], None)
-    assert VISUAL.cell("transfusion", "EuroSAT") == (4.95, -0.06)
-    assert LANGUAGE.cell("ot", "QQP") == (-8.31, None)
-    assert FEW_SHOTS.cell("naive", "SVHN") == (-15.98, None)
-
-
 def test_every_recipe_resolves_at_both_scales() -> None:
     for chosen in RECIPES.values():
         assert {row.split(":")[0] for row in chosen.rows} <= set(METHODS)
@@ -236,14 +223,6 @@ def test_the_rate_rises_and_then_falls_to_nothing() -> None:
     assert shares[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert all(before >= after for before, after in pairwise(shares[10:]))
     assert shares[-1] < 0.001
-
-
-def test_following_a_loss_lowers_it() -> None:
-    goal, start = torch.tensor([3.0, -1.0]), torch.nn.Parameter(torch.zeros(2))
-    schedule = Schedule(steps=200, rate=0.1, decay=0.0)
-    last = follow([start], lambda _: ((start - goal) ** 2).sum(), schedule, seed=0, name="a point")
-    assert last < 0.1
-    assert torch.allclose(start.data, goal, atol=0.2)
 
 
 def test_an_image_task_trains_the_image_tower_alone_and_once(
@@ -458,25 +437,6 @@ def test_questions_about_reviews_have_the_answers_that_they_should() -> None:
         assert len(first) == passages.WORDS // 2
         assert (set(second) <= set(first)) == bool(label) or not second
         assert ask["verdict"] == (" ".join(here.words[-passages.WORDS :]), 1)
-
-
-def test_digits_are_laid_over_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.pairs import images
-
-    grey = Images(torch.full((2, 3, 32, 32), 100, dtype=torch.uint8), torch.zeros(2, dtype=torch.long))
-    monkeypatch.setattr(images, "group", lambda name: grey)
-    digits = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-    digits[..., 0, 0] = 255
-    seen = Seen(over=0.5)(digits, torch.Generator().manual_seed(0))
-    assert seen[0, 0, 0, 0] == pytest.approx(2.0)
-    assert seen[0, 0, 5, 5] == pytest.approx((50 / 255 - 0.5) / 0.25, abs=1e-5)
-
-
-def test_models_of_the_barrier_keep_their_names() -> None:
-    """Those that the script before this one trained are found again."""
-    assert barriers.cifar10(SMALL.lmc).key(1) == "cifar10-ee40c4a3-seed-1"
-    assert barriers.digits().key(2) == "digits-27098d58-seed-2"
-    assert barriers.cifar10(FULL.lmc).key(1) != barriers.cifar10(replace(FULL.lmc, side=112)).key(1)
 
 
 # ── documents ────────────────────────────────────────────────────────────────────────────────

@@ -14,8 +14,7 @@ from experiments.pairs.clips import MODELS, Saved
 from experiments.pairs.data import say
 from experiments.pairs.training import kept, key
 from experiments.questions import Read, frozen
-from experiments.settings import ImageTask, Scale, Task, TextTask
-from experiments.tuning import follow
+from experiments.settings import ImageTask, Scale, Task, TextTask, follow
 from transfusion import Resources, align
 from transfusion.alignment.alignment import Alignment
 from transfusion.evaluation.evaluator import Evaluator

@@ -10,8 +10,7 @@ from typing import Any
 
 from rich.table import Table as View
 
-from experiments.paper import EXPERTS, ZERO, Cell
-from experiments.recipes import Kind, Recipe, recipe
+from experiments.recipes import EXPERTS, ZERO, Cell, Kind, Recipe, recipe
 from experiments.running import EXPERT
 from experiments.settings import Scale
 from transfusion.errors import DataError

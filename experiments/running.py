@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from experiments.making import Maker
 from experiments.pairs.data import say
-from experiments.paper import ZERO
 from experiments.questions import Read
+from experiments.recipes import ZERO
 from experiments.settings import Scale, Task
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.fewshot import LearningSchedule, draw_shots, learn

@@ -16,8 +16,7 @@ from experiments.pairs.clips import SmallClips, tokens
 from experiments.pairs.data import Examples as ImageExamples
 from experiments.pairs.images import GROUPS, NAMES, TEMPLATES, Seen
 from experiments.pairs.vits import Shift
-from experiments.settings import ImageTask, Lmc, Scale, TextTask
-from experiments.tuning import Schedule
+from experiments.settings import ImageTask, Lmc, Scale, Schedule, TextTask
 from transfusion.data.dataset import Dataset
 from transfusion.data.examples import Examples, ImageFile
 from transfusion.evaluation.classes import Classes

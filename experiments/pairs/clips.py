@@ -21,7 +21,7 @@ from experiments.pairs.images import NAMES, SIDE, TEMPLATES, Seen
 from experiments.pairs.pair import STARTS
 from experiments.pairs.training import kept, key
 from experiments.questions import pieces
-from experiments.tuning import Schedule, follow
+from experiments.settings import Schedule, follow
 
 MODELS = CACHE / "experiments"
 CONTEXT = 32

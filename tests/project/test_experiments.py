@@ -26,19 +26,16 @@ from safetensors.torch import load_file
 
 import experiments.__main__ as program
 from experiments import documents, making, results, running, work
-from experiments.bases import Released
-from experiments.full import FULL, image_task
+from experiments.full import FULL, Released, image_task
 from experiments.making import Maker
 from experiments.pairs import passages
 from experiments.pairs.clips import Saved
 from experiments.pairs.data import Examples as Images
 from experiments.pairs.passages import KINDS, Review
 from experiments.pairs.training import Told
-from experiments.paper import LANGUAGE, VISUAL, ZERO
-from experiments.recipes import RECIPES, Kind, recipe
-from experiments.settings import ImageTask, Scale, TextTask
+from experiments.recipes import LANGUAGE, RECIPES, VISUAL, ZERO, Kind, recipe
+from experiments.settings import ImageTask, Scale, Schedule, TextTask
 from experiments.small import SMALL, shown
-from experiments.tuning import Schedule
 from transfusion.data.dataset import Dataset
 from transfusion.errors import CheckpointError, SettingError
 from transfusion.evaluation.task import EvaluationData
@@ -162,8 +159,8 @@ def test_a_base_that_cannot_be_fetched_is_an_error_with_a_hint(
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no route to the hub")
 
-    monkeypatch.setattr("experiments.bases.MODELS", tmp_path)
-    monkeypatch.setattr("experiments.bases.require_answer", lambda *_: None)
+    monkeypatch.setattr("experiments.full.MODELS", tmp_path)
+    monkeypatch.setattr("experiments.full.require_answer", lambda *_: None)
     monkeypatch.setattr(open_clip, "create_model", offline)
     with pytest.raises(CheckpointError, match="commonpool_l_s1b_b8k: cannot be fetched") as raised:
         FULL.bases.folder("a", 0)
@@ -184,7 +181,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(
     def absent(place: str, *, local_files_only: bool) -> None:
         raise huggingface_hub.errors.LocalEntryNotFoundError(place)
 
-    monkeypatch.setattr("experiments.bases.MODELS", tmp_path)
+    monkeypatch.setattr("experiments.full.MODELS", tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
     monkeypatch.setattr(open_clip, "create_model", lambda *_, **__: pytest.fail("it was fetched"))

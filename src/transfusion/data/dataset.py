@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import isfile
 from pathlib import Path
@@ -73,23 +73,13 @@ class Dataset:
 
     def limited(self, count: int | None) -> Dataset:
         """Return the first ``count`` examples."""
-        if count is None:
-            return self
-        labels = None if self.labels is None else self.labels[:count]
-        return replace(self, inputs={name: t[:count] for name, t in self.inputs.items()}, labels=labels)
+        return self if count is None else self.chosen(range(min(count, len(self))))
 
     def chosen(self, indices: Sequence[int]) -> Dataset:
         """Return the examples with these indices."""
         index = torch.as_tensor(indices, dtype=torch.long)
         labels = None if self.labels is None else self.labels[index]
         return replace(self, inputs={name: t[index] for name, t in self.inputs.items()}, labels=labels)
-
-    def batches(self, size: int) -> Iterator[Dataset]:
-        """Iterate over the examples in batches."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            labels = None if self.labels is None else self.labels[part]
-            yield replace(self, inputs={name: t[part] for name, t in self.inputs.items()}, labels=labels)
 
     def require_for(
         self,

@@ -119,6 +119,9 @@ def _balanced(labels: Sequence[int | str], count: int) -> list[int]:
     return sorted(place for _, place in sorted(turn)[:count])
 
 
+# ── tasks of GLUE that are known by name ─────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class KnownTask:
     """One task."""

@@ -168,6 +168,8 @@ def _of_library(
     )
 
 
+# ── the hub ──────────────────────────────────────────────────────────────────────────────────
+
 SECONDS = 10
 """Time limit for that request."""
 _LOGGERS = ("huggingface_hub", "datasets", "httpx", "fsspec")

@@ -20,6 +20,9 @@ from transfusion.runtime.untrusted_files import parse_json, read_text
 
 SUPPLIED = ("eurosat", "dtd", "gtsrb", "svhn", "imagenet-r")
 PLACE = "{}"
+SHOWN = 12
+"""The largest number of names in an error."""
+_GENERIC = re.compile(r"(label)?0*(\d+)")
 _HOW = 'write {"classes": ["cat", …], "templates": ["a photo of a {}.", …]} as JSON'
 
 
@@ -106,8 +109,7 @@ def _words(label: str, info: Any, key: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-_GENERIC = re.compile(r"(label)?0*(\d+)")
-SHOWN = 12
+# ── labels ───────────────────────────────────────────────────────────────────────────────────
 
 
 def class_numbers(examples: Examples, classes: Sequence[Sequence[str]], count: int, owner: str) -> Tensor:

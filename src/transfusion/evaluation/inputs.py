@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from transfusion.running.probes.synthetic_images import fitted, image_inputs, no
 from transfusion.running.probes.tokenizers import Tokenizer, tokenizer_of
 from transfusion.runtime.optional_libraries import require_library
 
+IGNORED = -100
+"""The label that does not count, as in torch."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -28,74 +32,68 @@ class Batch:
     targets: Tensor
 
 
-class Batches(Protocol):
+class Batches(ABC):
     """Examples that become the model's inputs batch by batch."""
 
-    @property
-    def label(self) -> str: ...
+    label: str
+    labels: Tensor | None
+    """The class of every example; None if examples have no class of their own."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    @property
-    def labels(self) -> Tensor | None:
-        """The class of every example; None if examples have no class of their own."""
-        ...
-
+    @abstractmethod
     def chosen(self, indices: Sequence[int]) -> Batches:
         """Return the examples with these indices."""
-        ...
 
-    def batches(self, size: int) -> Iterator[Batch]: ...
+    @abstractmethod
+    def batch(self) -> Batch:
+        """Return all examples as one batch."""
 
-    def heaviest(self) -> Batch: ...
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Iterate over the batches, in order."""
+        for start in range(0, len(self), size):
+            yield self.chosen(range(start, min(start + size, len(self)))).batch()
+
+    def heaviest(self) -> Batch:
+        """Return the example that needs the most memory; of tensors and images, any one."""
+        return self.chosen([0]).batch()
 
 
 @dataclass(frozen=True)
-class TensorBatches:
+class TensorBatches(Batches):
     """Examples that are the model's inputs already."""
 
     data: Dataset
 
     @property
-    def label(self) -> str:
+    def label(self) -> str:  # type: ignore[override]
         return self.data.label
 
-    def __len__(self) -> int:
-        return len(self.data)
-
     @property
-    def labels(self) -> Tensor | None:
+    def labels(self) -> Tensor | None:  # type: ignore[override]
         """The class of every example; None if positions have classes."""
         known = self.data.labels
         return known if known is not None and known.ndim == 1 else None
+
+    def __len__(self) -> int:
+        return len(self.data)
 
     def chosen(self, indices: Sequence[int]) -> TensorBatches:
         """Return the examples with these indices."""
         return TensorBatches(self.data.chosen(indices))
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Iterate over the batches."""
-        for part in self.data.batches(size):
-            yield Batch(part.inputs, targets_of(part))
-
-    def heaviest(self) -> Batch:
-        """Return one example; all need the same memory."""
-        return next(self.batches(1))
-
-
-IGNORED = -100
-"""The label that does not count, as in torch."""
+    def batch(self) -> Batch:
+        """Return all examples as one batch; without labels, the texts themselves are the targets."""
+        inputs = self.data.inputs
+        if self.data.labels is not None:
+            return Batch(inputs, self.data.labels)
+        name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+        ids, mask = inputs[name].long(), inputs.get(name.replace("input_ids", "attention_mask"))
+        return Batch(inputs, ids if mask is None else ids.masked_fill(mask == 0, IGNORED))
 
 
-def targets_of(data: Dataset) -> Tensor:
-    """Return the targets; without labels, the texts themselves."""
-    if data.labels is not None:
-        return data.labels
-    name = "decoder_input_ids" if "decoder_input_ids" in data.inputs else "input_ids"
-    ids = data.inputs[name].long()
-    mask = data.inputs.get(name.replace("input_ids", "attention_mask"))
-    return ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
-
+# ── texts ────────────────────────────────────────────────────────────────────────────────────
 
 Tokens = dict[str, list[int]]
 """The tokens of one example and, for pairs, the text that each belongs to."""
@@ -230,7 +228,7 @@ def _transformers(subject: ProbedModel, owner: ProbedModel) -> TextTokenizer:
 
 
 @dataclass(frozen=True)
-class TextBatches:
+class TextBatches(Batches):
     """Tokenized texts that are padded batch by batch."""
 
     label: str
@@ -238,39 +236,31 @@ class TextBatches:
     tokenizer: TextTokenizer
     takes: frozenset[str]
     """The arguments of the model's forward method."""
-    targets: Tensor | None
+    labels: Tensor | None
     """None if the texts themselves are the targets."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def labels(self) -> Tensor | None:
-        """The class of every text, if texts have classes."""
-        return self.targets
-
     def chosen(self, indices: Sequence[int]) -> TextBatches:
         """Return the texts with these indices."""
-        targets = None if self.targets is None else self.targets[list(indices)]
-        return replace(self, tokens=[self.tokens[index] for index in indices], targets=targets)
+        labels = None if self.labels is None else self.labels[list(indices)]
+        return replace(self, tokens=[self.tokens[index] for index in indices], labels=labels)
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Iterate over the batches, in order."""
-        for start in range(0, len(self), size):
-            yield self._batch(list(range(start, min(start + size, len(self)))))
+    def batch(self) -> Batch:
+        """Return all texts, padded to the longest."""
+        inputs = self.tokenizer.inputs(self.tokens)
+        given = {name: one for name, one in inputs.items() if name in self.takes}
+        if self.labels is not None:
+            return Batch(given, self.labels)
+        ids = inputs["input_ids"]  # (texts, tokens)
+        real = torch.tensor([len(one["input_ids"]) for one in self.tokens])
+        return Batch(given, ids.masked_fill(torch.arange(ids.shape[1])[None] >= real[:, None], IGNORED))
 
     def heaviest(self) -> Batch:
         """Return the longest text."""
-        return self._batch([max(range(len(self)), key=lambda one: len(self.tokens[one]["input_ids"]))])
-
-    def _batch(self, chosen: list[int]) -> Batch:
-        inputs = self.tokenizer.inputs([self.tokens[one] for one in chosen])
-        given = {name: one for name, one in inputs.items() if name in self.takes}
-        if self.targets is not None:
-            return Batch(given, self.targets[chosen])
-        ids = inputs["input_ids"]
-        real = torch.tensor([len(self.tokens[one]["input_ids"]) for one in chosen])
-        return Batch(given, ids.masked_fill(torch.arange(ids.shape[1])[None] >= real[:, None], IGNORED))
+        longest = max(range(len(self)), key=lambda one: len(self.tokens[one]["input_ids"]))
+        return self.chosen([longest]).batch()
 
 
 def accepted_inputs(module: nn.Module) -> frozenset[str]:
@@ -279,6 +269,8 @@ def accepted_inputs(module: nn.Module) -> frozenset[str]:
     info = {name for name, one in found.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
     return frozenset({"input_ids", "attention_mask"} | info)
 
+
+# ── images ───────────────────────────────────────────────────────────────────────────────────
 
 Transform: TypeAlias = Callable[[Any], Tensor]
 """From a Pillow image to (channels, rows, columns)."""
@@ -407,33 +399,22 @@ def _of_transformers(subject: ProbedModel) -> Transform | None:
 
 
 @dataclass(frozen=True)
-class ImageBatches:
+class ImageBatches(Batches):
     """Images that are opened and prepared batch by batch."""
 
     label: str
     images: Sequence[ImageFile]
     processor: ImageProcessor
-    targets: Tensor
+    labels: Tensor
 
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
-    def labels(self) -> Tensor:
-        """The class of every image."""
-        return self.targets
-
     def chosen(self, indices: Sequence[int]) -> ImageBatches:
         """Return the images with these indices."""
         images = [self.images[index] for index in indices]
-        return replace(self, images=images, targets=self.targets[list(indices)])
+        return replace(self, images=images, labels=self.labels[list(indices)])
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Iterate over the batches."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            yield Batch(self.processor.inputs(list(self.images[part])), self.targets[part])
-
-    def heaviest(self) -> Batch:
-        """Return one image; all need the same memory."""
-        return next(self.batches(1))
+    def batch(self) -> Batch:
+        """Open and prepare all images."""
+        return Batch(self.processor.inputs(list(self.images)), self.labels)

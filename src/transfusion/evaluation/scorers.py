@@ -24,6 +24,15 @@ from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.probed_model import vocabulary
 from transfusion.running.probes.random_inputs import in_double, in_dtype, plain_experts, run_model
 
+IMAGE, TEXT = "image", "text"
+_METHODS = {
+    "open_clip": {IMAGE: "encode_image", TEXT: "encode_text"},
+    "transformers": {IMAGE: "get_image_features", TEXT: "get_text_features"},
+}
+_EMBEDDINGS = ("image_embeds", "text_embeds", "pooler_output")
+"""The outputs with the features of a single tower."""
+_IMAGE_PARTS = ("visual.", "vision_model.", "visual_projection.")
+
 
 class Scorer(ABC):
     """Computes logits and targets of a batch with a live model."""
@@ -40,6 +49,53 @@ class Scorer(ABC):
     @abstractmethod
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
         """Return logits (predictions × classes) with the current weights, and the targets."""
+
+
+# ── running a model ──────────────────────────────────────────────────────────────────────────
+
+
+def _placed(live: LiveModel, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+    """Return inputs in the module's type and on its device, and whether it computes in float64."""
+    like = next(live.module.parameters())
+    placed = {name: one.to(like.device) for name, one in in_dtype(inputs, like.dtype).items()}
+    return placed, like.dtype is torch.float64
+
+
+@contextmanager
+def _refusing(live: LiveModel, label: str) -> Iterator[None]:
+    """Within the block, an error of the model's library becomes one about the examples."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if out_of_memory(error):
+            raise
+        raise DataError(
+            f"{label}: {_name(live)} cannot be run on it ({reason_of(error)})",
+            hint="check the names, shapes and types of the inputs",
+        ) from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch means that the memory is full."""
+    info = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in info or "can't allocate memory" in info)
+    )
+
+
+def _name(live: LiveModel) -> str:
+    return type(live.module).__name__
+
+
+# ── task heads ───────────────────────────────────────────────────────────────────────────────
+
+
+class PredictionKind(StrEnum):
+    """What the model predicts for the examples."""
+
+    CLASS = "class of every example"
+    POSITION = "class of every position"
+    NEXT = "next token"
 
 
 @dataclass(frozen=True)
@@ -68,14 +124,6 @@ class TaskHeadScorer(Scorer):
         return logits.flatten(0, -2), targets.flatten()
 
 
-class PredictionKind(StrEnum):
-    """What the model predicts for the examples."""
-
-    CLASS = "class of every example"
-    POSITION = "class of every position"
-    NEXT = "next token"
-
-
 def prediction_kind(live: LiveModel, data: Dataset) -> tuple[PredictionKind, int]:
     """Return what is predicted, and the number of classes; refuse examples that do not fit the model."""
     _require_inputs(live, data)
@@ -88,50 +136,26 @@ def prediction_kind(live: LiveModel, data: Dataset) -> tuple[PredictionKind, int
     return question, logits.shape[-1]
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch means that the memory is full."""
-    info = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in info or "can't allocate memory" in info)
-    )
+def _question(live: LiveModel, data: Dataset, logits: Tensor) -> PredictionKind:
+    """Return what is predicted; labels of an encoder-decoder are shifted already."""
+    if logits.ndim == 2:
+        return PredictionKind.CLASS
+    shifted = data.labels is not None and "decoder_input_ids" in data.inputs
+    if shifted or not predicts_next_token(live, logits.shape[-1]):
+        return PredictionKind.POSITION
+    return PredictionKind.NEXT
 
 
-def _name(live: LiveModel) -> str:
-    return type(live.module).__name__
-
-
-def _require_inputs(live: LiveModel, data: Dataset) -> None:
-    takes = set(inspect.signature(live.module.forward).parameters)
-    if live.family.library != "transformers":
-        takes = set(live.inputs)
-    data.require_for(
-        _name(live),
-        takes=takes,
-        needs=next(iter(live.inputs)),
-        image=tuple(live.inputs["pixel_values"].shape[1:]) if "image" in live.family.inputs else None,
-        vocabulary=vocabulary(live.module),
-    )
-
-
-def _placed(live: LiveModel, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-    """Return inputs in the module's type and on its device, and whether it computes in float64."""
-    like = next(live.module.parameters())
-    placed = {name: one.to(like.device) for name, one in in_dtype(inputs, like.dtype).items()}
-    return placed, like.dtype is torch.float64
-
-
-@contextmanager
-def _refusing(live: LiveModel, label: str) -> Iterator[None]:
-    """Within the block, an error of the model's library becomes one about the examples."""
-    try:
-        yield
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if out_of_memory(error):
-            raise
-        raise DataError(
-            f"{label}: {_name(live)} cannot be run on it ({reason_of(error)})",
-            hint="check the names, shapes and types of the inputs",
-        ) from error
+def predicts_next_token(live: LiveModel, classes: int) -> bool:
+    """Whether a model predicts the next token: its classes are tokens, and attention is causal."""
+    read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
+    if read not in live.inputs or vocabulary(live.module) != classes:
+        return False
+    changed = live.inputs[read].clone()
+    changed[:, -1] = (changed[:, -1] + 1) % classes
+    other = {**live.inputs, read: changed}
+    before, after = (logits_of(live, "probe", one)[:, :-1] for one in (live.inputs, other))
+    return bool(torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())))
 
 
 def logits_of(
@@ -157,26 +181,17 @@ def logits_of(
     return logits
 
 
-def _question(live: LiveModel, data: Dataset, logits: Tensor) -> PredictionKind:
-    """Return what is predicted; labels of an encoder-decoder are shifted already."""
-    if logits.ndim == 2:
-        return PredictionKind.CLASS
-    shifted = data.labels is not None and "decoder_input_ids" in data.inputs
-    if shifted or not predicts_next_token(live, logits.shape[-1]):
-        return PredictionKind.POSITION
-    return PredictionKind.NEXT
-
-
-def predicts_next_token(live: LiveModel, classes: int) -> bool:
-    """Whether a model predicts the next token: its classes are tokens, and attention is causal."""
-    read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
-    if read not in live.inputs or vocabulary(live.module) != classes:
-        return False
-    changed = live.inputs[read].clone()
-    changed[:, -1] = (changed[:, -1] + 1) % classes
-    other = {**live.inputs, read: changed}
-    before, after = (logits_of(live, "probe", one)[:, :-1] for one in (live.inputs, other))
-    return bool(torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())))
+def _require_inputs(live: LiveModel, data: Dataset) -> None:
+    takes = set(inspect.signature(live.module.forward).parameters)
+    if live.family.library != "transformers":
+        takes = set(live.inputs)
+    data.require_for(
+        _name(live),
+        takes=takes,
+        needs=next(iter(live.inputs)),
+        image=tuple(live.inputs["pixel_values"].shape[1:]) if "image" in live.family.inputs else None,
+        vocabulary=vocabulary(live.module),
+    )
 
 
 def _require_labels(live: LiveModel, data: Dataset, logits: Tensor) -> None:
@@ -199,14 +214,7 @@ def _require_labels(live: LiveModel, data: Dataset, logits: Tensor) -> None:
         )
 
 
-IMAGE, TEXT = "image", "text"
-_METHODS = {
-    "open_clip": {IMAGE: "encode_image", TEXT: "encode_text"},
-    "transformers": {IMAGE: "get_image_features", TEXT: "get_text_features"},
-}
-_EMBEDDINGS = ("image_embeds", "text_embeds", "pooler_output")
-"""The outputs with the features of a single tower."""
-_IMAGE_PARTS = ("visual.", "vision_model.", "visual_projection.")
+# ── features of images and texts ─────────────────────────────────────────────────────────────
 
 
 def compares_images_with_texts(live: LiveModel) -> bool:
@@ -254,21 +262,41 @@ def unit_length(vectors: Tensor) -> Tensor:
     return nn.functional.normalize(vectors, dim=-1)
 
 
-def text_parameters(live: LiveModel) -> dict[str, nn.Parameter]:
-    """Return the parameters that the features of texts may depend on."""
-    parameters = live.module.named_parameters()
-    return {name: one for name, one in parameters if not name.startswith(_IMAGE_PARTS)}
+@dataclass(frozen=True)
+class LinearTaskHeadScorer(Scorer):
+    """Scores the features of images or texts with a linear task head."""
+
+    live: LiveModel
+    label: str
+    kind: str
+    task_head: LinearTaskHead
+
+    @property
+    def question(self) -> str:  # type: ignore[override]
+        return f"class of every {self.kind}, by a linear head on its features"
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return len(self.task_head.weight)
+
+    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """Return one row for every example."""
+        found = features(self.live, self.label, self.kind, batch.inputs, gradients=gradients)
+        width = self.task_head.weight.shape[1]
+        if found.shape[1] != width:
+            raise MismatchError(
+                f"{self.task_head.label}: made for features of width {width}, and"
+                f" {type(self.live.module).__name__} gives {found.shape[1]}",
+                hint="give the task head that was trained on features of this kind of model",
+            )
+        found = unit_length(found) if self.task_head.normalised else found
+        logits = found @ self.task_head.weight.to(found).T
+        if self.task_head.bias is not None:
+            logits = logits + self.task_head.bias.to(found)
+        return logits, batch.targets.to(logits.device)
 
 
-def fingerprint(live: LiveModel) -> str | None:
-    """Return a hash of the parameters that texts depend on; None while hooks are registered."""
-    if any(one._forward_hooks or one._forward_pre_hooks for one in live.module.modules()):
-        return None
-    total = hashlib.blake2b()
-    for name, parameter in text_parameters(live).items():
-        total.update(name.encode())
-        total.update(content(parameter.detach().cpu().contiguous()))
-    return total.hexdigest()
+# ── zero-shot ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -325,35 +353,18 @@ class ZeroShotScorer(Scorer):
         return unit_length(single.reshape(self.classes, -1, single.shape[-1]).mean(1))
 
 
-@dataclass(frozen=True)
-class LinearTaskHeadScorer(Scorer):
-    """Scores the features of images or texts with a linear task head."""
+def text_parameters(live: LiveModel) -> dict[str, nn.Parameter]:
+    """Return the parameters that the features of texts may depend on."""
+    parameters = live.module.named_parameters()
+    return {name: one for name, one in parameters if not name.startswith(_IMAGE_PARTS)}
 
-    live: LiveModel
-    label: str
-    kind: str
-    task_head: LinearTaskHead
 
-    @property
-    def question(self) -> str:  # type: ignore[override]
-        return f"class of every {self.kind}, by a linear head on its features"
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.task_head.weight)
-
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """Return one row for every example."""
-        found = features(self.live, self.label, self.kind, batch.inputs, gradients=gradients)
-        width = self.task_head.weight.shape[1]
-        if found.shape[1] != width:
-            raise MismatchError(
-                f"{self.task_head.label}: made for features of width {width}, and"
-                f" {type(self.live.module).__name__} gives {found.shape[1]}",
-                hint="give the task head that was trained on features of this kind of model",
-            )
-        found = unit_length(found) if self.task_head.normalised else found
-        logits = found @ self.task_head.weight.to(found).T
-        if self.task_head.bias is not None:
-            logits = logits + self.task_head.bias.to(found)
-        return logits, batch.targets.to(logits.device)
+def fingerprint(live: LiveModel) -> str | None:
+    """Return a hash of the parameters that texts depend on; None while hooks are registered."""
+    if any(one._forward_hooks or one._forward_pre_hooks for one in live.module.modules()):
+        return None
+    total = hashlib.blake2b()
+    for name, parameter in text_parameters(live).items():
+        total.update(name.encode())
+        total.update(content(parameter.detach().cpu().contiguous()))
+    return total.hexdigest()

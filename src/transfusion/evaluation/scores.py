@@ -91,6 +91,8 @@ def perplexity(loss: float) -> float:
     return exp(loss) if loss < 700 else float("inf")
 
 
+# ── confidence intervals ─────────────────────────────────────────────────────────────────────
+
 LEVEL = 0.95
 RESAMPLES = 2_000
 """The number of bootstrap resamples. They depend on the number of examples alone, so that two models that

@@ -39,9 +39,9 @@ from transfusion.running.probes.synthetic_texts import corpus
 from transfusion.running.probes.text_encoders import TextEncoder
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transport.rectangular.resampling import resampled_kernel, resampled_positions
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import training as refiner
+from transfusion.transport.resampling import resampled_kernel, resampled_positions
 from vocabularies import rearranged, save_tokenizer, trained_tokenizer, with_rows
 
 LLAMA = {
@@ -335,7 +335,7 @@ def test_tokens_move_by_string_between_shapes(gone, tmp_path):
         alpha=1.0,
         progress=notes,
     )
-    about = moved.alignment.provenance.advice["probes"]
+    about = moved.pi.provenance.advice["probes"]
     assert ("in the tokens of both" in about) == (len(gone) > 10)
     assert any("the vocabularies differ" in note for note in notes.texts)
     at = {row: place for place, row in enumerate(rows)}
@@ -347,7 +347,7 @@ def test_tokens_move_by_string_between_shapes(gone, tmp_path):
         got = moved.module()(input_ids=places).logits[..., [at[row] for row in known]]
     assert (got - want).norm() < (0.4 if gone else 1e-3) * (want - before).norm()
     if len(gone) < 10:
-        chosen = transport(tmp_path / "tuned", base=tmp_path / "a", onto=tmp_path / "b", via=moved.alignment)
+        chosen = transport(tmp_path / "tuned", base=tmp_path / "a", onto=tmp_path / "b", via=moved.pi)
         assert chosen.metadata()["output_shift"]["direction"] > 0.9, "logits of common tokens are compared"
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from deepening import deepened
 from making import written_by_us
 from small_models import CASES, PRINCIPAL, finetuned, often
 from transfusion.errors import AlignmentError, MismatchError, OutputError, SettingError
@@ -22,8 +23,8 @@ from transfusion.runtime.resources import Resources
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Action
-from transfusion.transport.rectangular.rectangular_plan import RectangularPlan
 from transfusion.transport.task_vector import TaskVector, added, wide
+from transfusion.transport.transport_plan import TransportPlan
 from transfusion.transport.transport_run import merge, transport
 
 WITH_HEADS = (
@@ -201,10 +202,11 @@ def test_a_fine_tune_that_unties_or_ties_its_embeddings(ties, residual, tmp_path
 
 
 def test_a_head_apart_from_a_tied_embedding_is_refused_between_shapes(made, tmp_path):
-    a, b = (Model.open(made("mistral-tied", seed)) for seed in (1, 2))
+    a = Model.open(made("mistral-tied", 1))
+    b = Model.open(deepened(CASES["mistral-tied"].build(2)))
     tuned = Model.open(a.checkpoint.root).untied()
     with pytest.raises(MismatchError, match="lm_head.weight apart from its embedding, and .* ties them"):
-        RectangularPlan.assumed(a, b).source(tuned, Alpha())
+        TransportPlan.planned(a, b).source(tuned, Alpha())
 
 
 def with_settings(model: Path, folder: Path, **changed) -> Path:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Alignment:
     sizes_b: Mapping[str, int] = field(default_factory=dict)
     """The sizes of B's axes; empty if A and B have one shape."""
     folds_b: Mapping[str, NormFold] = field(default_factory=dict)
-    """The same as ``folds`` for B's tensors, if it has another shape."""
+    """The same as ``folds`` for B's tensors, if it has another shape; see `folds_onto`."""
     paths: Mapping[str, BlockPath] = field(default_factory=dict)
     """For every stack, the blocks of A and of B that correspond; empty if A and B have one shape."""
     _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -83,7 +83,7 @@ class Alignment:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without caches, which other processes fill themselves."""
-        return {**self.__dict__, "_movers": {}}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"_movers": {}}
 
     def __repr__(self) -> str:
         made = self.provenance
@@ -94,8 +94,15 @@ class Alignment:
         """Whether B has another shape than A."""
         return bool(self.sizes_b)
 
+    @property
+    def folds_onto(self) -> Mapping[str, NormFold]:
+        """The tensors of B that read the stream through a norm, and the norm."""
+        return self.folds_b if self.other_shape else self.folds
+
     def pairs(self, a: Architecture, b: Architecture) -> list[PartPair]:
         """Return the parts of B's tensors that get a change, each with the part of A's that it comes from."""
+        if not self.other_shape:
+            return [PartPair.whole(name, layout) for name, layout in a.tensors.items() if name in b.tensors]
         return [pair for pair in part_pairs(a, b, self.paths) if pair.maps <= self.maps.keys()]
 
     def map_between(self, target: Item | str, source: Item | str) -> Map | None:
@@ -104,8 +111,8 @@ class Alignment:
 
     def move(self, tensor: Tensor, layout: Layout, onto: Layout | None = None) -> Tensor:
         """Return π of one tensor. ``onto`` is its layout in B, if B has another shape."""
-        if onto is not None:
-            return self._move_between(tensor, layout, onto)
+        if self.other_shape:
+            return self._move_between(tensor, layout, onto or layout)
         here = {name: self.maps[name] for name in layout.names() if name in self.maps}
         if not here:
             return tensor
@@ -121,11 +128,33 @@ class Alignment:
                 tensor = map_.apply(tensor, dim, reads=dim in layout.inputs)
         return tensor.T if turned else tensor
 
-    def rotate(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """Return π of one tensor without the scales of its rotations."""
-        rotations = {id: one for id in layout.names() if (one := self.maps.get(id)) and one.rotates}
-        ones = {id: replace(one, produced=np.ones_like(one.produced)) for id, one in rotations.items()}
-        return replace(self, maps={**self.maps, **ones}).move(tensor, layout)
+    def moved_shape(self, shape: Sequence[int], layout: Layout, onto: Layout) -> tuple[int, ...]:
+        """Return the shape of π of a tensor that B stores in the same order of dimensions."""
+        items = zip(onto.items, layout.items, strict=True)
+        maps = [self.map_between(target, source) for target, source in items]
+        return tuple(one.size if one else size for one, size in zip(maps, shape, strict=True))
+
+    @cached_property
+    def activations(self) -> Alignment:
+        """The alignment of activations as their readers get them: y = s · M x with the scale of inputs."""
+        return replace(
+            self, maps={name: replace(map_, produced=map_.read) for name, map_ in self.maps.items()}
+        )
+
+    @cached_property
+    def squares(self) -> Alignment:
+        """The alignment of scales of single units: B's are means of A's, weighted by squared entries."""
+        maps: dict[str, Map] = {}
+        for name, map_ in self.maps.items():
+            scale = np.ones_like(map_.read) if self.other_shape else map_.read
+            square = replace(map_.reading, produced=scale)
+            maps[name] = replace(square, values=np.square(map_.values)) if map_.rotates else map_
+        return replace(self, maps=maps)
+
+    @property
+    def norms(self) -> frozenset[str]:
+        """The norms of A whose scale and shift are moved with the tensors that read their output."""
+        return frozenset(fold.norm for fold in self.folds.values())
 
     @property
     def rotates(self) -> bool:

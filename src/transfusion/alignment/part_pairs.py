@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from transfusion.architecture.architecture import Architecture
-from transfusion.architecture.layouts import Item, names_in
+from transfusion.architecture.layouts import Item, Layout, names_in
 from transfusion.model.part_roles import Role, TensorPart, is_place, moves, tensor_parts
 
 BlockPath: TypeAlias = tuple[tuple[int, int, float], ...]
@@ -29,11 +29,17 @@ class PartPair:
 
     target: TensorPart
     source: TensorPart
-    share: float
+    share: float = 1.0
     """The share of the change, if it is divided among several blocks."""
-    writes: str | None
+    writes: str | None = None
     """The name of the map of the axis that it writes; None if the axis stays."""
-    reads: str | None
+    reads: str | None = None
+
+    @classmethod
+    def whole(cls, tensor: str, layout: Layout) -> PartPair:
+        """Return the pair of a tensor that both models have."""
+        part = TensorPart(tensor, layout, Role("", None, tensor))
+        return cls(part, part)
 
     @property
     def maps(self) -> set[str]:

@@ -27,10 +27,8 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import COMMAND
 from transfusion.transport.adapters.adapter_opening import is_adapter
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.choose_plan import assumed_plan, plan_through
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.output import Output
-from transfusion.transport.rectangular.rectangular_plan import RectangularPlan
 from transfusion.transport.refinement.refine import refine
 from transfusion.transport.refinement.settings import RefinementSettings
 from transfusion.transport.transport_plan import TransportPlan
@@ -88,13 +86,14 @@ class OutputRun:
     def run(self) -> Output:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
         if self.to.dry_run:
-            moved = self.prepare(assumed_plan(self.a, self.b, self.via))
+            moved = self.prepare(TransportPlan.planned(self.a, self.b, self.via, assumed=True))
             moved.within_memory(self.to.resources)
             return moved
         resources = self.to.resources
         with resources.connected():
             if self.via is None:  # refuse whatever can be refused before the search
-                self.prepare(assumed_plan(self.a, self.b)).within_memory(resources)
+                early = TransportPlan.planned(self.a, self.b, assumed=True)
+                self.prepare(early).within_memory(resources)
             if self.to.output is None:
                 return self._prepared(self.via or self._align())
             with open_staging(self.to.output, force=self.to.force) as staging:
@@ -103,7 +102,7 @@ class OutputRun:
         return moved
 
     def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> Output:
-        plan = plan_through(self.a, self.b, alignment)
+        plan = TransportPlan.between(self.a, self.b, alignment)
         if self.refine is not None:
             return self.refine(plan, staging.keep("refinement.safetensors") if staging else None)
         warn_of_doubt(alignment, self.to.progress)
@@ -179,7 +178,7 @@ def refined_output(
     targets = None
     full: dict[str, bool] = {}
     output = prepare(plan)
-    if isinstance(plan, RectangularPlan) and adapter and output.adapter is not None:
+    if plan.alignment.other_shape and adapter and output.adapter is not None:
         if settings.rank is not None:
             raise SettingError(
                 "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"

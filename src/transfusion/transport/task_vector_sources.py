@@ -7,21 +7,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from transfusion.alignment.alignment import Alignment, NormFold
+from transfusion.alignment.part_pairs import PartPair
 from transfusion.architecture.layouts import Layout
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.staging import TensorShape
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
+from transfusion.model.part_roles import TensorPart
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.norm_folding import NormFolding
-from transfusion.transport.task_vector import NewTokens, TaskVector
+from transfusion.transport.carried_heads import CarriedHead, carried_heads, names_with_heads
+from transfusion.transport.norm_folding import divided, fold_of, safe, scale_of, unit_scales
+from transfusion.transport.resampling import resample
+from transfusion.transport.task_vector import NewTokens, TaskVector, wide
+
+if TYPE_CHECKING:
+    from transfusion.transport.adapters.adapter import Adapter
 
 
 class TaskVectorSource(ABC):
@@ -118,12 +125,14 @@ class TaskVectorSource(ABC):
 
 @dataclass
 class DenseSource(TaskVectorSource):
-    """The moved task vector of a dense model."""
+    """The moved task vector of a dense model, onto a B of the same or of another shape."""
 
     vector: TaskVector
     alignment: Alignment
     onto: Model
     alpha: Alpha = field(default_factory=Alpha)
+    adapter: Adapter | None = None
+    """What the user gave, if that is an adapter which was folded into A."""
     _by_rows: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
     """What `by_rows` has answered: it is asked for every block."""
 
@@ -133,120 +142,231 @@ class DenseSource(TaskVectorSource):
 
     @property
     def label(self) -> str:
-        return self.model.label
+        return (self.adapter or self.model).label
 
     @property
     def fingerprint(self) -> str:
-        return self.model.fingerprint
-
-    @property
-    def config(self) -> Mapping[str, Any] | None:
-        return self.model.checkpoint.config
+        return (self.adapter or self.model).fingerprint
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return self.model.checkpoint
+        return (self.adapter or self.model).checkpoint
+
+    @property
+    def module(self) -> nn.Module | None:
+        return None if self.alignment.other_shape else self.model.checkpoint.module
+
+    # ── the class of the output ──────────────────────────────────────────────────────────────
+
+    @cached_property
+    def _heads(self) -> dict[str, CarriedHead]:
+        """If B has another shape: by their names on B, the heads that B has none to add a change to."""
+        return carried_heads(self.label, self.vector, self.alignment, self.onto, self._sources)
+
+    @cached_property
+    def _sources(self) -> frozenset[str]:
+        """The tensors of A whose changes have a place in B."""
+        return frozenset(pair.source.tensor for several in self.pairs.values() for pair in several)
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        config = self.model.checkpoint.config
+        if not self.alignment.other_shape or config is None or self._heads.keys() - self.onto.names.keys():
+            return config
+        theirs = self.onto.checkpoint.config or {}  # B has the heads already, and its class
+        return {**config, "architectures": theirs.get("architectures")}
 
     @cached_property
     def names(self) -> Mapping[str, TensorPieces]:
+        if self.alignment.other_shape:
+            return names_with_heads(self.onto, self.model, self._heads, self.pairs)
         known = self.model.architecture
         return {name: self.model.names[name] for name in (*known.tensors, *known.buffers)}
 
     @property
     def buffers(self) -> frozenset[str]:
-        return self.model.architecture.buffers
-
-    @property
-    def module(self) -> nn.Module | None:
-        return self.model.checkpoint.module
+        return (self.onto if self.alignment.other_shape else self.model).architecture.buffers
 
     @property
     def has_heads(self) -> bool:
-        return bool(self.model.architecture.heads)
+        return bool(self._heads if self.alignment.other_shape else self.model.architecture.heads)
 
     def owns(self, name: str) -> bool:
-        return name in self.model.architecture.tensors
+        return name in (self._heads if self.alignment.other_shape else self.model.architecture.tensors)
 
     def shape(self, name: str) -> TensorShape:
-        info = self.model.info(name)
-        return info.shape, info.dtype
+        head = self._head(name)
+        info = self.model.info(head.part.tensor)
+        return self.alignment.moved_shape(info.shape, head.part.layout, head.layout), info.dtype
 
-    def changes(self, name: str) -> bool:
-        return self.vector.covers(name) and self._fits(name)
-
-    def _fits(self, name: str) -> bool:
-        """Whether A and B have a tensor in the same shape."""
-        base, onto = self.vector.base, self.onto
-        return name in onto.architecture.tensors and onto.info(name).shape == base.info(name).shape
-
-    @cached_property
-    def _folding(self) -> NormFolding:
-        return NormFolding(self.alignment)
-
-    def by_rows(self, name: str) -> bool:
-        if name not in self._by_rows:
-            whole = not self.shape(name)[0] or self._is_special(name)
-            self._by_rows[name] = not whole and self.alignment.moves_by_rows(self._layout(name))
-        return self._by_rows[name]
-
-    def _is_special(self, name: str) -> bool:
-        """Whether moving a tensor takes more than its own values: parts of norms, and scales."""
-        fold = self._folding
-        return fold.is_part(name) or fold.is_rotated_scale(name, self.model.architecture)
-
-    def change(self, name: str, rows: slice) -> Tensor:
-        if self._is_special(name):
-            return self._special_change(name)
-        alpha, whole = self.alpha.at(name), not self.by_rows(name)
-        moved = self._moved(partial(self._difference, name), name, rows)
-        fold = self._fold(name)
-        moved = self._folding.divided(moved, self.onto, self._layout(name), fold, None if whole else rows)
-        return moved if alpha == 1 else alpha * moved
-
-    def _difference(self, name: str, rows: Rows | None = None) -> Tensor:
-        """Return τ; for a weight behind a norm, with the norm's scale folded in."""
-        if (fold := self._fold(name)) is None:
-            return self.vector.difference(name, rows)
-        scaled = self._folding.scaled
-        return scaled(self.model, name, fold, rows) - scaled(self.vector.base, name, fold, rows)
-
-    def _fold(self, name: str) -> NormFold | None:
-        return self._folding.fold_of(name, self._layout(name), self.vector.base.architecture)
-
-    def _special_change(self, name: str) -> Tensor:
-        fold, layout, alpha = self._folding, self._layout(name), self.alpha.at(name)
-        if not fold.is_part(name):
-            return alpha * fold.move_scale(self.vector.difference(name), layout)
-        if name in self.model.architecture.scales:
-            return torch.zeros(self.shape(name)[0])
-        difference = fold.shift(self.model, name) - fold.shift(self.vector.base, name)
-        return alpha * fold.scale(self.onto, name) * self.alignment.rotate(difference, layout)
+    def _head(self, name: str) -> CarriedHead:
+        """Return a tensor of the fine-tune that is carried over."""
+        if self.alignment.other_shape:
+            return self._heads[name]
+        part = PartPair.whole(name, self.model.architecture.tensors[name]).source
+        fold = fold_of(self.alignment, name, part.layout, self.vector.base.architecture)
+        return CarriedHead(part, part.layout, fold, fold)
 
     def own(self, name: str, rows: slice) -> Tensor:
-        if (fold := self._fold(name)) is None:
-            return self._moved(partial(self.model.raw, name), name, rows)
-        moved = self._moved(lambda some: self._folding.scaled(self.model, name, fold, some), name, rows)
         some = rows if self.by_rows(name) else None
-        return self._folding.divided(moved, self.onto, self._layout(name), fold, some)
+        value = self._carried(self._head(name), some)
+        weight = self._heads.get(f"{name.rpartition('.')[0]}.weight") if self.alignment.other_shape else None
+        if weight is not None and name.endswith(".bias") and weight.part.is_weight:
+            value = value + self._lost_shift(weight)
+        return value
 
-    def _moved(self, read: Callable[..., Tensor], name: str, rows: slice) -> Tensor:
-        if self.by_rows(name):
-            return self.alignment.move_rows(read, self._layout(name), rows)
-        return self.alignment.move(read(None), self._layout(name))
+    def _carried(self, head: CarriedHead, rows: slice | None = None) -> Tensor:
+        """Return π(A_ft), behind B's norm instead of A's."""
+        read = partial(self._scaled, self.model, head.part, head.fold_a)
+        moved = self._mapped(read, head.part.layout, head.layout, rows)
+        return divided(moved, self.onto, head.part.layout, head.fold_b, rows)
 
-    def added(self, name: str) -> int:
-        return self.vector.added(name) if self.vector.new_tokens is NewTokens.KEEP else 0
+    def _lost_shift(self, head: CarriedHead) -> Tensor:
+        """Return what a carried weight adds to its outputs because B's norm before it has another shift."""
+        weight, layout = self._carried(head), head.part.layout
+        lost = torch.zeros(weight.shape[layout.outputs[0]], dtype=torch.float64)
+        for model, fold, values, sign in (
+            (self.model, head.fold_a, wide(self.model.raw(head.part.tensor)), 1),
+            (self.onto, head.fold_b, weight, -1),
+        ):
+            if fold is None or (name := f"{fold.norm}.bias") not in model.names:
+                continue
+            shift = wide(model.raw(name)).double()
+            if model is self.onto and self.changes(name):
+                shift = shift + self._whole(name)
+            lost += sign * torch.tensordot(values.double(), shift, dims=([layout.inputs[0]], [0]))
+        return lost
+
+    # ── changes of B's tensors ───────────────────────────────────────────────────────────────
+
+    @cached_property
+    def pairs(self) -> dict[str, list[PartPair]]:
+        """For every tensor of B that gets a change, the parts of A's tensors that it comes from."""
+        base, onto = self.vector.base, self.onto
+        found: dict[str, list[PartPair]] = {}
+        for pair in self.alignment.pairs(base.architecture, onto.architecture):
+            source, target = pair.source.tensor, pair.target.tensor
+            fits = self.alignment.other_shape or onto.info(target).shape == base.info(source).shape
+            if fits and self.vector.covers(source):
+                found.setdefault(target, []).append(pair)
+        return found
 
     @property
-    def _covered(self) -> list[str]:
-        return [name for name in self.model.architecture.tensors if self.vector.covers(name)]
+    def left_out(self) -> list[str]:
+        if not self.alignment.other_shape:
+            return []
+        return [name for name in self.vector.base.architecture.tensors if name not in self._sources]
+
+    def changes(self, name: str) -> bool:
+        return name in self.pairs
+
+    def by_rows(self, name: str) -> bool:
+        if self.alignment.other_shape:
+            return False
+        if name not in self._by_rows:
+            layout = self.model.architecture.tensors[name]
+            whole = not self.model.info(name).shape or any(map(self._is_special, self.pairs.get(name, ())))
+            self._by_rows[name] = not whole and self.alignment.moves_by_rows(layout)
+        return self._by_rows[name]
+
+    def change(self, name: str, rows: slice) -> Tensor:
+        alpha = self.alpha.at(name)
+        moved = self._moved(self.pairs[name][0], rows) if self.by_rows(name) else self._whole(name)
+        return moved if alpha == 1 else alpha * moved
+
+    def _whole(self, name: str) -> Tensor:
+        """Return π(τ) of one tensor: the sum of what its parts get."""
+        first, *others = self.pairs[name]
+        if first.target.index is None and first.share == 1 and not others:
+            return self._moved(first)
+        total = torch.zeros(self.onto.info(name).shape, dtype=torch.float64)
+        for pair in (first, *others):
+            pair.target.put(total, pair.share * self._moved(pair))
+        return total
+
+    def _moved(self, pair: PartPair, rows: slice | None = None) -> Tensor:
+        """Return Δ_B = s · M_out τ M_inᵀ of one part, or of some rows."""
+        source, target = pair.source, pair.target
+        if self._is_special(pair):
+            return self._moved_norm(pair)
+        fold_a = self.alignment.folds.get(source.tensor) if source.is_weight else None
+        fold_b = self.alignment.folds_onto.get(target.tensor) if source.is_weight else None
+        moved = self._mapped(partial(self._difference, source, fold_a), source.layout, target.layout, rows)
+        if self.alignment.other_shape:
+            moved = resample(moved, target.layout, self.onto.architecture, grid=self._has_patches)
+        return divided(moved, self.onto, target.layout, fold_b, rows)
+
+    def _difference(self, part: TensorPart, fold: NormFold | None, rows: Rows | None = None) -> Tensor:
+        """Return τ of a part; for a weight behind a norm, with the norm's scale folded in."""
+        if fold is None:
+            return part.of(self.vector.difference(part.tensor, rows))
+        tuned, base = self.vector.finetuned, self.vector.base
+        return self._scaled(tuned, part, fold, rows) - self._scaled(base, part, fold, rows)
+
+    @staticmethod
+    def _scaled(model: Model, part: TensorPart, fold: NormFold | None, rows: Rows | None = None) -> Tensor:
+        """Return a part of a tensor, with the norm's scale folded into its inputs."""
+        value = part.of(model.raw(part.tensor, rows))
+        return value if fold is None else wide(value) * scale_of(model, part.layout, fold, rows)
+
+    def _mapped(
+        self, read: Callable[..., Tensor], layout: Layout, onto: Layout, rows: slice | None
+    ) -> Tensor:
+        if rows is not None:
+            return self.alignment.move_rows(read, layout, rows)
+        return self.alignment.move(read(None), layout, onto)
+
+    @cached_property
+    def _has_patches(self) -> bool:
+        """Whether positions are those of patches."""
+        return any(len(layout.inputs) == 3 for layout in self.vector.base.architecture.tensors.values())
+
+    # ── norms ────────────────────────────────────────────────────────────────────────────────
+
+    def _is_special(self, pair: PartPair) -> bool:
+        """Whether moving a tensor takes more than its own values: norms, and scales of rotated units."""
+        part, base = pair.source, self.vector.base.architecture
+        if self.alignment.other_shape:
+            of_norm = part.tensor in base.scales or f"{part.module}.weight" in base.scales
+            return of_norm and pair.writes is not None
+        maps = (self.alignment.maps.get(id) for id in part.layout.names())
+        rotated = part.tensor in base.scales and any(one is not None and one.rotates for one in maps)
+        return part.module in self.alignment.norms or rotated
+
+    def _moved_norm(self, pair: PartPair) -> Tensor:
+        """Move the scale of a norm, which B keeps if it is folded, or the shift β/g before the scale."""
+        source, target, alignment = pair.source, pair.target, self.alignment
+        fold_a, fold_b = self._norms_a.get(source.module), self._norms_b.get(target.module)
+        if source.tensor in self.vector.base.architecture.scales:
+            if fold_a is not None or fold_b is not None:
+                return torch.zeros(self.onto.info(target.tensor).shape)
+            return alignment.squares.move(self.vector.difference(source.tensor), source.layout, target.layout)
+        shifts = []
+        for model in (self.vector.finetuned, self.vector.base):
+            shift = wide(model.raw(source.tensor))
+            shifts.append(shift if fold_a is None else shift / safe(unit_scales(model, fold_a)))
+        moved = alignment.activations.move(shifts[0] - shifts[1], source.layout, target.layout)
+        return moved if fold_b is None else moved * unit_scales(self.onto, fold_b)
+
+    @cached_property
+    def _norms_a(self) -> dict[str, NormFold]:
+        return {fold.norm: fold for fold in self.alignment.folds.values()}
+
+    @cached_property
+    def _norms_b(self) -> dict[str, NormFold]:
+        return {fold.norm: fold for fold in self.alignment.folds_onto.values()}
+
+    # ── tokens ───────────────────────────────────────────────────────────────────────────────
+
+    def added(self, name: str) -> int:
+        keeps = self.vector.new_tokens is NewTokens.KEEP and not self.alignment.other_shape
+        return self.vector.added(name) if keeps else 0
 
     def dropped_tokens(self) -> int:
-        dropped = self.vector.new_tokens is NewTokens.DROP
-        return max((self.vector.added(name) for name in self._covered if dropped), default=0)
+        if self.vector.new_tokens is not NewTokens.DROP or self.alignment.other_shape:
+            return 0
+        covered = [name for name in self.model.architecture.tensors if self.vector.covers(name)]
+        return max(map(self.vector.added, covered), default=0)
 
     def auxiliary_files(self) -> list[Path]:
         return self.model.checkpoint.auxiliary_files()
-
-    def _layout(self, name: str) -> Layout:
-        return self.model.architecture.tensors[name]

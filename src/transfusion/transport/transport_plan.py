@@ -8,20 +8,27 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transfusion.alignment.alignment import Alignment, random_maps, require_one_shape
+from transfusion.alignment.alignment import Alignment, random_maps
+from transfusion.alignment.maps import Map
+from transfusion.alignment.part_pairs import part_pairs
 from transfusion.alignment.provenance import PLANNED, Provenance
 from transfusion.architecture.architecture import Architecture, Policy
-from transfusion.errors import MismatchError, SettingError, listing
+from transfusion.architecture.layouts import parse, size_of
+from transfusion.errors import AdapterError, MismatchError, SettingError, listing
 from transfusion.files.tensor_files import as_dtype
-from transfusion.model.bases import open_bases, require_rows_of, with_common_tokens
+from transfusion.matching.other_shapes import even_paths
+from transfusion.model.bases import differing_shape, open_bases, require_rows_of, with_common_tokens
 from transfusion.model.model import Model, Reference, untied_config
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import build
-from transfusion.running.live_model import expected_outputs
-from transfusion.running.probes.input_translation import InputTranslation, SameInputs
+from transfusion.running.live_model import expected_outputs, last_dimension
+from transfusion.running.probes.input_translation import InputTranslation, SameInputs, input_translation
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.probes.random_inputs import logits_name
 from transfusion.running.running import HowToRun
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.adapter_drift import adapter_drift, strength_alpha
@@ -31,7 +38,8 @@ from transfusion.transport.adapters.adapter_output import adapter_output
 from transfusion.transport.adapters.adapter_transport import MovedAdapter
 from transfusion.transport.adapters.adapter_vocabulary import adapter_in_vocabulary
 from transfusion.transport.adapters.folded_adapter import FoldedAdapter
-from transfusion.transport.adapters.lora_file import OtherParts
+from transfusion.transport.adapters.lora_between_shapes import lora_between_shapes
+from transfusion.transport.adapters.lora_file import LoraFile, OtherParts
 from transfusion.transport.alpha import Alpha, AlphaArgument
 from transfusion.transport.alpha_chooser import AlphaChooser
 from transfusion.transport.balanced_alpha import AUTO, balanced_alpha
@@ -47,6 +55,10 @@ from transfusion.transport.task_vector import NewTokens, TaskVector, added_token
 from transfusion.transport.task_vector_sources import DenseSource, TaskVectorSource
 
 Base: TypeAlias = Model | Reference
+LORA = "LORA"
+LEAST_DIRECTION = 0.2
+"""Between shapes, a change of B's outputs with a smaller cosine to that of A's is refused: on measured pairs,
+less than this brought next to nothing and cost B some points of its support."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,9 @@ class TransportPlan:
     @classmethod
     def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
         """Return the plan of an alignment, checked against both models."""
-        a, b = open_bases(base, onto, vocabulary_share=0.0)  # the share was asked for when π was made
-        alignment = require_one_shape(via)
+        alignment = via if isinstance(via, Alignment) else Alignment.load(via)
+        shapes = alignment.other_shape
+        a, b = open_bases(base, onto, vocabulary_share=0.0, other_shapes=shapes)  # π was made for this share
         plan = cls.planned(a, b, alignment)
         plan.alignment.require_between(source=a, target=b)
         return plan
@@ -84,16 +97,23 @@ class TransportPlan:
         Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
         as much memory as a real one. Only headers are read, and samples of tensors.
         """
+        inputs = a.label, a.fingerprint, b.label, b.fingerprint
+        made = Provenance(a.family.name, PLANNED, Policy(), PLANNED, {}, 0, *inputs)
+        if differing_shape(a, b) is not None:
+            return cls(a, b, alignment or _assumed_between(a, b, made))
         if alignment is not None:
+            if alignment.other_shape:
+                raise MismatchError(
+                    f"this π is one between models of different shapes, and {a.label} and {b.label} have the"
+                    " same",
+                    hint="give the π that belongs to these models",
+                )
             alignment = alignment.fitted(a.architecture.under(alignment.provenance.policy))
             alignment.require_vocabulary(a)
         else:
-            policy = Policy()
-            digest = a.architecture.under(policy).digest()
-            inputs = a.label, a.fingerprint, b.label, b.fingerprint
-            metadata = Provenance(a.family.name, digest, policy, PLANNED, {}, 0, *inputs)
-            maps = random_maps(a.architecture.under(policy), 0) if assumed else {}
-            alignment = Alignment.of(maps, a.architecture.under(policy), metadata)
+            architecture = a.architecture.under(made.policy)
+            maps = random_maps(architecture, 0) if assumed else {}
+            alignment = Alignment.of(maps, architecture, replace(made, architecture=architecture.digest()))
         alignment.require_for(a.architecture.under(alignment.provenance.policy))
         return cls._along(a, b, alignment)
 
@@ -116,7 +136,7 @@ class TransportPlan:
         if asked == AUTO:
             return Alpha() if self._rotates else balanced_alpha(*with_common_tokens(self.a, self.b))
         chosen = Alpha.of(asked)
-        chosen.require_used(self.a.architecture.tensors)
+        chosen.require_used((self.b if self.alignment.other_shape else self.a).architecture.tensors)
         return chosen
 
     @property
@@ -139,6 +159,8 @@ class TransportPlan:
         new_tokens: NewTokens | str = NewTokens.REFUSE,
     ) -> TaskVectorSource:
         """Return the change of a fine-tune in B's basis: of a model, or of an adapter."""
+        if self.alignment.other_shape:
+            return self._source_between(finetuned, alpha, trust_base, NewTokens(new_tokens))
         if isinstance(finetuned, str | Path) and is_adapter(finetuned):
             return FoldedAdapter(self.alone.adapter(finetuned, alpha, trust_base=trust_base, exact=True))
         tuned = self.opened(finetuned).under(self.alignment.provenance.policy)
@@ -150,11 +172,36 @@ class TransportPlan:
             self._refuse_new_tokens(tuned)
         return DenseSource(vector, self.alignment, self.b, alpha)
 
+    def _source_between(
+        self, finetuned: Finetune, alpha: Alpha, trust_base: bool, new_tokens: NewTokens
+    ) -> DenseSource:
+        """Return the change of a fine-tune for a B of another shape; an adapter is folded into A before."""
+        if isinstance(finetuned, str | Path) and is_adapter(finetuned):
+            folded = Model.open(self.tuned(finetuned).module())
+            source = self._source_between(folded, alpha, True, new_tokens)
+            return replace(source, adapter=open_adapter(finetuned))
+        if new_tokens is NewTokens.KEEP:
+            raise SettingError(
+                '`new_tokens="keep"`: new tokens cannot be kept between models of different shapes',
+                hint='`new_tokens="drop"` drops them',
+            )
+        tuned = self.opened(finetuned)
+        if not trust_base:
+            self._require_named_base(tuned.label, tuned.checkpoint.root)
+        if self.a.is_tied and any(head in tuned.names for head in self.a.ties):
+            raise MismatchError(
+                f"{tuned.label} has {listing(self.a.ties)} apart from its embedding, and {self.a.label} ties"
+                " them: this cannot be moved between models of different shapes",
+                hint="leave the embedding as it is, or train it with the output head tied to it",
+            )
+        vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=new_tokens)
+        return DenseSource(vector, self.alignment, self.b, alpha)
+
     def untied_for(self, finetuned: Sequence[Finetune]) -> TransportPlan:
         """Return the plan of an output in which all of these have a place: if one of them changes the output
         head apart from the embedding that it is tied to, both become tensors of their own.
         """
-        if not (self.a.is_tied and any(map(self._unties, finetuned))):
+        if self.alignment.other_shape or not (self.a.is_tied and any(map(self._unties, finetuned))):
             return self
         a, b = self.a.untied(), self.b.untied()
         untied_config(b, b.checkpoint.config or {})
@@ -215,11 +262,53 @@ class TransportPlan:
 
         ``by_weights`` chooses the α that keeps its strength relative to what the base makes of the inputs.
         """
+        if self.alignment.other_shape:
+            source, rank, targets, wholes = self.lora(reference, alpha, trust_base=trust_base)
+            dense, unmoved = (
+                dense_output((one,), self.a, self.b, self.alignment, record=record)
+                for one in (source, replace(source, alpha=Alpha(0.0)))
+            )
+            lora = rank, targets, wholes
+            return lora_between_shapes(dense, unmoved, source, self.a, self.alignment, lora, dtype, record)
         moved = self.adapter(reference, alpha, trust_base=trust_base)
         if self._compares_weights and (drift := adapter_drift(moved, self.resources.jobs)) is not None:
             record = replace(record, drift=drift)
             moved = replace(moved, alpha=strength_alpha(drift)) if by_weights else moved
         return adapter_output(moved, dtype=dtype, record=record)
+
+    def lora(
+        self, reference: str | Path, alpha: Alpha, *, trust_base: bool = False
+    ) -> tuple[DenseSource, int, frozenset[str], frozenset[str]]:
+        """Return the change of a LoRA for a B of another shape, its rank, and the tensors of B that it
+        changes and replaces.
+        """
+        adapter = open_adapter(reference)
+        if not trust_base:
+            self._require_named_base(adapter.label, adapter.checkpoint.root)
+        source = self._source_between(reference, alpha, True, NewTokens.REFUSE)
+        changed, wholes = set[str](), set[str]()
+        for factor in adapter.factors(self.running(self.a)):
+            (wholes if factor.whole else changed).add(factor.tensor)
+        theirs = {name: {pair.source.tensor for pair in pairs} for name, pairs in source.pairs.items()}
+        kept = frozenset(name for name, sources in theirs.items() if sources & wholes)
+        targets = frozenset(name for name, sources in theirs.items() if sources & changed)
+        carried = frozenset(name for name in source.names if source.owns(name))
+        several = adapter.config.get("rank_pattern") or {}
+        return source, max([int(adapter.config["r"]), *several.values()]), targets, kept | carried
+
+    def _require_lora(self, reference: Finetune) -> None:
+        """Refuse adapters of other kinds than LoRA, which have no counterpart on a B of another shape."""
+        assert isinstance(reference, str | Path)
+        adapter = open_adapter(reference)
+        hint = "`full=True` merges it into the moved model"
+        if isinstance(adapter, LoraFile):
+            why = f"{adapter.label}: a LoRA file cannot be moved to a model of another shape"
+            raise AdapterError(why, hint=hint)
+        if adapter.kind.name != LORA:
+            raise AdapterError(
+                f"{adapter.label}: adapters of kind {adapter.kind.name} cannot be moved to another shape",
+                hint=hint,
+            )
 
     def _require_named_base(self, label: str, root: Path) -> None:
         """Refuse a fine-tune whose own metadata names a base with other weights."""
@@ -250,13 +339,15 @@ class TransportPlan:
         Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
         A's did; refused if they would move in an unrelated one, unless ``anyway``.
         """
+        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
+        if full and not adapter:
+            raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
+        if self.alignment.other_shape and adapter and not full:
+            self._require_lora(finetuned)
         search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
         chosen, output_record = self.choose_alpha(
             alpha, (finetuned,), search, output_record or OutputRecord(), keep_support, anyway=anyway
         )
-        adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
-        if full and not adapter:
-            raise SettingError("`full`: the fine-tune is a whole model already", hint="leave it out")
         if isinstance(finetuned, str | Path) and adapter and not full:
             by_weights = alpha == AUTO and "not_tried" in (output_record.output_shift or {})
             return self.adapter_output(
@@ -333,15 +424,28 @@ class TransportPlan:
     @property
     def alpha_choice(self) -> AlphaChooser:
         """How an α is chosen by running models."""
+        if self.alignment.other_shape:
+            return AlphaChooser(rotates=True, least_direction=LEAST_DIRECTION, must_measure=True)
         return AlphaChooser(rotates=self._rotates)
 
     def running(self, model: Model) -> Model:
-        """Return a model of A's architecture as it is run."""
-        return model
+        """Return a model of A's architecture as it is run; between shapes with its own tokens."""
+        return model.to_run if self.alignment.other_shape else model
 
     def expected(self, architecture: Architecture, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs that B should have, if a model with A's architecture and heads has these."""
-        return expected_outputs(self._reading, architecture, outputs)
+        if not self.alignment.other_shape:
+            return expected_outputs(self._reading, architecture, outputs)
+        found: dict[str, Tensor] = {}  # without outputs that B lacks, or whose axis has no map
+        for name, value in outputs.items():
+            ours, theirs = (one.outputs.get(name, "") for one in (architecture, self.b.architecture))
+            if ours == theirs == "":
+                found[name] = value
+            elif ours and theirs and self.alignment.map_between(theirs, ours) is not None:
+                layouts = (last_dimension(id, value.ndim) for id in (ours, theirs))
+                found[name] = self.alignment.activations.move(value, *layouts)
+        before, after = (logits_name(model.family) for model in (self.a, self.b))
+        return {after if name == before else name: value for name, value in found.items()}
 
     @cached_property
     def _reading(self) -> Alignment:
@@ -349,6 +453,8 @@ class TransportPlan:
 
     def translation(self, a: nn.Module, b: nn.Module) -> InputTranslation:
         """Return what rewrites inputs of A as inputs of B."""
+        if self.alignment.other_shape:
+            return input_translation(ProbedModel(self.running(self.a), a), ProbedModel(self.b, b))
         return SameInputs()
 
     def tuned(self, finetuned: Finetune) -> RunnableFinetune:
@@ -391,6 +497,11 @@ class TransportPlan:
         info = output_record or OutputRecord("merge")
         adapters = [one for one in finetuned if isinstance(one, str | Path) and is_adapter(one)]
         if len(adapters) == len(finetuned) and not full:
+            if self.alignment.other_shape:
+                raise SettingError(
+                    "adapters cannot be merged into one adapter for a model of another shape",
+                    hint="`full=True` merges them into the moved model",
+                )
             moved = tuple(self.adapter(one, Alpha(), trust_base=trust_base) for one in adapters)
             return merged_adapter_output(
                 moved, merging, rank=rank, head=head, dtype=as_dtype(dtype), record=info
@@ -413,6 +524,17 @@ class TransportPlan:
             head=head,
             record=info,
         )
+
+
+def _assumed_between(a: Model, b: Model, made: Provenance) -> Alignment:
+    """Return a π between shapes for dry runs and early refusals: parts by their roles, with maps of zeros."""
+    ours, theirs, paths, maps = a.architecture, b.architecture, even_paths(a, b), dict[str, Map]()
+    for pair in part_pairs(ours, theirs, paths):
+        for name in pair.maps:
+            target, source = (parse(item).items[0] for item in name.split(" <- "))
+            shape = size_of(target, theirs.sizes), size_of(source, ours.sizes)
+            maps[name] = Map.rectangular(np.zeros(shape, dtype=np.float32))
+    return Alignment(maps, ours.sizes, ours.parents, made, {}, theirs.sizes, {}, paths)
 
 
 def _can_be_scaled(finetuned: Finetune) -> bool:

@@ -18,7 +18,7 @@ from transfusion.transport.adapters.adapter_kinds import TOKENS, WHOLE, WeightRe
 from transfusion.transport.adapters.adapter_targets import TensorSlice, as_matrix, share_of
 from transfusion.transport.adapters.adapter_tensor import AdapterTensor
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.norm_folding import NormFolding, safe, scale_of
+from transfusion.transport.norm_folding import fold_of, safe, scale_of
 from transfusion.transport.task_vector import working
 
 _CACHED_STACKS = 16
@@ -133,7 +133,7 @@ class MovedAdapter:
     def _mapped(self, factor: AdapterTensor, value: Tensor) -> Tensor:
         """Return π of a stored tensor. Behind a norm, fold in A's scale before, and divide by B's after."""
         name, layout = factor.weight.tensor if factor.weight else factor.tensor, factor.layout
-        fold = NormFolding(self.alignment).fold_of(name, layout, self.base.architecture)
+        fold = fold_of(self.alignment, name, layout, self.base.architecture)
         if fold is None or len(layout.inputs) != 1:
             return self.alignment.move(value, layout)
         before, after = (scale_of(model, layout, fold).to(value.dtype) for model in (self.base, self.onto))

@@ -7,6 +7,26 @@ from math import isqrt
 import torch
 from torch import Tensor, nn
 
+from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.layouts import Layout, size_of
+from transfusion.model.part_roles import is_place
+
+
+def resample(value: Tensor, layout: Layout, b: Architecture, *, grid: bool) -> Tensor:
+    """Return a change for as many positions, or pixels of a patch, as B has; other changes stay.
+
+    ``layout`` is the one in B. ``grid`` if positions are those of patches.
+    """
+    places = [dim for dim, item in enumerate(layout.items) if is_place(item)]
+    if not places:
+        return value
+    sizes = [size_of(layout.items[dim], b.sizes) for dim in places]
+    if len(places) == 2:  # the pixels of a patch
+        return resampled_kernel(value, *sizes)
+    by_place = value.movedim(places[0], 0)
+    table = resampled_positions(by_place.reshape(len(by_place), -1), sizes[0], grid=grid)
+    return table.reshape(sizes[0], *by_place.shape[1:]).movedim(0, places[0])
+
 
 def resampled_kernel(kernel: Tensor, rows: int, columns: int) -> Tensor:
     """Return kernels (outputs, channels, rows, columns) for patches of another size.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,25 +17,22 @@ from transfusion.transport.output_record import OutputRecord, RecordedFinetune
 from transfusion.transport.refinement.refine import adapter_tensors, lora_config, with_lora
 
 
-def rectangular_lora(
+def lora_between_shapes(
     dense: Output,
     unmoved: Output,
-    sources: Sequence[RecordedFinetune],
+    source: RecordedFinetune,
     base: Model,
     alignment: Alignment,
-    *,
-    rank: int,
-    targets: Collection[str],
-    wholes: Collection[str],
-    dtype: torch.dtype | None = None,
+    lora: tuple[int, Collection[str], Collection[str]],
+    dtype: torch.dtype | None,
     record: OutputRecord,
 ) -> Output:
     """Return an adapter for B whose products are the nearest of their rank to the moved changes.
 
-    ``dense`` is B with all of the moved change, ``unmoved`` the same with α = 0. The adapter changes the
-    tensors ``targets`` of B, and replaces ``wholes``.
+    ``dense`` is B with all of the moved change, ``unmoved`` the same with α = 0. ``lora`` is the rank, and
+    the tensors of B that the adapter changes and replaces.
     """
-    onto = dense.onto
+    onto, (rank, targets, wholes) = dense.onto, lora
     if alignment.provenance.method == PLANNED:  # for a dry run: shapes alone
         made: dict[str, torch.Tensor] = {}
         for name in targets:
@@ -54,7 +51,7 @@ def rectangular_lora(
 
     def metadata() -> dict[str, Any]:
         return {
-            **record.of(sources, base, onto, alignment),
+            **record.of((source,), base, onto, alignment),
             "kind": "adapter",
             "peft_type": "LORA",
             "dtype": dtype and str(dtype).removeprefix("torch."),
@@ -64,5 +61,5 @@ def rectangular_lora(
             "kept": share,
         }
 
-    label = f"{sources[0].label}, moved onto {onto.label} as an adapter"
+    label = f"{source.label}, moved onto {onto.label} as an adapter"
     return lora_output(label, dense, made, settings, metadata, dtype)

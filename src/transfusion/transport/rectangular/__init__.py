@@ -1,1 +1,0 @@
-"""Transport between models of different shapes."""

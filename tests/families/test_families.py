@@ -32,29 +32,18 @@ def test_the_table_tells_the_truth(model: Model):
     assert len(certificate.checks) > 4, "a table that fixes nothing forgot the vocabulary or the pixels"
 
 
-def test_every_fixed_axis_has_a_reason(model: Model):
-    for space in model.architecture.spaces.values():
-        assert space.why or space.group is not Symmetry.FIXED, f"{space.id} is fixed without a reason"
-
-
-def test_a_table_without_a_row_leaves_a_tensor_unclaimed(model: Model):
+@pytest.mark.parametrize(
+    ("kept", "message"), [(slice(-1), "the table does not know"), (slice(None, None), "is claimed twice")]
+)
+def test_a_row_that_is_missing_or_stands_twice_is_an_error(kept, message, made):
+    model = Model.open(made("llama"))
     table = model.family.table(model.config, frozenset(model.names))
-    stack = table.stacks[0]
+    (stack,) = table.stacks
     rows = stack.rows.strip().splitlines()
+    wrong = rows[kept] if kept.stop else [*rows, rows[-1]]
     shapes = {name: model.info(name).shape for name in model.names}
-    short = replace(table, stacks=(replace(stack, rows="\n".join(rows[:-1])), *table.stacks[1:]))
-    with pytest.raises(ArchitectureError, match="the table does not know"):
-        bind(short, shapes, model.family.name)
-
-
-def test_a_table_with_a_row_twice_claims_a_tensor_twice(model: Model):
-    table = model.family.table(model.config, frozenset(model.names))
-    stack = table.stacks[0]
-    rows = stack.rows.strip().splitlines()
-    shapes = {name: model.info(name).shape for name in model.names}
-    long = replace(table, stacks=(replace(stack, rows="\n".join([*rows, rows[-1]])), *table.stacks[1:]))
-    with pytest.raises(ArchitectureError, match="is claimed twice"):
-        bind(long, shapes, model.family.name)
+    with pytest.raises(ArchitectureError, match=message):
+        bind(replace(table, stacks=(replace(stack, rows="\n".join(wrong)),)), shapes, "llama")
 
 
 def test_a_certificate_names_the_axis_that_breaks_the_outputs(made):
@@ -71,4 +60,27 @@ def test_a_certificate_names_the_axis_that_breaks_the_outputs(made):
 
 
 def test_every_family_is_certified():
-    assert {family.name for family in all_families()} == {case.family for case in CASES.values()}
+    names = [family.name for family in all_families()]
+    assert len(names) == len(set(names)), "two families have one name"
+    assert set(names) == {case.family for case in CASES.values()}
+
+
+def test_without_its_factor_a_branch_gets_too_much_of_the_shortcut(made):
+    """Granite multiplies the output of each branch before it is added."""
+    live = LiveModel.of(Model.open(made("granite")))
+    cuts = tuple(replace(cut, factor=1.0) for cut in live.architecture.shortcuts)
+    wrong = certify(replace(live, architecture=replace(live.architecture, shortcuts=cuts)))
+    assert [check.what for check in wrong.failures] == ["all free axes, a map for every point of the stream"]
+
+
+def test_the_only_mask_of_a_sam_stays_the_same_too(made):
+    """It answers with three masks, or with one: both are certified."""
+    live = LiveModel.of(Model.open(made("sam")))
+    three = live.outputs()["pred_masks"]
+    arrange = live.family.arrange
+    one = replace(live.family, arrange=lambda *given: {**arrange(*given), "multimask_output": False})
+    live = replace(live, family=one)
+    assert (three.shape[2], live.outputs()["pred_masks"].shape[2]) == (3, 1)
+    # Units that only the other masks have do not show here, so only what must not change is asked for.
+    failures = [check for check in certify(live).failures if not check.should_change]
+    assert not failures, failures

@@ -82,7 +82,7 @@ class Place:
         return Command(_words("inspect", what, *more), refused=refused)
 
     def propose(self, model: object) -> Command:
-        output = self.outputs / "draft.py"
+        output = self.outputs / "draft.family"
         return Command(_words("inspect", model, "--propose", "-o", output), output)
 
     def align(self, a: object = None, b: object = None, *more: object, refused: bool = False) -> Command:

@@ -156,10 +156,7 @@ class _Line:
 def read_statements(text: str, file: str, functions: Functions) -> tuple[Statement, ...]:
     """Return the statements of a text; an error names the file, the line and what was expected."""
     lines = list(_lines(text, file))
-    statements, rest = _block(lines, -1, functions, "")
-    if rest:
-        _refuse(rest[0].place, f"an indented line, '{rest[0].text}', below one that has no block")
-    return statements
+    return _block(lines, -1, functions, "")[0]
 
 
 def _lines(text: str, file: str) -> Iterator[_Line]:

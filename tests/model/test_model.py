@@ -14,7 +14,8 @@ from small_models import CASES, FIRST, often
 from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.families.timm import timm_settings
-from transfusion.model.model import Model, differing_settings, untied_config
+from transfusion.model.model import Model, untied_config
+from transfusion.model.pair import differing_settings
 from transfusion.running.building import build
 
 

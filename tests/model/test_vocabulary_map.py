@@ -17,8 +17,8 @@ from transfusion.errors import AdapterError, AlignmentError, DataError, Mismatch
 from transfusion.evaluation.barrier import one_barrier
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
-from transfusion.model.bases import open_bases
 from transfusion.model.model import Model
+from transfusion.model.pair import Pair
 from transfusion.running.building import build
 from transfusion.running.probes import synthetic_probes
 from transfusion.transport.apply import apply
@@ -150,7 +150,7 @@ def test_a_fine_tune_that_rearranged_its_vocabulary_is_refused(adapter, shuffled
 def test_equal_tokenizers_change_nothing(shuffled, tmp_path):
     a, b = shuffled("llama")
     one, two = (copied(folder, tmp_path / name, WORDS) for folder, name in ((a, "a"), (b, "b")))
-    assert open_bases(one, two)[0].vocabulary is None
+    assert Pair.open(one, two).a.vocabulary is None
     plain, told = align(a, b), align(one, two)
     assert plain.fingerprint == told.fingerprint
     assert plain.provenance.vocabulary == {}
@@ -170,7 +170,7 @@ def test_equal_tokenizers_change_nothing(shuffled, tmp_path):
 
 def test_other_processes_read_the_same_rows(pair):
     a, b = pair("gpt2")
-    view = open_bases(a, b)[0]
+    view = Pair.open(a, b).a
     again = pickle.loads(pickle.dumps(view))
     assert view.fingerprint == again.fingerprint == Model.open(a).fingerprint
     whole = view.read("wte.weight")
@@ -496,7 +496,7 @@ def test_models_are_compared_on_common_tokens(choice, written):
 
 def test_probes_have_common_tokens_only(written):
     a, b, _ = written
-    view = open_bases(a, b)[0]
+    view = Pair.open(a, b).a
     drawn = synthetic_probes(view, build(view, torch.float32), 64, 0)
     unknown = torch.tensor(sorted(view.vocabulary.unshared))
     assert len(unknown) > 10

@@ -24,8 +24,8 @@ from transfusion.errors import AlignmentError, MismatchError, SettingError, list
 from transfusion.evaluation.line import Line, Via, given_alignments, labels_of
 from transfusion.evaluation.settings import BarrierSettings
 from transfusion.evaluation.task import DataReference, EvaluationData
-from transfusion.model.bases import compare_vocabularies, open_bases
-from transfusion.model.model import Model, Reference, require_same_shape
+from transfusion.model.model import Model, Reference
+from transfusion.model.pair import Pair, compare_vocabularies, require_same_shape
 from transfusion.report.figures import draw_barriers
 from transfusion.report.result_files import ResultFiles
 from transfusion.running.live_model import LiveModel
@@ -221,7 +221,7 @@ def barrier(settings: BarrierSettings) -> Barriers:
     asked, dtype = settings.task, as_precision(settings.dtype)
     read = (settings.a, settings.b, *asked.files, *paths)
     files = ResultFiles.checked(settings.output, force=settings.force, inputs=read, draw=draw_barriers)
-    models = open_bases(settings.a, settings.b, progress=settings.progress)
+    pair = Pair.open(settings.a, settings.b, progress=settings.progress)
     ways: list[Alignment | None] = [None] if settings.vanilla else []
     ways += [require_one_shape(one) for one in paths]
     curves: dict[str, Barrier] = {}
@@ -233,7 +233,8 @@ def barrier(settings: BarrierSettings) -> Barriers:
                 advance(f"{label} · α = {point.alpha:.3g} · loss {point.loss:.4g}")
 
             curves[label] = one_barrier(
-                *models,
+                pair.a,
+                pair.b,
                 via=pi,
                 data=asked,
                 points=points,

@@ -23,8 +23,8 @@ from transfusion.evaluation.evaluate import hold, named_base, names_adapter
 from transfusion.evaluation.settings import LineSettings
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.alignment_run import align
-from transfusion.model.bases import open_bases
 from transfusion.model.model import Model
+from transfusion.model.pair import Pair
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
@@ -178,7 +178,8 @@ def open_lines(settings: LineSettings) -> Lines:
     if via:
         refuse_beside_via(settings.aligning)
     aligning = calibrated(settings.calibrate, via or None, settings.aligning)
-    a, b = open_bases(_base(settings), settings.onto, config, progress, settings.vocabulary_share)
+    pair = Pair.open(_base(settings), settings.onto, config, progress, settings.vocabulary_share)
+    a, b = pair.a, pair.b
     tuned = open_finetune(settings.finetuned, a, b, config, progress, trust_base=settings.trust_base)
     lines = Lines.of(
         tuned,

@@ -35,14 +35,8 @@ from transfusion.matching.search import Search
 from transfusion.matching.settings import AlignSettings
 from transfusion.matching.sweeps import Step
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.model.bases import (
-    compare_vocabularies,
-    differing_shape,
-    input_files,
-    open_bases,
-    with_common_tokens,
-)
-from transfusion.model.model import Model
+from transfusion.model.model import Model, input_files
+from transfusion.model.pair import Pair
 from transfusion.running.running import HowToRun
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.devices import as_precision
@@ -73,16 +67,15 @@ def align(settings: AlignSettings) -> Alignment:
     alignable: the units of A were found again in B
     """
     record, chosen, resources = RunRecord("align"), settings.chosen, settings.resources
-    models = _open(settings)
-    vocabulary = _compared_vocabulary(*models)
+    pair = _open(settings)
     with _followed(settings.on_step, settings.progress) as following:
-        if differing_shape(*models) is not None:
-            found = _between_shapes(*models, chosen, settings, vocabulary, following)
+        if pair.difference is not None:
+            found = _between_shapes(pair, chosen, settings, following)
         else:
-            a, b = (model.under(chosen.policy) for model in with_common_tokens(*models))
-            dtype = as_precision(settings.dtype)
-            weights = WeightPair(a, b, vectors=chosen.vectors, dtype=dtype, device=resources.device)
-            found = _align(weights, chosen, settings, following, vocabulary)
+            known, dtype = pair.with_common_tokens.under(chosen.policy), as_precision(settings.dtype)
+            device = resources.device
+            weights = WeightPair(known.a, known.b, vectors=chosen.vectors, dtype=dtype, device=device)
+            found = _align(weights, chosen, settings, following, pair.vocabulary)
             if summary := weights.clock.summary():
                 settings.progress.detail(summary)
     found = replace(found, provenance=replace(found.provenance, run=record.run()))
@@ -91,10 +84,10 @@ def align(settings: AlignSettings) -> Alignment:
     return found
 
 
-def _open(settings: AlignSettings) -> tuple[Model, Model]:
+def _open(settings: AlignSettings) -> Pair:
     """Open the bases, and refuse what can be refused from their headers."""
     chosen, output = settings.chosen, settings.output
-    models = open_bases(
+    pair = Pair.open(
         settings.a,
         settings.b,
         settings.config,
@@ -102,52 +95,51 @@ def _open(settings: AlignSettings) -> tuple[Model, Model]:
         settings.vocabulary_share,
         other_shapes=chosen.functional is not None,
     )
-    _refuse_rotation(chosen, models)
+    _refuse_rotation(chosen, pair)
     if output is not None:
-        require_writable(Path(output), force=settings.force, inputs=input_files(*models), folder=False)
-    if differing_shape(*models) is not None:
+        inputs = input_files(pair.a, pair.b)
+        require_writable(Path(output), force=settings.force, inputs=inputs, folder=False)
+    if pair.difference is not None:
         _refuse_limits(chosen, settings.resources)
-    return models
+    return pair
 
 
-def _refuse_rotation(chosen: Method, models: tuple[Model, Model]) -> None:
+def _refuse_rotation(chosen: Method, pair: Pair) -> None:
     """Refuse functional maps, where nothing else is tried, of models whose stream cannot be rotated."""
-    alone = not chosen.searches or differing_shape(*models) is not None
+    alone = not chosen.searches or pair.difference is not None
     if chosen.functional is not None and alone:
-        require_rotatable(*models)
+        require_rotatable(pair.a, pair.b)
 
 
 def _between_shapes(
-    a: Model,
-    b: Model,
+    pair: Pair,
     chosen: Method,
     settings: AlignSettings,
-    vocabulary: Mapping[str, Any],
     on_step: Callable[[Step], None],
 ) -> Alignment:
     """Align two models of different shapes, by activations alone."""
     assert chosen.functional is not None
-    made = _provenance(a, b, chosen, torch.float64, settings.seed, vocabulary)
+    made = _provenance(pair.a, pair.b, chosen, torch.float64, settings.seed, pair.vocabulary)
     done = count(1)
 
     def on_axis(name: str, total: int) -> None:
         on_step(Step("pass", 0, next(done), total, name, None))
 
     provenance, anyway = replace(made, policy=Policy()), settings.anyway
-    return align_shapes(a, b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
+    return align_shapes(pair.a, pair.b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
 
 
 @verb(AlignSettings)
 def plan_align(settings: AlignSettings) -> dict[str, int]:
     """Return how much `align` would read, from headers alone; refuse what it would refuse."""
-    models, chosen = _open(settings), settings.chosen
-    read = sum(model.checkpoint.nbytes for model in models)
-    if differing_shape(*models) is not None:
-        return {"axes": count_axes(*models), "bytes_to_read": read}
-    a, b = (model.under(chosen.policy) for model in models)
-    weights = WeightPair(a, b, vectors=chosen.vectors, dtype=as_precision(settings.dtype))
+    pair, chosen = _open(settings), settings.chosen
+    read = pair.a.checkpoint.nbytes + pair.b.checkpoint.nbytes
+    if pair.difference is not None:
+        return {"axes": count_axes(pair.a, pair.b), "bytes_to_read": read}
+    pair = pair.under(chosen.policy)
+    weights = WeightPair(pair.a, pair.b, vectors=chosen.vectors, dtype=as_precision(settings.dtype))
     _within_memory(weights, chosen, settings.resources)
-    return {"axes": len(a.architecture.free()), "bytes_to_read": read}
+    return {"axes": len(pair.a.architecture.free()), "bytes_to_read": read}
 
 
 def _align(
@@ -260,12 +252,6 @@ def _provenance(
         target_fingerprint=b.fingerprint,
         vocabulary=vocabulary,
     )
-
-
-def _compared_vocabulary(a: Model, b: Model) -> dict[str, Any]:
-    """Return what is known of the two vocabularies; nothing, if they were not compared."""
-    found = a.vocabulary or compare_vocabularies(a, b, families=True)[0]
-    return {} if found is None else found.about()
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from transfusion.runtime.settings import MODELS, A, B, argument, setting
 if TYPE_CHECKING:
     import torch
 
-    from transfusion.model.bases import ConfigArgument
     from transfusion.model.model import Model, Reference
+    from transfusion.model.pair import ConfigArgument
 
 SEARCH = "Search (research)"
 FUSION = "Optimal transport (--method ot)"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,11 +16,10 @@ from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.binding import bind
-from transfusion.architecture.config_schema import WRONG_FILE, settings_of
+from transfusion.architecture.config_schema import WRONG_FILE
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
-from transfusion.families import known_keys
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.selected_rows import CheckpointView
 from transfusion.files.tensor_files import FLOATS, Rows, TensorInfo
@@ -309,81 +309,19 @@ def _drop_second_names(
             del names[second]
 
 
-# ── two bases ───────────────────────────────────────────────────────────────────────────────
+def input_files(*inputs: object) -> list[Path]:
+    """Return the paths that hold inputs: models, files of π, and references that exist on this machine.
 
-
-_OTHER_SHAPES = '`method="functional"`, in align and transport, moves between different shapes'
-
-
-def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
-    """Refuse two bases that are not two sets of weights of one architecture.
-
-    ``uncompared`` says why their vocabularies could not be compared token by token.
+    Other inputs, such as models in memory and hub ids of data, have no path.
     """
-    if a.family.name != b.family.name:
-        raise MismatchError(
-            f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
-            hint=f"both bases must have the same architecture; {_OTHER_SHAPES}"
-            if a.family.inputs == b.family.inputs
-            else "give two releases of one model",
-        )
-    backbone_a, backbone_b = set(a.architecture.backbone), set(b.architecture.backbone)
-    if backbone_a != backbone_b:
-        raise MismatchError(
-            f"{a.label} and {b.label} do not have the same tensors; only one has"
-            f" {listing(sorted(backbone_a ^ backbone_b))}",
-            hint=f"both bases must have the same architecture and depth; {_OTHER_SHAPES}",
-        )
-    for name in sorted(backbone_a):
-        shape_a, shape_b = a.info(name).shape, b.info(name).shape
-        if shape_a != shape_b:
-            layout = a.architecture.tensors[name]
-            vocabulary, why = VOCABULARY in layout.names(), uncompared and f" ({uncompared})"
-            raise MismatchError(
-                f"{name} ('{layout}') has shape {shape_a} in {a.label} and {shape_b} in {b.label}",
-                hint=f"the vocabularies differ, and their tokens cannot be compared{why};"
-                " put the tokenizer.json of each base into its folder"
-                if vocabulary
-                else f"both bases must have the same architecture and size; {_OTHER_SHAPES}",
-            )
-    if a.architecture.digest() != b.architecture.digest():
-        spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces
-        differing = [
-            id
-            for id in sorted({*a.architecture.backbone_spaces, *b.architecture.backbone_spaces})
-            if spaces_a.get(id) != spaces_b.get(id)
-        ]
-        raise MismatchError(
-            f"{a.label} and {b.label} have axes of different sizes or structure: {listing(differing)}",
-            hint="their configurations differ, for instance in the number of heads or in tied embeddings",
-        )
+    roots = [root for one in inputs if (root := _root(one)) is not None]
+    inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
+    return [*roots, *inside]
 
 
-_BOOKKEEPING = re.compile(
-    r".*(dropout|pdrop|token_id|initializer|init_|_dict|version|dtype|label|use_cache|architectures|name)"
-    r".*|_.*|task_specific_params|problem_type|max_length|attn_implementation"
-)
-
-
-def differing_settings(a: Model, b: Model) -> list[str]:
-    """Return the settings that change the computation and differ between two models of equal shapes."""
-    first, second = dict(settings_of(a.checkpoint.config or {})), dict(settings_of(b.checkpoint.config or {}))
-    return [
-        f"{key} ({first[key]}, {second[key]})"
-        for key in first
-        if key in second and first[key] != second[key] and not is_bookkeeping(key)
-    ]
-
-
-def is_bookkeeping(key: str) -> bool:
-    """Whether a setting cannot change what a model computes."""
-    return key in known_keys("bookkeeping") or _BOOKKEEPING.fullmatch(key) is not None
-
-
-def shared_tensors(a: Model, b: Model) -> list[str]:
-    """Return the tensors that both models have with the same shape; task heads may differ."""
-    return [
-        name
-        for name in a.architecture.tensors
-        if name in b.architecture.tensors and a.info(name).shape == b.info(name).shape
-    ]
+def _root(given: object) -> Path | None:
+    if isinstance(given, Model):
+        return None if given.checkpoint.in_memory else given.checkpoint.root
+    if isinstance(given, str | Path) and exists(expanduser(given)):
+        return Path(expanduser(given))
+    return None

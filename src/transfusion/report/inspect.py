@@ -18,9 +18,9 @@ from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, read_key
 from transfusion.files.references import resolve
 from transfusion.files.tensor_files import header_metadata, headers
-from transfusion.model.bases import compare_vocabularies
 from transfusion.model.lora_recognition import claims, fitting_models
 from transfusion.model.model import Model, Reference
+from transfusion.model.pair import compare_vocabularies
 from transfusion.model.vocabulary_map import describe_vocabulary, differing_digits
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter

@@ -21,8 +21,8 @@ from transfusion.errors import MismatchError, TransfusionError
 from transfusion.files.tensor_content import BLOCK, row_blocks
 from transfusion.matching.advice import agreements
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.model.bases import differing_shape, in_one_vocabulary
-from transfusion.model.model import Model, require_same_shape
+from transfusion.model.model import Model
+from transfusion.model.pair import Pair
 from transfusion.report.parts import axis_name, kind_of, layer_of
 from transfusion.report.results import Inputs, recorded
 from transfusion.runtime.engines import open_engine
@@ -55,13 +55,13 @@ class Bases:
         config = recorded(metadata, "settings", "config")
         a, b = (_open_model(info, config, notes) for info in _recorded_bases(inputs))
         if a is not None and b is not None:
-            if differing_shape(a, b) is not None:
-                return cls(notes=tuple(notes))  # the sections about weights are for models of one shape
             try:
-                a = in_one_vocabulary(a, b, 0.0)
-                require_same_shape(a, b)
+                pair = Pair.open(a, b, vocabulary_share=0.0, other_shapes=True)
             except MismatchError as error:
                 return cls(notes=(*notes, f"{error.message}."))
+            if pair.difference is not None:
+                return cls(notes=tuple(notes))  # the sections about weights are for models of one shape
+            a = pair.a
         places = [_open_finetune(one, config, notes) for one in (metadata or {}).get("finetuned", ())]
         there = tuple(place for place in places if place is not None)
         return cls(a, b, there if len(there) == len(places) else (), tuple(notes))

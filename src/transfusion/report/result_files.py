@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from transfusion.errors import OutputError, SettingError
 from transfusion.files.publishing import publish_file, require_writable, write_json
-from transfusion.model.bases import input_files
+from transfusion.model.model import input_files
 from transfusion.runtime.run_record import RunRecord
 
 JSON = ".json"

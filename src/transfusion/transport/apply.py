@@ -13,8 +13,8 @@ from transfusion import __version__
 from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.errors import AlignmentError, listing
 from transfusion.files.publishing import require_writable
-from transfusion.model.bases import input_files, open_model
-from transfusion.model.model import Model
+from transfusion.model.model import Model, input_files
+from transfusion.model.pair import open_model
 from transfusion.runtime.settings import verb
 from transfusion.transport.output import Output, OutputTensor
 from transfusion.transport.output_record import FILE

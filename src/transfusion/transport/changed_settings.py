@@ -12,7 +12,8 @@ from typing import Any
 
 from transfusion.architecture.config_schema import settings_of
 from transfusion.errors import MismatchError, listing
-from transfusion.model.model import Model, is_bookkeeping
+from transfusion.model.model import Model
+from transfusion.model.pair import is_bookkeeping
 from transfusion.running.model_classes import with_defaults
 from transfusion.transport.task_vector_sources import TaskVectorSource
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from transfusion.errors import MismatchError, TransfusionError
-from transfusion.model.bases import ConfigArgument, open_model
 from transfusion.model.model import Model, Reference
+from transfusion.model.pair import ConfigArgument, open_model
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter

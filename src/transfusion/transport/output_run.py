@@ -20,8 +20,7 @@ from transfusion.files.references import resolve
 from transfusion.files.staging import StagingFolder, open_staging
 from transfusion.matching.advice import Verdict
 from transfusion.matching.methods import DEFAULT, Method, preset
-from transfusion.model.bases import input_files
-from transfusion.model.model import Model
+from transfusion.model.model import Model, input_files
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import COMMAND

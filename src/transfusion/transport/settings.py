@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from transfusion.alignment.alignment import Alignment
-    from transfusion.model.bases import ConfigArgument
     from transfusion.model.model import Model, Reference
+    from transfusion.model.pair import ConfigArgument
     from transfusion.transport.alpha import AlphaArgument
     from transfusion.transport.finetunes import Finetune
 

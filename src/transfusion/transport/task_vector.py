@@ -13,8 +13,8 @@ from transfusion.errors import MismatchError, listing
 from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows
 from transfusion.files.tokenizer_files import tokens_in
-from transfusion.model.bases import require_rows_of
 from transfusion.model.model import Model
+from transfusion.model.pair import require_rows_of
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.runtime.threads import Threads
 

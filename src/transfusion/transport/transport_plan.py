@@ -21,8 +21,8 @@ from transfusion.architecture.layouts import parse, size_of
 from transfusion.errors import AdapterError, MismatchError, SettingError, listing
 from transfusion.files.tensor_files import as_dtype
 from transfusion.matching.other_shapes import even_paths
-from transfusion.model.bases import differing_shape, open_bases, require_rows_of, with_common_tokens
 from transfusion.model.model import Model, Reference, untied_config
+from transfusion.model.pair import Pair, differing_shape, require_rows_of
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import build
 from transfusion.running.live_model import expected_outputs, last_dimension
@@ -78,7 +78,8 @@ class TransportPlan:
         """Return the plan of an alignment, checked against both models."""
         alignment = via if isinstance(via, Alignment) else Alignment.load(via)
         shapes = alignment.other_shape
-        a, b = open_bases(base, onto, vocabulary_share=0.0, other_shapes=shapes)  # π was made for this share
+        pair = Pair.open(base, onto, vocabulary_share=0.0, other_shapes=shapes)  # π was made for this share
+        a, b = pair.a, pair.b
         plan = cls.planned(a, b, alignment)
         plan.alignment.require_between(source=a, target=b)
         return plan
@@ -134,7 +135,8 @@ class TransportPlan:
         ``"auto"`` goes by the weights alone here. Rotated units have B's scale already, so their α is 1.
         """
         if asked == AUTO:
-            return Alpha() if self._rotates else balanced_alpha(*with_common_tokens(self.a, self.b))
+            common = Pair(self.a, self.b).with_common_tokens
+            return Alpha() if self._rotates else balanced_alpha(common.a, common.b)
         chosen = Alpha.of(asked)
         chosen.require_used((self.b if self.alignment.other_shape else self.a).architecture.tensors)
         return chosen

@@ -16,7 +16,7 @@ import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError
-from transfusion.model.bases import ConfigArgument, open_bases
+from transfusion.model.pair import ConfigArgument, Pair
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
@@ -150,7 +150,8 @@ def transport(
     aligning = calibrated(calibrate, via, aligning, used=tried)
     pi = Alignment.load(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
-    a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
+    pair = Pair.open(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
+    a, b = pair.a, pair.b
     tuned = open_finetune(finetuned, a, b, config, progress, trust_base=trust_base)
     to.require_writable([tuned], a, b, via)
     settings = _settings(
@@ -257,7 +258,8 @@ def merge(
     aligning = calibrated(calibrate, via, aligning, used=alpha == AUTO)
     pi = Alignment.load(via) if isinstance(via, str | Path) else via
     shapes = accepts_shapes(pi, aligning)
-    a, b = open_bases(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
+    pair = Pair.open(base, onto, config, progress, vocabulary_share, other_shapes=shapes)
+    a, b = pair.a, pair.b
     tuned = [open_finetune(one, a, b, config, progress, trust_base=trust_base) for one in finetuned]
     to.require_writable(tuned, a, b, via)
     settings = _settings(

@@ -25,8 +25,8 @@ from transfusion.matching.activations.prediction_quality import (
 from transfusion.matching.activations.probed_pair import run_on_probes, running_within_memory
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.other_shapes import ShapeMatching, run_both
-from transfusion.model.bases import ConfigArgument, open_bases, open_model, with_common_tokens
 from transfusion.model.model import Model, Reference
+from transfusion.model.pair import ConfigArgument, Pair, open_model
 from transfusion.report.result_files import ResultFiles
 from transfusion.running.activations import record_outputs
 from transfusion.running.live_model import LiveModel, largest_difference
@@ -261,8 +261,9 @@ def predict(
     if alignment.other_shape:
         found, target = _predict_shapes(a, b, alignment, probes, calibrate, config)
         return files.finish(found, record, {**_about(metadata.source, alignment, via), "b": target.label})
-    models = open_bases(a, metadata.target if b is None else b, config, vocabulary_share=0.0)
-    source, target = (model.under(metadata.policy) for model in with_common_tokens(*models))
+    pair = Pair.open(a, metadata.target if b is None else b, config, vocabulary_share=0.0)
+    compared = pair.with_common_tokens.under(metadata.policy)
+    source, target = compared.a, compared.b
     alignment = alignment.fitted(source.architecture)
     alignment.require_vocabulary(source)
     alignment.require_for(source.architecture)
@@ -292,7 +293,8 @@ def _predict_shapes(
 ) -> tuple[Prediction, Model]:
     """Measure the same between models of different shapes."""
     made = alignment.provenance
-    source, target = open_bases(a, made.target if b is None else b, config, other_shapes=True)
+    pair = Pair.open(a, made.target if b is None else b, config, other_shapes=True)
+    source, target = pair.a, pair.b
     alignment.require_between(source=source, target=target)
     own = str(Path(calibrate).resolve()) if calibrate else None
     options = FunctionalOptions(probes=probes, calibrate=own)

@@ -11,7 +11,8 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import move_dim
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.weights.unit_vectors import unfold
-from transfusion.model.model import Model, shared_tensors
+from transfusion.model.model import Model
+from transfusion.model.pair import shared_tensors
 
 
 class IncomingWeights:

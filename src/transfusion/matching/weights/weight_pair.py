@@ -16,7 +16,8 @@ from transfusion.architecture.architecture import Architecture
 from transfusion.files.tensor_content import row_blocks
 from transfusion.files.tensor_files import Rows
 from transfusion.matching.weights.sections import Section
-from transfusion.model.model import Model, shared_tensors
+from transfusion.model.model import Model
+from transfusion.model.pair import shared_tensors
 from transfusion.runtime.clock import Clock
 from transfusion.runtime.devices import require_device
 

@@ -18,7 +18,7 @@ from transfusion.errors import ArchitectureError, LayoutError, TransfusionError,
 from transfusion.families import SUFFIX, read_families
 from transfusion.files.publishing import publish_file, require_writable, write_text
 from transfusion.files.references import resolve
-from transfusion.model.bases import input_files
+from transfusion.model.model import input_files
 from transfusion.running.live_model import LiveModel
 from transfusion.running.model_classes import class_named_in, class_of_transformers
 from transfusion.running.probes.random_inputs import random_inputs

@@ -59,7 +59,6 @@ class Result:
     finished: bool
     peak_mb: float
     """Of the whole process, beyond what it takes to import torch."""
-    phases: dict[str, float]
 
 
 def main() -> None:
@@ -115,10 +114,6 @@ def run_size(folder: Path, size: str, threads: int) -> list[Result]:
                 f" {result.sweeps:7d} {result.peak_mb:8.0f}{note}",
                 flush=True,
             )
-            if result.phases:
-                total = sum(result.phases.values())
-                parts = sorted(result.phases.items(), key=lambda part: -part[1])
-                print("      " + ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts))
         if first and not first.finished:
             at_its_pace(results[-len(CONTENDERS) :])
     return results
@@ -157,7 +152,7 @@ def run_textbook(a: Path, b: Path, size: str, pair: str, who: str, threads: int)
     seconds = time.perf_counter() - began
     finished = book.trace[-1] == book.trace[-2]
     return Result(
-        size, pair, who, seconds, book.trace[-1], book.trace[0], sweeps, finished, peak_mb() - before, {}
+        size, pair, who, seconds, book.trace[-1], book.trace[0], sweeps, finished, peak_mb() - before
     )
 
 
@@ -185,7 +180,6 @@ def run_ours(a: Path, b: Path, size: str, pair: str, who: str, threads: int) -> 
         trial.sweeps,
         True,
         peak_mb() - before,
-        dict(weights.clock.seconds),
     )
 
 

@@ -196,8 +196,8 @@ def test_the_null_scores_only_what_it_moves(pairs):
     with open_engine(jobs=1) as engine:
         search = Search(weights, preset("guarded"), seed=0, engine=engine, only=middle)
         assert middle
-        assert set(search.scores.names) == set(weights.tensors_with(middle)) < set(weights.tensors)
-        assert search.identity == pytest.approx(sum(weights.score(name, {}) for name in search.scores.names))
+        assert set(search.tensors) == set(weights.tensors_with(middle)) < set(weights.tensors)
+        assert search.identity == pytest.approx(sum(weights.score(name, {}) for name in search.tensors))
 
 
 def test_the_advice_does_not_change_what_is_found(pairs):

@@ -19,19 +19,11 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
 from transfusion.errors import SettingError
-from transfusion.matching import block_solutions
+from transfusion.matching import search as search_module
 from transfusion.matching.alignment_run import align
-from transfusion.matching.blocks import (
-    BlockSolution,
-    BlockState,
-    NestedBlock,
-    SearchContext,
-    SpectralBlock,
-    blocks,
-)
+from transfusion.matching.blocks import Evidence, NestedBlock, Proposal, SpectralBlock, blocks
 from transfusion.matching.methods import Acceptance, BlockOrder, HeadScore, SearchStart, preset
 from transfusion.matching.search import Search
-from transfusion.matching.trial import Trial
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
@@ -99,7 +91,7 @@ def test_a_tensor_with_an_axis_twice_counts_when_a_proposal_is_weighed(made, tmp
     a, b = (Model.open(path).under(method.policy) for path in (made("bert-pretraining", 1), tmp_path / "b"))
     search = Search(WeightPair(a, b), method, seed=0, engine=HERE)
     assert search.weights.tensors[transform].dims_with("layer.stream") == (0, 1)
-    assert rises(search.go_on(search._begun("identity", SearchStart.IDENTITY)).trace)
+    assert rises(search.descend(search.begin("identity"), 100).trace)
 
 
 @pytest.mark.parametrize("seed", often([2, 3], [2]))
@@ -173,14 +165,13 @@ def test_the_best_of_all_restarts_is_kept(method, opened):
 def proposals(monkeypatch):
     """Every proposal that is asked for: the trial's maps at the time, by block."""
     made = []
-    propose = block_solutions._solve
+    propose = search_module._propose
 
-    def noted(context, task):
-        block, now = task
-        made.append((block, dict(now.maps)))
-        return propose(context, task)
+    def noted(evidence, task):
+        made.append((task[0], dict(task[1])))
+        return propose(evidence, task)
 
-    monkeypatch.setattr(block_solutions, "_solve", noted)
+    monkeypatch.setattr(search_module, "_propose", noted)
     return made
 
 
@@ -212,17 +203,15 @@ def test_singular_values_are_asked_once(searching, proposals):
 def test_what_was_solved_by_half_of_its_evidence_is_solved_again_by_all_of_it(searching, proposals):
     """After a progressive first sweep; even if what did not count then has stayed where it was."""
     search = searching(preset("guarded"))
-    trial = search._begun("progressive", SearchStart.PROGRESSIVE)
+    trial = search.sweep(search.begin("progressive"), SearchStart.PROGRESSIVE)
     halved = {
         block
         for block, maps in proposals
         for id in block.ids
-        if len(search.context.counted(id, maps, block.ids)) < len(search.context.counted(id, None))
+        if len(search.evidence.sections(id, maps, block.ids)) < len(search.evidence.sections(id, None))
     }
     assert halved
     proposals.clear()
-    trial.changes.clear()
-    trial.visits = {block: [0] * len(around) for block, around in trial.visits.items()}
     search.sweep(trial)
     assert halved <= {block for block, _ in proposals}
 
@@ -234,7 +223,7 @@ def test_what_was_solved_by_half_of_its_evidence_is_solved_again_by_all_of_it(se
 @pytest.mark.parametrize("order", BlockOrder)
 def test_a_first_sweep_visits_every_block_exactly_once(order, start, searching, proposals):
     search = searching(preset("guarded").changed(order=order))
-    search.sweep(Trial("x", {}, [search.identity]), start)
+    search.sweep(search.begin("x"), start)
     method = search.method.changed(score="spectral") if start is SearchStart.SPECTRAL else search.method
     wanted = blocks(search.weights, method)
     visited = [block for block, _ in proposals]
@@ -263,39 +252,19 @@ def test_orders_are_what_they_are_called(searching):
     assert sorted(orders("parallel")[0]) == sorted(forward[0])
 
 
-class AnyOrder(Threads):
-    """Three workers that end in any order."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(1)
-        self.count, self.rng, self.most = 3, np.random.default_rng(seed), 0
-
-    def as_ready(self, do, ready, done) -> None:
-        running = []
-        while True:
-            running += ready(self.count - len(running))
-            if not running:
-                return
-            self.most = max(self.most, len(running))
-            item = running.pop(self.rng.integers(len(running)))
-            done([(item, do(item))])
-
-
 @pytest.mark.parametrize("order", BlockOrder)
 @pytest.mark.parametrize("case", often(TINY, ["vit", "llama"]))
 @pytest.mark.parametrize("accept", Acceptance)
-def test_blocks_that_end_in_any_order_lead_to_the_same_states(case, order, accept, searching):
+def test_colours_lead_to_the_maps_of_one_block_after_the_other(case, order, accept, searching, monkeypatch):
     method = preset("guarded").changed(order=order, accept=accept, starts=["progressive"], screen=False)
-    steps = []
-    alone = searching(method, case, on_step=steps.append)
-    found = alone.run()
-    workers, told = AnyOrder(7), []
-    engine = LocalEngine(workers)
-    found_so = searching(method, case, engine=engine, on_step=told.append).run()
-    if order in (BlockOrder.FORWARD, BlockOrder.PARALLEL):  # others may leave nothing to do at once
-        assert workers.most > 1
-    assert found_so.maps == found.maps
-    assert told == steps
+    coloured, alone = searching(method, case), searching(method, case)
+    monkeypatch.setattr(alone, "_colours", lambda order: [[block] for block in order])
+    for colour in coloured._colours(coloured.order(1, None)):
+        tensors = [name for block in colour for name in alone.weights.tensors_with(block.ids)]
+        assert len(tensors) == len(set(tensors)), "blocks of a colour share no tensor"
+    found, wanted = coloured.run(), alone.run()
+    assert found.maps == wanted.maps
+    assert found.trace == pytest.approx(wanted.trace)
 
 
 # ── households ───────────────────────────────────────────────────────────────────────────────
@@ -324,7 +293,7 @@ def test_a_household_is_the_best_of_all_there_are(small_heads):
         for space in weights.architecture.free()
         if space.id not in nested.ids
     }
-    found = nested.propose(SearchContext(weights, Gains(weights, ONE), method), BlockState(around)).maps
+    found = nested.propose(Evidence(weights, Gains(weights, ONE), method), around).maps
     assert found.keys() == set(nested.ids)
     orders = [list(order) for order in permutations(range(3))]
     within = [list(order) for order in permutations(range(weights.architecture.sizes["layer.0.vo"]))]
@@ -364,14 +333,14 @@ def test_a_search_that_goes_in_circles_ends(searching, monkeypatch):
     states = [Map.permutation(np.roll(np.arange(24), shift)) for shift in range(3)]
     turn = {"now": 0}
 
-    def propose(context, task):
+    def propose(evidence, task):
         if task[0].ids != ("layer.0.y",):
-            return BlockSolution({})
+            return Proposal({})
         turn["now"] += 1
-        return BlockSolution({"layer.0.y": states[turn["now"] % 3]})
+        return Proposal({"layer.0.y": states[turn["now"] % 3]})
 
-    monkeypatch.setattr(block_solutions, "_solve", propose)
-    monkeypatch.setattr(search.sweeper, "is_due", lambda trial, block: True)
+    monkeypatch.setattr(search_module, "_propose", propose)
+    monkeypatch.setattr(search, "_neighbours", lambda block: {"layer.0.y"})
     found = search.run()
     assert found.still
     assert found.sweeps == 4
@@ -391,14 +360,6 @@ def test_a_search_that_changes_nothing_ends_at_once(opened):
     pi = align(a, a, method="brute-force", advice=False)
     assert len(pi.provenance.objective) == 2
     assert all(map_.is_identity() for map_ in pi.maps.values())
-
-
-def test_rising_is_told_from_rounding(searching):
-    search = searching(preset("guarded").changed(accept=Acceptance.RISING))
-    id = "layer.0.ffn"
-    size = search.weights.architecture.sizes[id]
-    unmoved = {id: Map.identity(size)}
-    assert not search.sweeper.rises(unmoved, {id: Map.identity(size)})
 
 
 # ── within a memory ──────────────────────────────────────────────────────────────────────────

@@ -24,8 +24,7 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import RowMover
 from transfusion.files.tensor_files import Rows
 from transfusion.matching.blocks import blocks
-from transfusion.matching.search import CHANCE, UNMOVED, Search
-from transfusion.matching.trial import Trial
+from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.runtime.engines import Engine
 
@@ -93,7 +92,7 @@ def advise(search: Search, trial: Trial) -> Advice:
     Agreements are those of the axes in the null, or of a few of each kind: reading all tensors once more
     would take as long as a sweep.
     """
-    search.context.gains.forget()
+    search.evidence.gains.forget()
     null = {} if trial.name == UNMOVED else _null(search)
     agreed = agreements(search.weights, trial.maps, list(null) or _sample(search), search.engine)
     permuted_only = bool(search.weights.architecture.unrotated)
@@ -107,7 +106,7 @@ def agreements(
     """Return for every axis the correlation of π(A) and B over the tensors that have it."""
     names = weights.tensors_with(ids)
     items = [(name, weights.beside(name, maps)) for name in names]
-    parts = dict(zip(names, engine.each(weights, _part, items), strict=True))
+    parts = dict(zip(names, engine.map(partial(_part, weights), items), strict=True))
     agreed: dict[str, float] = {}
     for id in ids:
         product, square_a, square_b = (
@@ -144,10 +143,10 @@ class _Shuffled(WeightPair):
 def _null(search: Search) -> dict[str, float]:
     """Search the null, and return the agreement of every axis whose neighbours all took part."""
     real, method = search.weights, search.method
-    weights = _Shuffled(real.a, real.b, vectors=method.vectors, clock=real.clock, **real.place)
+    weights = _Shuffled(real.a, real.b, vectors=method.vectors, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
     middle, whole = middle_axes(search)
-    engine, limit = search.engine, search.context.gains.limit
+    engine, limit = search.engine, search.evidence.gains.limit
     null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, only=middle)
     return agreements(weights, null.run().maps, whole, engine)
 

@@ -28,12 +28,10 @@ from transfusion.matching.base_drift import base_drift
 from transfusion.matching.blocks import block_bytes, blocks
 from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
 from transfusion.matching.methods import FusionOptions, Method, MovesKind
-from transfusion.matching.objective import Objective
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.other_shapes import align_shapes, count_axes
-from transfusion.matching.search import Search
+from transfusion.matching.search import Search, Step, score_tensors
 from transfusion.matching.settings import AlignSettings
-from transfusion.matching.sweeps import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model, input_files
 from transfusion.model.pair import Pair
@@ -76,8 +74,6 @@ def align(settings: AlignSettings) -> Alignment:
             device = resources.device
             weights = WeightPair(known.a, known.b, vectors=chosen.vectors, dtype=dtype, device=device)
             found = _align(weights, chosen, settings, following, pair.vocabulary)
-            if summary := weights.clock.summary():
-                settings.progress.detail(summary)
     found = replace(found, provenance=replace(found.provenance, run=record.run()))
     if settings.output is not None:
         found.save(settings.output, force=settings.force)
@@ -292,6 +288,7 @@ def _without_search(weights: WeightPair, method: Method, metadata: Provenance, e
     maps: dict[str, Map] = (
         random_maps(weights.architecture, metadata.seed) if method.moves is MovesKind.RANDOM else {}
     )
-    objective = Objective(weights, engine)
-    trace = [objective.total(moved) for moved in ({}, maps)[: 1 + bool(maps)]]
+    names = list(weights.tensors)
+    states = ({}, maps)[: 1 + bool(maps)]
+    trace = [sum(score_tensors(weights, names, state, engine).values()) for state in states]
     return Alignment.of(maps, weights.architecture, replace(metadata, objective=tuple(trace)))

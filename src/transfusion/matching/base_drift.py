@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 
 from transfusion.alignment.maps import Map
 from transfusion.architecture.naming import block_of
@@ -19,7 +20,7 @@ def base_drift(weights: WeightPair, maps: Mapping[str, Map], engine: Engine) -> 
     moving = {id: map_ for id, map_ in maps.items() if not map_.is_identity()}
     items = [(name, weights.beside(name, moving)) for name in weights.tensors]
     blocks: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for (name, _), sizes in zip(items, engine.each(weights, _distance, items), strict=True):
+    for (name, _), sizes in zip(items, engine.map(partial(_distance, weights), items), strict=True):
         block = blocks[block_of(name) or OUTSIDE]
         block[0], block[1] = block[0] + sizes[0], block[1] + sizes[1]
     return {name: relative(moved, of_a) for name, (moved, of_a) in blocks.items()}

@@ -4,92 +4,70 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transfusion.alignment.maps import Map
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.methods import HeadScore, Method
 from transfusion.matching.solvers.assignment import assign, best_totals, solve
-from transfusion.matching.weights import gain_products
-from transfusion.matching.weights.gains import GainHistory, Gains
+from transfusion.matching.weights.gains import NUMBERS, Gains
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.spectral_distance import spectral_distance
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.runtime.clock import Clock
 
 LARGEST_NESTED = 8192
 """The most units within all elements of a parent for which every pair of elements is scored."""
+COPIES = 7
+"""The most copies of a tensor's rows in memory: as stored and converted for both models, with columns moved
+by the new and by the old maps, and their difference."""
 
 
 @dataclass(frozen=True)
-class SearchContext:
-    """The evidence of a search, and which of it counts."""
+class Evidence:
+    """The weights that a search goes by, and which of them count."""
 
     weights: WeightPair
     gains: Gains
     method: Method
 
-    @property
-    def clock(self) -> Clock:
-        return self.weights.clock
-
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened."""
         self.weights.require_unchanged()
 
-    def counted(
-        self, id: str, solved_axes: Container[str] | None, together: Collection[str] = ()
+    def sections(
+        self, id: str, solved: Container[str] | None, together: Collection[str] = ()
     ) -> list[Section]:
         """Return the sections of an axis that count.
 
-        Without `Method.outputs`, tensors that read a head or its units do not. With ``solved_axes``, only
-        sections whose other axes are solved count, if there are any.
+        Without `Method.outputs`, tensors that read a head or its units do not. With ``solved``, only sections
+        whose other axes are solved count, if there are any.
         """
         sections = self.weights.sections.get(id, [])
         architecture = self.weights.architecture
         if not self.method.outputs and (id in architecture.children or id in architecture.parents):
             sections = [section for section in sections if section.produces] or sections
-        if solved_axes is None:
+        if solved is None:
             return sections
-        return [
-            section for section in sections if self._is_solved(section, solved_axes, together)
-        ] or sections
-
-    def history(self, id: str, now: BlockState) -> GainHistory:
-        """Return the history of an axis's gain, up to now."""
-        sections = self.counted(id, now.solved_axes)
-        return self.gains.history(id, now.maps, sections, now.history.get(id, ()))
-
-    def _is_solved(self, section: Section, solved_axes: Container[str], together: Collection[str]) -> bool:
-        """Return whether every other axis of a section is solved or fixed."""
-        spaces = self.weights.architecture.spaces
-        return all(
-            id in together or id in solved_axes or spaces[id].group is not Symmetry.PERMUTATION
-            for id in section.others
-        )
+        spaces = architecture.spaces
+        known = [
+            section
+            for section in sections
+            if all(
+                other in together or other in solved or spaces[other].group is not Symmetry.PERMUTATION
+                for other in section.others
+            )
+        ]
+        return known or sections
 
 
 @dataclass(frozen=True)
-class BlockState:
-    """The state of a search, as far as one block depends on it."""
-
-    maps: Mapping[str, Map]
-    solved_axes: frozenset[str] | None = None
-    """The axes that are solved, in a progressive sweep; None in others."""
-    history: Mapping[str, GainHistory] = field(default_factory=dict)
-    """The histories of gains."""
-
-
-@dataclass(frozen=True)
-class BlockSolution:
-    """The best maps for the axes of a block with all other axes fixed, and the histories of their gains."""
+class Proposal:
+    """The best maps for the axes of a block with all other axes fixed."""
 
     maps: dict[str, Map]
-    history: dict[str, GainHistory] = field(default_factory=dict)
     gap: float = 0.0
     """The share by which a better assignment may exist at most."""
 
@@ -103,13 +81,18 @@ class Block(ABC):
         """The axes, the parent first."""
 
     @abstractmethod
-    def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        """Return the best maps for these axes with all others fixed."""
+    def propose(
+        self, evidence: Evidence, maps: Mapping[str, Map], solved: Container[str] | None = None
+    ) -> Proposal:
+        """Return the best maps for these axes with all others fixed.
+
+        ``solved`` are the axes that are solved, in a progressive sweep; None in others.
+        """
 
 
 @dataclass(frozen=True)
 class AxisBlock(Block):
-    """One axis: an assignment for each of its rows."""
+    """One axis: an assignment for each of its rows (Eq. 2)."""
 
     id: str
 
@@ -117,27 +100,18 @@ class AxisBlock(Block):
     def ids(self) -> tuple[str, ...]:
         return (self.id,)
 
-    def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        history, here = context.history(self.id, now), now.maps.get(self.id)
-        return self.solved(context, context.gains.of(self.id, history), history, here)
-
-    def solved(
-        self,
-        context: SearchContext,
-        gain: Tensor,
-        history: GainHistory,
-        here: Map | None,
-    ) -> BlockSolution:
-        """Return the best map for a gain; ``here`` is the current map of the axis."""
-        known = here if here is not None and here.permutes else None
-        with context.clock.phase("assignments"):
-            found = solve(gain, known=known)
-        return BlockSolution({self.id: found.permutation}, {self.id: history}, found.gap)
+    def propose(
+        self, evidence: Evidence, maps: Mapping[str, Map], solved: Container[str] | None = None
+    ) -> Proposal:
+        here = maps.get(self.id)
+        gain = evidence.gains.of(self.id, maps, evidence.sections(self.id, solved))
+        found = solve(gain, known=here if here is not None and here.permutes else None)
+        return Proposal({self.id: found.permutation}, found.gap)
 
 
 @dataclass(frozen=True)
 class SpectralBlock(Block):
-    """A parent, matched by singular values, which depend on no map."""
+    """A parent, matched by singular values, which depend on no map (Eq. 5 and 6)."""
 
     id: str
 
@@ -145,10 +119,12 @@ class SpectralBlock(Block):
     def ids(self) -> tuple[str, ...]:
         return (self.id,)
 
-    def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        sections = context.counted(self.id, None)
-        distance = spectral_distance(context.weights, sections, context.gains.workers)
-        return BlockSolution({self.id: assign(-distance[None])})
+    def propose(
+        self, evidence: Evidence, maps: Mapping[str, Map], solved: Container[str] | None = None
+    ) -> Proposal:
+        sections = evidence.sections(self.id, None)
+        distance = spectral_distance(evidence.weights, sections, evidence.gains.workers)
+        return Proposal({self.id: assign(-distance[None])})
 
 
 @dataclass(frozen=True)
@@ -166,38 +142,36 @@ class NestedBlock(Block):
         """Return the children that a section depends on."""
         return {section.id, *section.others} & set(self.children)
 
-    def propose(self, context: SearchContext, now: BlockState) -> BlockSolution:
-        weights = context.weights
-        others = {id: map_ for id, map_ in now.maps.items() if id not in self.ids}
-        size = weights.architecture.sizes[self.parent]
-        scores = torch.zeros(size, size, dtype=torch.float64)
+    def propose(
+        self, evidence: Evidence, maps: Mapping[str, Map], solved: Container[str] | None = None
+    ) -> Proposal:
+        others = {id: map_ for id, map_ in maps.items() if id not in self.ids}
+        heads = evidence.weights.architecture.sizes[self.parent]
+        scores = torch.zeros(heads, heads, dtype=torch.float64)
         best: dict[str, Map] = {}
         for child in self.children:
             sections = [
                 section
-                for section in context.counted(child, now.solved_axes, self.ids)
+                for section in evidence.sections(child, solved, self.ids)
                 if self.involved(section) == {child}
             ]
             if not sections:
                 continue
-            pairs = torch.stack([context.gains.between(section, others) for section in sections]).sum(0)
-            with context.clock.phase("assignments"):
-                best[child], totals = best_totals(pairs.flatten(0, 1))
-            scores += totals.reshape(size, size).cpu()
+            gains = [evidence.gains.between(section, others) for section in sections]
+            pairs = torch.stack(gains).sum(0)  # (heads of B, heads of A, units of B, units of A)
+            best[child], totals = best_totals(pairs.flatten(0, 1))
+            scores += totals.reshape(heads, heads).cpu()
         plain = [
             section
-            for section in context.counted(self.parent, now.solved_axes, self.ids)
+            for section in evidence.sections(self.parent, solved, self.ids)
             if not self.involved(section)
         ]
-        history: dict[str, GainHistory] = {}
         if plain:
-            before = now.history.get(self.parent, ())
-            history[self.parent] = context.gains.history(self.parent, others, plain, before)
-            scores += context.gains.of(self.parent, history[self.parent])[0].double().cpu()
-        heads = assign(scores[None])
-        chosen = np.arange(size) * size + heads.index[0]
+            scores += evidence.gains.of(self.parent, others, plain)[0].double().cpu()
+        partner = assign(scores[None])
+        chosen = np.arange(heads) * heads + partner.index[0]
         inside = {id: Map.permutation(map_.index[chosen]) for id, map_ in best.items()}
-        return BlockSolution({self.parent: heads, **inside}, history)
+        return Proposal({self.parent: partner, **inside})
 
 
 def blocks(weights: WeightPair, method: Method) -> list[Block]:
@@ -226,11 +200,6 @@ def blocks(weights: WeightPair, method: Method) -> list[Block]:
     return found
 
 
-COPIES = 7
-"""The most copies of a tensor's rows in memory: as stored and converted for both models, with columns moved
-by the new and by the old maps, and their difference."""
-
-
 def block_bytes(weights: WeightPair, block: Block) -> int:
     """Return about how many bytes a block takes: its gain and a copy of it, and rows of both models."""
     architecture = weights.architecture
@@ -244,5 +213,5 @@ def block_bytes(weights: WeightPair, block: Block) -> int:
         for section in sections:
             whole = torch.Size(section.shape).numel()
             by_rows = section.plain and not isinstance(block, SpectralBlock)
-            read = max(read, min(whole, gain_products.NUMBERS) if by_rows else whole)
+            read = max(read, min(whole, NUMBERS) if by_rows else whole)
     return weights.itemsize * (2 * gains + COPIES * read)

@@ -20,7 +20,7 @@ from transfusion.matching.activations.prediction_quality import (
 )
 from transfusion.matching.activations.probed_pair import ProbedPair, run_on_probes
 from transfusion.matching.methods import FunctionalOptions
-from transfusion.matching.sweeps import Step
+from transfusion.matching.search import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.running.running import HowToRun

@@ -1,7 +1,6 @@
 """Engines run independent tasks: on threads of this process, or on workers of a Ray cluster.
 
-An engine is given a subject, a function and items. The subject is pickled and sent to each worker once. It
-holds headers and maps, never weights: workers read those from files. Results are the same on every engine.
+`Engine.map` is all they do. A function holds headers and maps, never weights: workers read those from files.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from transfusion.errors import SettingError
 from transfusion.runtime.threads import Threads
 
-Subject = TypeVar("Subject")
-Item = TypeVar("Item")
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 ENGINES = ("local", "ray")
@@ -30,37 +28,21 @@ class Engine(ABC):
     count: int
     """How many tasks run in parallel."""
     shares_memory: bool
-    """Whether all workers are threads of this process, and can share the work of one task."""
+    """Whether all workers are threads of this process."""
 
     @abstractmethod
-    def each(
+    def map(
         self,
-        subject: Subject,
-        do: Callable[[Subject, Item], Result],
-        items: Sequence[Item],
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
         *,
-        affinity: Callable[[Item], str] | None = None,
-        on_result: Callable[[Item, Result], None] | None = None,
+        on_result: Callable[[Task, Result], None] | None = None,
     ) -> list[Result]:
-        """Return ``do(subject, item)`` for every item, in their order.
+        """Return ``function(task)`` for every task, in their order.
 
-        Items with the same ``affinity`` go, if possible, to the worker that had such an item before and may
-        have kept data of it. ``on_result`` is called with every item and result as soon as it is ready.
-        """
-
-    @abstractmethod
-    def map_reduce(
-        self,
-        subject: Subject,
-        do: Callable[[Subject, Item], Any],
-        items: Sequence[Item],
-        join: Callable[[Subject, list[Any]], Result],
-        *,
-        affinity: Callable[[Item], str] | None = None,
-    ) -> Result:
-        """Return ``join`` of the parts ``do(subject, item)``.
-
-        Parts may be large: they go from worker to worker, not through this process.
+        The function must be picklable: `functools.partial` of a function of a module. It is sent to each
+        worker once, and the tasks one by one. ``on_result`` is called with every task and result as soon as
+        it is ready.
         """
 
 
@@ -73,34 +55,21 @@ class LocalEngine(Engine):
         self.workers, self.count = workers, workers.count
         self._result_lock = threading.Lock()
 
-    def each(
+    def map(
         self,
-        subject: Subject,
-        do: Callable[[Subject, Item], Result],
-        items: Sequence[Item],
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
         *,
-        affinity: Callable[[Item], str] | None = None,
-        on_result: Callable[[Item, Result], None] | None = None,
+        on_result: Callable[[Task, Result], None] | None = None,
     ) -> list[Result]:
-        def done(item: Item) -> Result:
-            result = do(subject, item)
+        def done(task: Task) -> Result:
+            result = function(task)
             if on_result is not None:
                 with self._result_lock:
-                    on_result(item, result)
+                    on_result(task, result)
             return result
 
-        return self.workers.each(done, items)
-
-    def map_reduce(
-        self,
-        subject: Subject,
-        do: Callable[[Subject, Item], Any],
-        items: Sequence[Item],
-        join: Callable[[Subject, list[Any]], Result],
-        *,
-        affinity: Callable[[Item], str] | None = None,
-    ) -> Result:
-        return join(subject, self.each(subject, do, items))
+        return self.workers.each(done, tasks)
 
 
 def require_engine(engine: str, address: str | None = None) -> None:
@@ -125,7 +94,7 @@ def open_engine(
         address: The address of a running Ray cluster; without it, one is started on this machine.
 
     >>> with open_engine(jobs=2) as engine:
-    ...     engine.each(10, lambda subject, item: subject + item, [1, 2, 3])
+    ...     engine.map(lambda task: 10 + task, [1, 2, 3])
     [11, 12, 13]
     """
     if isinstance(engine, Engine):

@@ -43,16 +43,7 @@ def ray():
 
 
 @pytest.fixture(scope="package")
-def two_workers(ray):
-    """Two workers, hired once: to import torch takes each of them seconds."""
+def two(ray):
+    """An engine of two workers."""
     with open_engine("ray", jobs=2) as engine:
         yield engine
-
-
-@pytest.fixture
-def two(two_workers):
-    """Both workers, however long they take to come; one that dies on the way is an error."""
-    while two_workers._expected:
-        for info in two_workers._wait([*two_workers._expected], None):
-            two_workers._welcome(info)
-    return two_workers

@@ -88,7 +88,7 @@ def correspond(
     total = len(branches) + len(heads) + len(streams)
 
     def run(ids: Sequence[str], stage: _Stage) -> None:
-        results = engine.each(stage, _Stage.solved, ids, on_result=lambda axis, result: on_axis(axis, total))
+        results = engine.map(stage.solved, ids, on_result=lambda axis, result: on_axis(axis, total))
         for id, result in zip(ids, results, strict=True):
             found.maps.update(result.maps)
             if result.quality is not None:

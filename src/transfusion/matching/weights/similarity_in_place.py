@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -58,7 +59,7 @@ def similarity_in_place(weights: WeightPair, ids: Collection[str], engine: Engin
     others: dict[str, Tensor] = {}
     scores: dict[str, float] = {}
     for tensor, (score, parts) in zip(
-        axes, engine.each(weights, _of_tensor, list(axes.items())), strict=True
+        axes, engine.map(partial(_of_tensor, weights), list(axes.items())), strict=True
     ):
         scores[tensor] = score
         for id, (with_own, with_others) in parts:
@@ -71,10 +72,9 @@ def _of_tensor(weights: WeightPair, item: tuple[str, Sequence[str]]) -> tuple[fl
     """Return the score of a tensor, and the products of the units of its axes."""
     tensor, ids = item
     sections = [section for id in ids for section in weights.sections[id] if section.tensor == tensor]
-    with weights.clock.phase("similarity in place"):
-        if all(section.plain for section in sections):
-            return _some_rows_at_a_time(weights, tensor, sections)
-        return _at_once(weights, tensor, sections)
+    if all(section.plain for section in sections):
+        return _some_rows_at_a_time(weights, tensor, sections)
+    return _at_once(weights, tensor, sections)
 
 
 def _some_rows_at_a_time(

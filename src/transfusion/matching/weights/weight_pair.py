@@ -18,7 +18,6 @@ from transfusion.files.tensor_files import Rows
 from transfusion.matching.weights.sections import Section
 from transfusion.model.model import Model
 from transfusion.model.pair import shared_tensors
-from transfusion.runtime.clock import Clock
 from transfusion.runtime.devices import require_device
 
 
@@ -33,7 +32,6 @@ class WeightPair:
         vectors: bool = False,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
-        clock: Clock | None = None,
     ) -> None:
         self.architecture: Architecture = a.architecture
         self.a, self.b = a, b
@@ -43,13 +41,11 @@ class WeightPair:
             for name in shared_tensors(a, b)
             if vectors or len(a.architecture.tensors[name].items) > 1
         }
-        self.clock = clock or Clock()
 
     def read(self, side: str, name: str, rows: Rows | None = None) -> Tensor:
         """Return a tensor of model ``a`` or ``b``, or some of its rows, in the type of the computation."""
         model = self.a if side == "a" else self.b
-        with self.clock.phase("reading"):
-            return model.read(name, rows).to(**self.place)
+        return model.read(name, rows).to(**self.place)
 
     def blocks(self, name: str) -> Iterator[slice]:
         """Yield the rows of a tensor that are read at a time; always the same: sums keep their digits."""
@@ -77,10 +73,9 @@ class WeightPair:
 
     def score(self, name: str, maps: Mapping[str, Map]) -> float:
         """Return ⟨π(A), B⟩ of one tensor; refuse values that are not finite."""
-        with self.clock.phase("scores"):
-            total = 0.0
-            for moved, of_b in self._side_by_side(name, maps):
-                total += sum_of(dot_by_row(moved, of_b))
+        total = 0.0
+        for moved, of_b in self._side_by_side(name, maps):
+            total += sum_of(dot_by_row(moved, of_b))
         if not isfinite(total):
             for model in (self.a, self.b):
                 model.read(name)

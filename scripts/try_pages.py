@@ -1,13 +1,9 @@
-"""Run the examples of pages, and compare or update what they print: python scripts/try_pages.py [PAGE…]
+"""Run the examples of pages, and compare what they print: python scripts/try_pages.py [--write] [PAGE…]
 
-    python scripts/try_pages.py --write          update all pages; with the demo's models, about five minutes
-    python scripts/try_pages.py --fast           only pages that need no trained models
-
-Every block of ``console`` in `PAGES` is run, each page in a new folder with copies of the models that
-readers make: ``models`` by scripts/make_models.py, and ``kept`` by ``transfusion demo --keep kept`` for the
-pages that use it. They are made here, or taken from the folder ``--place``. In what a page expects, ``…``
-stands for anything. Numbers of trained models differ between processors, and are not compared. Blocks of
-``sh`` are not run.
+Every ``console`` block of a page is run, each page in a new folder with copies of the models that readers
+make: ``models`` by scripts/make_models.py and, for pages in `TRAINED`, ``kept`` by ``transfusion demo --keep
+kept``, which takes minutes. They are made here, or found in the folder ``--place``. In expected outputs,
+``…`` stands for anything. Numbers of trained models differ between processors and are not compared.
 """
 
 from __future__ import annotations
@@ -25,11 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [
-    DOCS / f"{name}.md"
-    for name in ("first-minute", "transport", "adapters", "method", "functional", "evaluate")
-]
-"""The pages whose examples are run."""
+PLAIN = [DOCS / f"{name}.md" for name in ("first-minute", "transport", "adapters", "method")]
+TRAINED = [DOCS / f"{name}.md" for name in ("functional", "evaluate")]
+"""Pages whose examples use the models that the demo trains."""
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\n> .*)*)\n?", re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -40,20 +34,14 @@ _PLAIN = re.compile(r"transfusion [^|<>&;$`\n#*]*")
 def examples(text: str) -> Iterator[tuple[str, str]]:
     """Yield the commands of a page, each with its expected output."""
     for block in _BLOCK.finditer(text):
-        yield from parts(block[1])
+        yield from _parts(block[1])
 
 
-def parts(block: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands of one block, each with its expected output."""
+def _parts(block: str) -> Iterator[tuple[str, str]]:
     found = list(_COMMAND.finditer(block))
     ends = [one.start() for one in found[1:]] + [len(block)]
     for one, end in zip(found, ends, strict=True):
         yield one[1].rstrip("\n"), block[one.end() : end]
-
-
-def trained(page: Path) -> bool:
-    """Whether a page's examples use the models that the demo trains."""
-    return any("kept/" in command for command, _ in examples(page.read_text()))
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────
@@ -62,8 +50,7 @@ def trained(page: Path) -> bool:
 def run(command: str, folder: Path) -> str:
     """Return what a command prints, both streams together, in a terminal of 100 columns."""
     printed = _forked(command, folder) if _PLAIN.fullmatch(command) else _by_shell(command, folder)
-    lines = [line.rstrip() for line in _COLOUR.sub("", printed).splitlines()]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line.rstrip()}\n" for line in _COLOUR.sub("", printed).splitlines())
 
 
 def _environment() -> dict[str, str]:
@@ -74,14 +61,9 @@ def _environment() -> dict[str, str]:
 
 
 def _by_shell(command: str, folder: Path) -> str:
+    script = f"exec 2>&1\n{command}".replace("\n> ", "\n")
     done = subprocess.run(
-        ["bash", "-c", command.replace("\n> ", "\n")],
-        cwd=folder,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+        ["bash", "-c", script], cwd=folder, env=_environment(), stdout=subprocess.PIPE, text=True, check=False
     )
     return done.stdout
 
@@ -124,12 +106,7 @@ def agree(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
-def agree_but_for_numbers(expected: str, printed: str) -> bool:
-    """Compare without numbers, which differ between processors where models were trained."""
-    return agree(_masked(expected), _masked(printed))
-
-
-def _masked(text: str) -> str:
+def without_numbers(text: str) -> str:
     """Replace numbers by ``#``, and drop spaces around them and the lines of tables."""
     plain = re.sub("[─━]+", "─", text.replace("– (none is better than B)", "0"))
     plain = re.sub(r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?", "#", plain)
@@ -137,12 +114,8 @@ def _masked(text: str) -> str:
 
 
 def tried(page: Path, place: Path) -> tuple[str, list[str]]:
-    """Return a page with what its commands print now, and a list of the differences.
-
-    Numbers of trained models count as a difference only if something else differs.
-    """
+    """Return a page with what its commands print now, and a list of the differences."""
     wrong: list[str] = []
-    alike = agree_but_for_numbers if trained(page) else agree
     with tempfile.TemporaryDirectory() as scratch:
         for name in ("models", "kept"):  # verbs write beside them
             if (place / name).exists():
@@ -150,13 +123,14 @@ def tried(page: Path, place: Path) -> tuple[str, list[str]]:
 
         def again(block: re.Match[str]) -> str:
             lines = []
-            for command, expected in parts(block[1]):
+            for command, expected in _parts(block[1]):
                 printed = run(command, Path(scratch))
-                if not alike(expected, printed):
+                same = agree(expected, printed)
+                if page in TRAINED:
+                    same = same or agree(without_numbers(expected), without_numbers(printed))
+                if not same:
                     wrong.append(f"$ {command}\n  the page:\n{expected}  now:\n{printed}")
-                if not agree(expected, printed):
-                    expected = printed
-                lines.append(f"$ {command}\n{expected}")
+                lines.append(f"$ {command}\n{expected if same else printed}")
             return f"```console\n{''.join(lines)}```"
 
         return _BLOCK.sub(again, page.read_text()), wrong
@@ -176,18 +150,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="instead of all")
     parser.add_argument("--write", action="store_true", help="update the pages")
-    parser.add_argument("--fast", action="store_true", help="leave out pages that need the demo's models")
     parser.add_argument("--place", type=Path, help="a folder with models, and kept, that were made before")
     asked = parser.parse_args()
     os.environ.update(_environment())  # before torch is loaded
-    pages = [page for page in asked.pages or PAGES if not (asked.fast and trained(page))]
+    pages = [page.resolve() for page in asked.pages] or [*PLAIN, *TRAINED]
     failed = False
     with tempfile.TemporaryDirectory() as scratch:
-        place = prepare(asked.place or Path(scratch), demo=any(map(trained, pages)))
+        place = prepare(asked.place or Path(scratch), demo=any(page in TRAINED for page in pages))
         for page in pages:
             text, wrong = tried(page, place)
-            count = len(list(examples(page.read_text())))
-            print(f"{page}: {len(wrong)} of {count} examples print something else", flush=True)
+            print(f"{page}: {len(wrong)} examples print something else", flush=True)
             if asked.write:
                 page.write_text(text)
             else:

@@ -417,10 +417,10 @@ ODD_METADATA = {
     "size of another": put("sizes", "layer.0.head", 5),
     "parent huge": put("sizes", "layer.0.head", 2**24),
     "no sizes": drop("sizes"),
-    "kind unknown": put("kinds", "layer.0.head", "swap"),
-    "kind another": put("kinds", "layer.0.head", "rotation"),
-    "kinds a list": put("kinds", ["layer.0.head"]),
-    "a map too few": drop("kinds", "layer.0.head"),
+    "kind unknown": put("maps", "layer.0.head", "kind", "swap"),
+    "kind another": put("maps", "layer.0.head", "kind", "rotation"),
+    "maps a list": put("maps", ["layer.0.head"]),
+    "a map too few": drop("maps", "layer.0.head"),
     "advice": put("provenance", "advice", {"a": [1]}),
     "advice a list": put("provenance", "advice", [1]),
     "verdict a number": put("provenance", "advice", {"verdict": 1, "text": "x"}),
@@ -464,8 +464,8 @@ def test_a_file_of_pi_is_checked_before_it_is_used(name, pi, tmp_path):
 def test_a_rotation_with_what_is_no_number_is_refused(pi, tmp_path):
     def rotated(provenance, tensors) -> None:
         rows, size = tensors["layer.0.head"].shape
-        tensors["layer.0.head"] = torch.full((rows, size + 2, size), NAN)
-        provenance["kinds"]["layer.0.head"] = "rotation"
+        tensors["layer.0.head"] = torch.full((rows, size, size), NAN)
+        provenance["maps"]["layer.0.head"]["kind"] = "rotation"
 
     with pytest.raises(AlignmentError, match="the file is damaged"):
         Alignment.load(retold(pi, tmp_path / "odd", rotated))

@@ -12,6 +12,7 @@ from small_models import CASES, finetuned
 from tests.transport.test_adapter import train_adapter
 from transfusion import align, merge
 from transfusion.errors import UselessResultError
+from transfusion.model.pair import Pair
 from transfusion.running.probes.probed_model import Probes
 from transfusion.running.running import RunningModel
 from transfusion.transport.checked_merge import merged_search
@@ -33,7 +34,7 @@ def both(made, tmp_path_factory):
 def exact(shuffled):
     """The plan from A to B, which is A with its units in another order."""
     a, b = shuffled(VIT)
-    return TransportPlan.between(a, b, align(a, b))
+    return TransportPlan.between(Pair.open(a, b), align(a, b))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_the_combined_change_of_all_is_measured(exact, both, rule):
 
 
 def test_what_is_measured_at_an_alpha_is_what_is_written(strange, both):
-    plan = TransportPlan.between(**strange)
+    plan = TransportPlan.between(Pair.open(strange["base"], strange["onto"]), strange["via"])
     rule = MergeRule.asked("ties", density=0.5)
     search = merged_search(plan, both, rule)
     module = merge(both, how="ties", density=0.5, alpha=0.5, **strange).module().eval()
@@ -95,7 +96,7 @@ def test_adapters_are_tried_as_the_model_that_they_make(shuffled, exact, tmp_pat
 def test_alpha_is_lowered_where_b_would_move_far_in_another_direction(strange, both):
     """On a real stranger: the sum of two large changes moves B's outputs by more than the bound."""
     far = {"weights": (3.0, 3.0), "anyway": True, **strange}
-    plan = TransportPlan.between(**strange)
+    plan = TransportPlan.between(Pair.open(strange["base"], strange["onto"]), strange["via"])
     whole = merged_search(plan, both, MergeRule.asked("sum", (3.0, 3.0))).at(1.0)
     assert whole.direction < SAME
     assert whole.reach > FARTHEST
@@ -123,7 +124,7 @@ def test_merged_adapters_are_checked_too(strange, seen, tmp_path):
     found, whole = merge(adapters, **strange), merge(adapters, alpha=1.0, **strange)
     assert found.metadata()["output_shift"]["lowered"]["alpha"] == 1.0
     for name, tensor in whole.state_dict().items():
-        factor = found.merging.alpha.default if "lora_B" in name else 1.0
+        factor = found.metadata()["alpha"] if "lora_B" in name else 1.0
         assert torch.allclose(found.state_dict()[name], factor * tensor, atol=1e-6), name
 
 
@@ -169,5 +170,4 @@ def test_on_the_command_line(cli, strange, both, seen, tmp_path):
     metadata = json.loads((tmp_path / "out" / "transfusion.json").read_text())
     assert metadata["alpha"] == pytest.approx(0.5, abs=0.02)
     code, _, err = cli("merge", "--from", tmp_path / "out", "-o", tmp_path / "again")
-    assert code == 0
-    assert "bit for bit" in err
+    assert code == 0, err

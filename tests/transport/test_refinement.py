@@ -16,6 +16,7 @@ from transfusion import align, rerun, transport
 from transfusion.cli.transport import _lines
 from transfusion.errors import MismatchError, SettingError, UselessResultError
 from transfusion.model.model import Model
+from transfusion.model.pair import Pair
 from transfusion.running.building import build
 from transfusion.running.probes.corruptions import corrupted_images, recombined_texts
 from transfusion.running.probes.gradient_inputs import REACH, adversarial, invert, roughness
@@ -580,7 +581,7 @@ def test_a_default_alpha_is_lowered_where_b_would_move_far_in_another_direction(
 def test_a_functional_pi_is_checked_unless_alpha_is_given(made, tmp_path_factory, monkeypatch):
     a, b = made(VIT), made(VIT, 2)
     tuned = Model.open(finetuned(CASES[VIT], a, tmp_path_factory.mktemp("t") / "tuned"))
-    plan = TransportPlan.between(a, b, align(a, b, method="functional"))
+    plan = TransportPlan.between(Pair.open(a, b), align(a, b, method="functional"))
     monkeypatch.setattr(plan.__class__, "alpha_search", lambda *args, **more: _named(0.3, 1.2))
     checked = plan.transport(tuned, alpha=None).metadata()
     assert checked["alpha"] == pytest.approx(0.5, abs=0.02)

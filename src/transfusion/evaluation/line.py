@@ -106,11 +106,12 @@ class Lines:
         """
         as_precision(dtype)
         require_device(device)
-        a, b = (model if isinstance(model, Model) else Model.open(model) for model in (base, onto))
+        pair = Pair.open(base, onto, vocabulary_share=0.0)
+        a, b = pair.a, pair.b
         if not names_adapter(finetuned) and not isinstance(finetuned, Model):
             finetuned = Model.open(finetuned)
         naive = require_one_shape(align(a, b, method=NAIVE, advice=False))
-        moved = _transport(TransportPlan.between(a, b, naive), finetuned, alpha=0.0, dtype=dtype, **options)
+        moved = _transport(TransportPlan.between(pair, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = in_type(moved.module(), dtype).eval()
         held = hold(module, moved)
         if data is not None and data.task_head is not None:
@@ -134,7 +135,7 @@ class Lines:
 
     def along(self, alignment: Alignment | None) -> Line:
         """Return the line of one π; without π, that of τ as it is."""
-        plan = TransportPlan.between(self.a, self.b, alignment or self.naive)
+        plan = TransportPlan.between(Pair(self.a, self.b), alignment or self.naive)
         first, last = (self._weights(plan, alpha) for alpha in (0.0, 1.0))
         calls = _canonical_names(self.live.module, self.live.family)
         table = self.live.architecture.tensors

@@ -21,6 +21,7 @@ from transfusion.files.staging import StagingFolder, open_staging
 from transfusion.matching.advice import Verdict
 from transfusion.matching.methods import DEFAULT, Method, preset
 from transfusion.model.model import Model, input_files
+from transfusion.model.pair import Pair
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import COMMAND
@@ -69,8 +70,7 @@ class Destination:
 class OutputRun:
     """One run of `transport` or `merge`."""
 
-    a: Model
-    b: Model
+    pair: Pair
     via: Alignment | None
     prepare: Callable[[TransportPlan], Output]
     """Prepare the output of a plan. It is also called early, with assumed maps, for refusals and sizes."""
@@ -85,13 +85,13 @@ class OutputRun:
     def run(self) -> Output:
         """Align if there is no π, prepare the output, and write it if there is a path for it."""
         if self.to.dry_run:
-            moved = self.prepare(TransportPlan.planned(self.a, self.b, self.via, assumed=True))
+            moved = self.prepare(TransportPlan.planned(self.pair.a, self.pair.b, self.via, assumed=True))
             moved.within_memory(self.to.resources)
             return moved
         resources = self.to.resources
         with resources.connected():
             if self.via is None:  # refuse whatever can be refused before the search
-                early = TransportPlan.planned(self.a, self.b, assumed=True)
+                early = TransportPlan.planned(self.pair.a, self.pair.b, assumed=True)
                 self.prepare(early).within_memory(resources)
             if self.to.output is None:
                 return self._prepared(self.via or self._align())
@@ -101,7 +101,7 @@ class OutputRun:
         return moved
 
     def _prepared(self, alignment: Alignment, staging: StagingFolder | None = None) -> Output:
-        plan = TransportPlan.between(self.a, self.b, alignment)
+        plan = TransportPlan.between(self.pair, alignment)
         if self.refine is not None:
             return self.refine(plan, staging.keep("refinement.safetensors") if staging else None)
         warn_of_doubt(alignment, self.to.progress)
@@ -111,8 +111,8 @@ class OutputRun:
         from transfusion.matching.alignment_run import align
 
         found = align(
-            self.a,
-            self.b,
+            self.pair.a,
+            self.pair.b,
             vocabulary_share=0.0,  # compared when both were opened
             resources=self.to.resources,
             progress=self.to.progress,
@@ -130,7 +130,7 @@ class OutputRun:
         """
         if advice.get("verdict") != Verdict.DOUBT:
             return
-        better = [] if tried_all or self.a.architecture.unrotated else ['`method="auto"`']
+        better = [] if tried_all or self.pair.a.architecture.unrotated else ['`method="auto"`']
         better += ["`refine=True`"] if self.refinable else []
         command = COMMAND.get()
         if not better:
@@ -141,7 +141,7 @@ class OutputRun:
             instead = f"type this instead: {' '.join([command, *better])}"
         verdict = f"{advice['verdict']}: {advice['text']}"
         raise UselessResultError(
-            f"nothing was written: {self.a.label} and {self.b.label} are {verdict}",
+            f"nothing was written: {self.pair.a.label} and {self.pair.b.label} are {verdict}",
             hint=f"`anyway` writes the result nevertheless; {instead}",
         )
 
@@ -159,8 +159,9 @@ class OutputRun:
         """A hash of everything that decides π."""
         method = chosen_method(self.aligning.get("method", DEFAULT))
         asked = {**self.aligning, "method": asdict(method), "device": self.to.resources.device}
-        vocabulary = self.a.vocabulary and [self.a.vocabulary.source, self.a.vocabulary.target]
-        text = json.dumps([asked, self.a.fingerprint, self.b.fingerprint, *(vocabulary or ())], default=str)
+        a, b, vocabulary = self.pair.a, self.pair.b, self.pair.vocabulary
+        tokens = [vocabulary["source"], vocabulary["target"]] if vocabulary else []
+        text = json.dumps([asked, a.fingerprint, b.fingerprint, *tokens], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

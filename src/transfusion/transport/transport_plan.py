@@ -74,14 +74,10 @@ class TransportPlan:
     """What becomes of the parts of a LoRA file that change another model than A, such as a text encoder."""
 
     @classmethod
-    def between(cls, base: Base, onto: Base, via: Alignment | str | Path) -> TransportPlan:
+    def between(cls, pair: Pair, alignment: Alignment) -> TransportPlan:
         """Return the plan of an alignment, checked against both models."""
-        alignment = via if isinstance(via, Alignment) else Alignment.load(via)
-        shapes = alignment.other_shape
-        pair = Pair.open(base, onto, vocabulary_share=0.0, other_shapes=shapes)  # π was made for this share
-        a, b = pair.a, pair.b
-        plan = cls.planned(a, b, alignment)
-        plan.alignment.require_between(source=a, target=b)
+        plan = cls.planned(pair.a, pair.b, alignment)
+        plan.alignment.require_between(source=pair.a, target=pair.b)
         return plan
 
     @classmethod

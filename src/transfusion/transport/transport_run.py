@@ -191,7 +191,7 @@ def transport(
     refining = None if refinement is None else refined
     aligning |= {"seed": seed, "anyway": anyway or refinement is not None}
     refinable = _is_refinable(finetuned, resources)
-    return OutputRun(a, b, pi, prepare, to, aligning, refining, refinable).run()
+    return OutputRun(pair, pi, prepare, to, aligning, refining, refinable).run()
 
 
 @followed
@@ -294,7 +294,7 @@ def merge(
         )
 
     aligning |= {"seed": seed, "anyway": anyway}
-    return OutputRun(a, b, pi, prepare, to, aligning).run()
+    return OutputRun(pair, pi, prepare, to, aligning).run()
 
 
 def _is_refinable(finetuned: Finetune, resources: Resources) -> bool:

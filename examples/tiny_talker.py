@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transfusion.architecture.table import Axis, Config, Family, Stack, Table, fixed
+from transfusion.families import read_families
 
 # ── the model ────────────────────────────────────────────────────────────────────────────────
 
@@ -56,7 +56,19 @@ class TinyTalker(nn.Module):
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────
 
-ROWS = """
+TABLE = """
+family tiny_talker
+library mine
+models tiny_talker
+ignores model_type
+axis head
+axis qk in head
+axis vo in head
+axis ffn
+fixed vocab: token ids select its rows
+fixed position per stack: positions select its rows
+stack layer blocks
+sizes x = width, head = heads, ffn = hidden
 words.weight                  vocab -> x@first
 places                        position x@first
 blocks.{}.before.*            scale x
@@ -68,43 +80,12 @@ blocks.{}.narrow.*            x@next <- ffn
 blocks.{}.volume              scale x@next
 after.*                       scale x@last
 speak.*                       vocab <- x@last
+skip blocks.{}.before    x -> y        blocks.{}.gather
+skip blocks.{}.between   y -> x@next   blocks.{}
+draw input_ids = Draw((length,), low=0, high=words, whole=True)
 """
 
-SHORTCUTS = """
-blocks.{}.before    x -> y        blocks.{}.gather
-blocks.{}.between   y -> x@next   blocks.{}
-"""
-
-AXES = (
-    Axis("head"),
-    Axis("qk", within="head"),
-    Axis("vo", within="head"),
-    Axis("ffn"),
-    fixed("vocab", "token ids select its rows"),
-    fixed("position", "positions select its rows", scope="stack"),
-)
-
-
-def table(config: Config, names: frozenset[str]) -> Table:
-    sizes = {"x": config["width"], "head": config["heads"], "ffn": config["hidden"]}
-    return Table(stacks=(Stack("layer", config["blocks"], ROWS, AXES, sizes, SHORTCUTS),))
-
-
-def probes(config: Config) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {"input_ids": torch.randint(0, config["words"], (3, config["length"]), generator=generator)}
-
-
-FAMILIES = (
-    Family(
-        name="tiny_talker",
-        library="mine",
-        table=table,
-        model_types=("tiny_talker",),
-        probes=probes,
-        known_keys=frozenset({"model_type", "words", "length", "width", "heads", "hidden", "blocks"}),
-    ),
-)
+FAMILIES = read_families(TABLE, __file__)
 
 # All sizes differ, so that a mistake in the table cannot go unnoticed.
 EXAMPLE = {"words": 31, "length": 7, "width": 24, "heads": 4, "hidden": 20, "blocks": 3}

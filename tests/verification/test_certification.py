@@ -81,7 +81,7 @@ def test_a_model_of_one_s_own_goes_the_whole_way(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "broken"),
     [
-        ('Axis("qk", within="head")', 'Axis("qk")', None),
+        ("axis qk in head", "axis qk", None),
         ("blocks.{}.volume              scale x@next", "blocks.{}.volume              _", "the free axis x"),
         ("after.*                       scale x@last", "after.*   x@last", "the vector after.weight"),
         (
@@ -89,12 +89,8 @@ def test_a_model_of_one_s_own_goes_the_whole_way(tmp_path):
             "speak.weight vocab <- x@last\nspeak.bias scale vocab",
             "the scale speak.bias",
         ),
-        (
-            'fixed("vocab", "token ids select its rows")',
-            'Axis("vocab", scope="model")',
-            "the free axis vocab",
-        ),
-        ('Axis("ffn"),', 'fixed("ffn", "no reason", scope="layer"),', "the fixed axis ffn"),
+        ("fixed vocab: token ids select its rows", "axis vocab per model", "the free axis vocab"),
+        ("axis ffn", "fixed ffn per layer: no reason", "the fixed axis ffn"),
         ("[(head qk)|(head qk)|(head vo)] <- x", "[(head qk)|(head vo)|(head qk)] <- x", "the free axis qk"),
     ],
 )
@@ -106,7 +102,7 @@ def test_a_wrong_table_is_told_which_axis_broke_the_outputs(old, new, broken, ed
 
 
 def test_a_failed_certificate_exits_with_3(edited, capsys):
-    path = edited('fixed("vocab", "token ids select its rows")', 'Axis("vocab", scope="model")')
+    path = edited("fixed vocab: token ids select its rows", "axis vocab per model")
     with pytest.raises(SystemExit) as exit:
         main(["verify", "--architecture", str(path), "--model", "TinyTalker"])
     assert exit.value.code == 3
@@ -130,7 +126,7 @@ def test_layouts_that_disagree_about_a_size_are_named(edited):
 
 def test_an_undeclared_axis_is_named(edited):
     with pytest.raises(ArchitectureError, match="uses an axis 'ffn' that it does not declare"):
-        certify_file(edited('    Axis("ffn"),\n', ""), "TinyTalker")
+        certify_file(edited("axis ffn\n", ""), "TinyTalker")
 
 
 @pytest.mark.parametrize(

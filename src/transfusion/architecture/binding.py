@@ -285,7 +285,7 @@ class _TableReader:
                 return axis
         raise ArchitectureError(
             f"the table uses an axis {name!r} that it does not declare",
-            hint=f"add Axis({name!r}) to the table's axes, or correct the name",
+            hint=f"add a line 'axis {name}', or correct the name",
         )
 
     def given_size(self, id: str) -> int | None:

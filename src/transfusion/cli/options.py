@@ -81,7 +81,7 @@ ArchitectureFile = Annotated[
     typer.Option(
         "--architecture",
         show_default=False,
-        help="A Python file with a table of your own.",
+        help="A table of your own: a text, or a file of Python.",
         callback=use_tables,
         rich_help_panel=_MODELS,
     ),

@@ -180,7 +180,7 @@ def certify_file(
     output: Path | None = None,
     force: bool = False,
 ) -> Certificate:
-    """Certify the first family of a Python file on a small model.
+    """Certify the first family of a file on a small model.
 
     Args:
         file: The file with ``FAMILIES``.
@@ -195,7 +195,7 @@ def certify_file(
     if settings is None:
         raise ArchitectureError(
             f"{file}: it defines no EXAMPLE, the settings of a small model to test the table on",
-            hint="add EXAMPLE = {...} to the file, or give a file of settings as `config`",
+            hint="give a file of settings as `config`, or add EXAMPLE = {...} to a file of Python",
         )
     module, _, name = class_name.rpartition(":")
     places = [import_module(module)] if module else [tables, require_library("transformers")]
